@@ -1,0 +1,1 @@
+"""The packaged configurations; `sop-train NAME` finds them by name."""

@@ -1,0 +1,29 @@
+"""Every error a user can cause. Commands print the message as one line and exit with status 1."""
+
+
+class SopError(Exception):
+    """Base of all errors a user can cause; the message says what, got, wanted, and the remedy, in one line."""
+
+
+class ConfigError(SopError):
+    """A configuration field is unknown, has the wrong type, or is impossible."""
+
+
+class DataError(SopError):
+    """Input images, shards, lists or ground truth are missing, damaged or unusable."""
+
+
+class CheckpointError(SopError):
+    """A checkpoint, export or weights file is missing, damaged or belongs to another model."""
+
+
+class FeatureError(SopError):
+    """A feature store or feature matrix is damaged, not finite, or not unit-norm."""
+
+
+class IndexMismatchError(SopError):
+    """An index was made by another encoder, preprocessing or pooling, or its files do not belong together."""
+
+
+class RunStoppedError(SopError):
+    """A run stopped itself: non-finite loss or collapse. Commands exit with status 3."""

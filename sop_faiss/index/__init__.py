@@ -1,0 +1,1 @@
+"""Features to a searchable index on disk."""

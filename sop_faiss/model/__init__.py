@@ -1,0 +1,1 @@
+"""Networks: backbone, projector, teacher, and any encoder for evaluation."""

@@ -1,0 +1,156 @@
+"""timm trunks behind one interface: images in, a [CLS] and patch tokens out, with masking (design 2.1)."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from jaxtyping import Bool, Float
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from sop_faiss.config import ModelConfig
+from sop_faiss.errors import ConfigError
+
+__all__ = ["Backbone", "SwinBackbone", "Tokens", "VitBackbone", "build_backbone", "seeded_backbone"]
+
+
+class Tokens(NamedTuple):
+    """What a backbone makes of a view, after its final norm."""
+
+    cls: Float[Tensor, "b d"]
+    patches: Float[Tensor, "b n d"]
+
+
+class Backbone(nn.Module):
+    """A trunk with a learnable mask token. Public attributes say what comes out."""
+
+    trunk: Any
+    feature_dim: int
+    """d: width of the tokens."""
+    patch_size: int
+    """Side of a patch token's square, in pixels; the unit of the masks."""
+
+    def __init__(self, trunk: nn.Module, feature_dim: int, patch_size: int, mask_dim: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.feature_dim = feature_dim
+        self.patch_size = patch_size
+        self.mask_token = nn.Parameter(torch.zeros(mask_dim))
+
+    def check_size(self, name: str, pixels: int) -> None:
+        """Raise ConfigError unless views of this side can be cut into patches."""
+        if pixels % self.patch_size:
+            near = max(self.patch_size, round(pixels / self.patch_size) * self.patch_size)
+            raise ConfigError(
+                f"{name} = {pixels} pixels is not divisible by the backbone's patch of {self.patch_size}: "
+                f"set {name}={near}"
+            )
+
+    def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
+        """Tokens of a batch of equal-sized views.
+
+        Args:
+            images: normalised pictures whose sides are multiples of `patch_size`.
+            masks: True where a patch is replaced by the mask token, in row-major order.
+        """
+        raise NotImplementedError
+
+    def _masked(
+        self, patches: Float[Tensor, "b rows cols c"], masks: Bool[Tensor, "b n"] | None, side: int
+    ) -> Float[Tensor, "b rows cols c"]:
+        """Put the mask token, before the position embedding, where `masks` says; a mask covers side x side patches."""
+        if masks is None:
+            return patches
+        rows, cols = patches.shape[1] // side, patches.shape[2] // side
+        grid = masks.view(-1, rows, cols).repeat_interleave(side, 1).repeat_interleave(side, 2)
+        return torch.where(grid.unsqueeze(-1), self.mask_token.to(patches.dtype), patches)
+
+
+class VitBackbone(Backbone):
+    """A timm vision transformer; position embeddings are interpolated to the size of the view."""
+
+    def __init__(self, trunk: VisionTransformer) -> None:
+        if trunk.num_prefix_tokens < 1:
+            raise ConfigError(
+                "model.backbone has no [CLS] token: choose a timm ViT with one, such as vit_small_patch16_224"
+            )
+        super().__init__(trunk, trunk.embed_dim, trunk.patch_embed.patch_size[0], trunk.embed_dim)
+
+    def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
+        """See `Backbone.forward`."""
+        trunk = self.trunk
+        patches = self._masked(trunk.patch_embed(images), masks, side=1)
+        tokens = trunk.norm_pre(trunk._pos_embed(patches))
+        tokens = trunk.norm(trunk.blocks(tokens))
+        return Tokens(tokens[:, 0], tokens[:, trunk.num_prefix_tokens :])
+
+
+class SwinBackbone(Backbone):
+    """A timm Swin transformer: its [CLS] is the mean of the final tokens, a mask unit is 32 pixels."""
+
+    def __init__(self, trunk: SwinTransformer) -> None:
+        embed = trunk.patch_embed
+        self._unit = 2 ** (len(trunk.layers) - 1)
+        super().__init__(trunk, trunk.num_features, embed.patch_size[0] * self._unit, embed.proj.out_channels)
+
+    def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
+        """See `Backbone.forward`."""
+        trunk = self.trunk
+        patches = self._masked(trunk.patch_embed(images), masks, side=self._unit)
+        tokens = trunk.norm(trunk.layers(patches)).flatten(1, 2)
+        return Tokens(tokens.mean(1), tokens)
+
+
+def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0) -> Backbone:
+    """Make a backbone with fresh random weights from torch's global generator.
+
+    Args:
+        config: which trunk, and what to override in it.
+        image_size: side of a global view in pixels; position embeddings are made for it.
+        drop_path: stochastic depth; 0 for a teacher.
+
+    Raises:
+        ConfigError: timm has no such model, it is no ViT or Swin, or an override does not fit it.
+    """
+    if not timm.is_model(config.backbone):
+        near = difflib.get_close_matches(config.backbone, timm.list_models(["vit_*", "swin_*", "deit*"]), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"model.backbone = {config.backbone!r}: timm has no model of this name{hint}")
+    overrides = {
+        name: getattr(config, name)
+        for name in ("patch_size", "embed_dim", "depth", "num_heads", "window_size")
+        if getattr(config, name) is not None
+    }
+    swin = config.backbone.startswith("swin_")
+    for name in overrides:
+        if (name == "window_size") != swin:
+            raise ConfigError(f"model.{name} does not apply to {config.backbone}: remove it")
+    sizes = {"strict_img_size": False} if swin else {"img_size": image_size, "dynamic_img_size": True}
+    if not swin and "patch_size" in overrides and image_size < overrides["patch_size"]:
+        raise ConfigError(f"model.patch_size = {overrides['patch_size']} exceeds views.global_size = {image_size}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # timm warns of features we do not use
+            trunk = timm.create_model(
+                config.backbone, pretrained=False, num_classes=0, drop_path_rate=drop_path, **sizes, **overrides
+            )
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"model.backbone = {config.backbone} with {overrides or 'no overrides'}: {reason}") from None
+    if isinstance(trunk, VisionTransformer):
+        return VitBackbone(trunk)
+    if isinstance(trunk, SwinTransformer):
+        return SwinBackbone(trunk)
+    raise ConfigError(f"model.backbone = {config.backbone} is a {type(trunk).__name__}: wanted a timm ViT or Swin")
+
+
+def seeded_backbone(config: ModelConfig, image_size: int, seed: int, drop_path: float = 0.0) -> Backbone:
+    """`build_backbone` with the weights that `seed` determines; torch's global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_backbone(config, image_size, drop_path)

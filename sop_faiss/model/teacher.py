@@ -1,0 +1,117 @@
+"""Student and teacher: the same network twice, the teacher an exponential moving average (design 2.1)."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from sop_faiss.config import Config
+from sop_faiss.model.backbone import Backbone, Tokens, build_backbone
+from sop_faiss.model.projector import Projector
+
+__all__ = ["Network", "Student", "build_student_and_teacher", "update_teacher"]
+
+
+class Network(nn.Module):
+    """Backbone and projector.
+
+    Args:
+        backbone: makes tokens.
+        projector: makes embeddings of them.
+        global_token: what stands for a whole view: `cls`, or `mean` of its patch tokens.
+    """
+
+    def __init__(self, backbone: Backbone, projector: Projector, global_token: str) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projector = projector
+        self.global_token = global_token
+
+    def forward(
+        self,
+        images: Float[Tensor, "b 3 h w"],
+        masks: Bool[Tensor, "b n"] | None = None,
+        patches: Int64[Tensor, " m"] | None = None,
+        wants_cls: bool = True,
+    ) -> tuple[Float[Tensor, "rows d"], Float[Tensor, "m d"]]:
+        """Embeddings of the views (none unless `wants_cls`), and of some of their patches; no others are projected.
+
+        Args:
+            images: normalised views of equal size.
+            masks: patches that the network does not see.
+            patches: which patches' embeddings are asked for, counted over the whole batch in row-major order.
+            wants_cls: whether the views' own embeddings are asked for.
+        """
+        tokens = self.backbone(images, masks)
+        rows = [self._global_token(tokens)] if wants_cls else []
+        if patches is not None:
+            rows.append(tokens.patches.flatten(0, 1)[patches])
+        embeddings = self.projector(torch.cat(rows))
+        views = len(images) if wants_cls else 0
+        return embeddings[:views], embeddings[views:]
+
+    def _global_token(self, tokens: Tokens) -> Float[Tensor, "b f"]:
+        return tokens.cls if self.global_token == "cls" else tokens.patches.mean(1)
+
+
+class Student(nn.Module):
+    """The student's pass over all views of a batch, as one module for data-parallel wrappers."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self,
+        global_views: Float[Tensor, "G b 3 h w"],
+        local_views: Float[Tensor, "L b 3 s s"],
+        masks: Bool[Tensor, "G b n"] | None,
+        patches: Int64[Tensor, " m"] | None,
+        wants_cls: bool,
+    ) -> tuple[Float[Tensor, "V b d"] | None, Float[Tensor, "m d"]]:
+        """Embeddings of all views, the masked global ones first, and of the named patches of the global ones."""
+        flat_masks = None if masks is None else masks.flatten(0, 1)
+        cls, patch = self.network(global_views.flatten(0, 1), flat_masks, patches, wants_cls)
+        if not wants_cls:
+            return None, patch
+        if len(local_views):
+            cls = torch.cat([cls, self.network(local_views.flatten(0, 1))[0]])
+        return cls.view(len(global_views) + len(local_views), -1, cls.shape[-1]), patch
+
+
+def _build(config: Config, drop_path: float) -> Network:
+    model = config.model
+    backbone = build_backbone(model, config.views.global_size, drop_path)
+    projector = Projector(backbone.feature_dim, model.projector_hidden, model.embedding_dim, model.projector_layers)
+    return Network(backbone, projector, model.global_token)
+
+
+def build_student_and_teacher(config: Config) -> tuple[Network, Network]:
+    """Two networks with equal weights, drawn from `train.seed`; the teacher has no drop path and no gradients.
+
+    The backbone's weights are those of `seeded_backbone` with the same seed.
+
+    Raises:
+        ConfigError: the backbone is unknown, or a view's side is not divisible by its patch.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.train.seed)
+        student = _build(config, config.model.drop_path)
+        teacher = copy.deepcopy(student) if config.model.drop_path == 0 else _build(config, 0.0)
+    student.backbone.check_size("views.global_size", config.views.global_size)
+    if config.views.local_count:
+        student.backbone.check_size("views.local_size", config.views.local_size)
+    teacher.load_state_dict(student.state_dict())
+    return student, teacher.requires_grad_(False)
+
+
+@torch.no_grad()
+def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
+    """teacher = momentum * teacher + (1 - momentum) * student, for every parameter; buffers are copied."""
+    ours, theirs = list(teacher.parameters()), list(student.parameters())
+    torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
+    for buffer, source in zip(teacher.buffers(), student.buffers(), strict=True):
+        buffer.copy_(source)

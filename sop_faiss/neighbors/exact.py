@@ -1,0 +1,53 @@
+"""Exact k nearest rows of a gallery, by FAISS on the CPU, with ties in a fixed order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import faiss
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from sop_faiss.errors import ConfigError, FeatureError
+
+__all__ = ["NearestRows", "nearest_rows"]
+
+
+class NearestRows(NamedTuple):
+    """Similarities (inner products) in falling order, and the rows they belong to; ties by rising row."""
+
+    similarities: Float32[np.ndarray, "q k"]
+    rows: Int64[np.ndarray, "q k"]
+
+
+def in_fixed_order(similarities: Float32[np.ndarray, "q k"], rows: Int64[np.ndarray, "q k"]) -> NearestRows:
+    """Sort each line by falling similarity, equal similarities by rising row."""
+    order = np.lexsort((rows, -similarities), axis=1)
+    return NearestRows(np.take_along_axis(similarities, order, 1), np.take_along_axis(rows, order, 1))
+
+
+def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], k: int) -> NearestRows:
+    """The k gallery rows of largest inner product with each query; exact.
+
+    Args:
+        queries: one query per row; finite.
+        gallery: one gallery vector per row; finite.
+        k: how many rows; 1 <= k <= n.
+
+    Raises:
+        ConfigError: k is outside 1..n.
+        FeatureError: the dimensions differ, or a value is not finite.
+    """
+    if not 1 <= k <= len(gallery):
+        raise ConfigError(f"k = {k} neighbours asked of {len(gallery)} rows: wanted 1 <= k <= {len(gallery)}")
+    if queries.shape[1] != gallery.shape[1]:
+        raise FeatureError(
+            f"queries have dimension {queries.shape[1]}, the gallery {gallery.shape[1]}: use one encoder for both"
+        )
+    for name, matrix in (("queries", queries), ("gallery", gallery)):
+        if not np.isfinite(matrix).all():
+            raise FeatureError(f"{name} hold NaN or infinity: extract the features again")
+    similarities, rows = faiss.knn(
+        np.ascontiguousarray(queries), np.ascontiguousarray(gallery), k, metric=faiss.METRIC_INNER_PRODUCT
+    )
+    return in_fixed_order(similarities, rows)

@@ -1,0 +1,1 @@
+"""Verbs that join the parts: training with online evaluation, retrieval with a page, the demo, the doctor."""

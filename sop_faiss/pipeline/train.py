@@ -1,0 +1,221 @@
+"""Training with online evaluation: what `sop-train` does."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sop_faiss import distributed
+from sop_faiss.config import Config, load_config, to_yaml
+from sop_faiss.data.source import ImageSource, open_source
+from sop_faiss.data.stream import Batches, split_holdout
+from sop_faiss.data.subset import Subset
+from sop_faiss.errors import CheckpointError, ConfigError, DataError
+from sop_faiss.evaluate.knn import knn_classify
+from sop_faiss.features.extract import extract_features
+from sop_faiss.files import atomic_file
+from sop_faiss.model.backbone import seeded_backbone
+from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
+from sop_faiss.model.encoder import encoder_of_backbone
+from sop_faiss.model.teacher import Network, build_student_and_teacher
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.train.loop import train_steps
+from sop_faiss.train.monitor import Evaluation, read_metrics
+from sop_faiss.train.schedules import Schedules
+from sop_faiss.train.state import RunState
+
+__all__ = ["TrainingResult", "describe_run", "run_training"]
+
+_log = logging.getLogger(__name__)
+
+_MAY_CHANGE_ON_RESUME = (
+    "data.train",
+    "data.workers",
+    "data.max_bad_fraction",
+    "data.decoded_cache_bytes",
+    "neighbors.engine",
+    "train.device",
+    "train.stop_after_steps",
+    "train.checkpoint_every_steps",
+    "train.keep_last",
+    "train.keep_every_steps",
+    "train.log_every_steps",
+    "evaluate.",
+)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended."""
+
+    finished: bool
+    """False when a signal stopped it; it can be resumed."""
+    step: int
+    last_metrics: dict[str, Any]
+    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged."""
+
+
+def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _check_same_run(run: Path, config: Config) -> None:
+    """A run is resumed with the configuration it was started with, but for what does not change its steps."""
+    try:
+        before = _flat(asdict(load_config(run / "config.yaml")))
+    except ConfigError as error:
+        raise CheckpointError(f"run {run} cannot be resumed: {error}") from None
+    for name, value in _flat(asdict(config)).items():
+        if before[name] != value and not name.startswith(_MAY_CHANGE_ON_RESUME):
+            raise ConfigError(
+                f"run {run} was started with {name} = {before[name]}, not {value}: resume with the same settings, "
+                "or start another run with another --output"
+            )
+
+
+def _prepare_output(output: Path, config: Config, resume: bool) -> Path | None:
+    """Make the run directory, or find the checkpoint to go on from."""
+    started = output.exists() and (not output.is_dir() or any(output.iterdir()))
+    if started and not resume:
+        raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
+    if started and not (output / "config.yaml").is_file():
+        raise ConfigError(f"output {output} holds something else than a run (no config.yaml): choose another")
+    checkpoint = None
+    if started:
+        _check_same_run(output, config)
+        if checkpoint_directories(output):
+            checkpoint = find_checkpoint(output)
+    if distributed.is_main():
+        output.mkdir(parents=True, exist_ok=True)
+        with atomic_file(output / "config.yaml") as temporary:
+            temporary.write_text(to_yaml(config), encoding="utf-8")
+    return checkpoint
+
+
+def _open_training_images(config: Config) -> tuple[ImageSource, np.ndarray, np.ndarray]:
+    if not config.data.train:
+        raise ConfigError("data.train is empty: name the training images, for example data.train='photos-*.tar'")
+    source = open_source(config.data.train)
+    trained, held_out = split_holdout(len(source), config.data.holdout_share, config.train.seed)
+    return source, trained, held_out
+
+
+def _online_knn(
+    config: Config, source: ImageSource, trained: np.ndarray, held_out: np.ndarray, teacher: Network
+) -> Evaluation | None:
+    """k-NN top-1 of the teacher as it is, on the labelled images that the evaluate section names."""
+    settings = config.evaluate
+    if not settings.every_steps or not settings.test:
+        return None
+    if settings.test == "holdout":
+        gallery: ImageSource = Subset(source, trained)
+        queries: ImageSource = Subset(source, held_out)
+    else:
+        gallery, queries = open_source(settings.train), open_source(settings.test)
+    if settings.max_train_images:
+        gallery = Subset(gallery, np.arange(min(len(gallery), settings.max_train_images)))
+    for images in (gallery, queries):
+        if images.labels is None or (images.labels < 0).any():
+            raise DataError(f"{images.description} has images without labels: k-NN needs a label for each")
+
+    def evaluate() -> dict[str, float]:
+        encoder = encoder_of_backbone(teacher.backbone, config, "teacher")
+        stores = [
+            extract_features(
+                encoder, images, batch_size=settings.batch_size, max_bad_fraction=config.data.max_bad_fraction
+            )
+            for images in (gallery, queries)
+        ]
+        train_store, test_store = stores
+        if train_store.labels is None or test_store.labels is None:
+            raise DataError("k-NN needs labelled images")
+        scores = knn_classify(
+            train_store.features, train_store.labels, test_store.features, test_store.labels, ks=(settings.k,)
+        )
+        result = {f"knn_top1_k{settings.k}": float(scores[f"top1_k{settings.k}"])}
+        _log.info("k-NN top-1 (k = %d): %.2f %%", settings.k, result[f"knn_top1_k{settings.k}"])
+        return result
+
+    return evaluate
+
+
+def run_training(
+    config: Config, output: Path, *, resume: bool = False, progress: ProgressCallback | None = None
+) -> TrainingResult:
+    """Train, from the start or from the last checkpoint.
+
+    Args:
+        config: of the run.
+        output: the run directory; new or empty unless `resume`.
+        resume: go on from the newest whole checkpoint there; an empty directory starts.
+        progress: called with steps done and steps in all.
+
+    Raises:
+        ConfigError: settings are impossible, or differ from those the run was started with.
+        DataError: images are missing, or too many are damaged.
+        CheckpointError: no checkpoint can be used.
+        RunStoppedError: the run stopped itself.
+    """
+    device = distributed.join_process_group(config.train.device)
+    try:
+        source, trained, held_out = _open_training_images(config)
+        batches, state = _assemble(config, device, source, trained)
+        evaluate = _online_knn(config, source, trained, held_out, state.teacher)
+        checkpoint = _prepare_output(output, config, resume)
+        if checkpoint is not None:
+            state.resume(checkpoint)
+        finished = train_steps(state, batches, output, evaluate=evaluate, progress=progress)
+        merged: dict[str, Any] = {}
+        for line in read_metrics(output):
+            merged.update(line)
+        return TrainingResult(finished, state.step, merged)
+    finally:
+        distributed.leave_process_group()
+
+
+def _assemble(
+    config: Config, device: torch.device, source: ImageSource, trained: np.ndarray
+) -> tuple[Batches, RunState]:
+    patch_size = seeded_backbone(config.model, config.views.global_size, config.train.seed).patch_size
+    batches = Batches(source, trained, config, patch_size, distributed.rank(), distributed.world_size())
+    return batches, RunState(config, device, len(trained), batches.steps_per_epoch)
+
+
+def describe_run(config: Config) -> dict[str, Any]:
+    """What `sop-train --dry-run` prints: parameters, steps, and memory, estimated.
+
+    Raises:
+        ConfigError: settings are impossible.
+        DataError: the training images cannot be opened.
+    """
+    source, trained, held_out = _open_training_images(config)
+    student, _ = build_student_and_teacher(config)
+    batches = Batches(source, trained, config, student.backbone.patch_size)
+    parameters = sum(p.numel() for p in student.parameters())
+    levels = [
+        (config.loss.cls_weight, config.memory.cls_capacity),
+        (config.loss.patch_weight, config.memory.patch_capacity),
+    ]
+    memories = sum(capacity * config.model.embedding_dim * 4 for weight, capacity in levels if weight)
+    return {
+        "training_images": len(trained),
+        "held_out_images": len(held_out),
+        "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
+        "projector_parameters": sum(p.numel() for p in student.projector.parameters()),
+        "steps_per_epoch": batches.steps_per_epoch,
+        "steps": Schedules(config, batches.steps_per_epoch).total_steps,
+        # student, teacher, gradients and two AdamW moments, in float32
+        "weights_and_optimizer_bytes": parameters * 4 * 5,
+        "memories_bytes": memories,
+    }

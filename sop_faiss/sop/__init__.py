@@ -1,0 +1,1 @@
+"""The SOP method: memory, prototypes, losses."""

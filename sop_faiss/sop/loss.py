@@ -1,0 +1,255 @@
+"""Assignment P(u) to the prototypes, and the two losses (paper section 3.3; design 2.3 and 2.4).
+
+The members' soft labels Y, one row of K shares per member, are never built. A member m with contribution w_m gives
+w_m to its own prototype and c_m = (1 - w_m)/(K - 1) to each other one, so with p = softmax(<u, D>/temperature)
+
+    P_a = sum_{m in a} p_m (w_m - c_m) + sum_m p_m c_m
+
+which is the row p Y in O(K S) instead of O(K S K), and in log space
+
+    log P_a = logaddexp( lse_{m in a}(log p_m + log(w_m - c_m)),  lse_m(log p_m + log c_m) ).
+
+The cross-entropy and its gradient are computed together, a block of rows at a time, so that the logits of all rows
+are never held: memory does not grow with the number of tasks, and time is one matrix product each way.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from sop_faiss.sop.prototypes import Prototypes
+
+__all__ = ["LevelLoss", "MemberShares", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
+
+_BLOCK_ELEMENTS = 2**22  # logits held at once: 16 MB in float32
+_LOG_OF_ZERO = -1e30  # finite, so that differences of two of them stay finite
+
+
+def _safe_log(values: Float[Tensor, "K S"]) -> Float[Tensor, "K S"]:
+    positive = values > 0
+    return torch.where(positive, values.clamp_min(torch.finfo(values.dtype).tiny).log(), _LOG_OF_ZERO)
+
+
+@dataclass(frozen=True)
+class MemberShares:
+    """D of one task, and what its members give: log(w - c) to their own prototype, log c to every other."""
+
+    members: Float[Tensor, "K S d"]
+    log_own: Float[Tensor, "K S"]
+    log_other: Float[Tensor, "K S"]
+
+    @classmethod
+    def of(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberShares:
+        """Split the contributions w into own and shared parts."""
+        others = (1.0 - contributions) / (len(contributions) - 1)
+        return cls(members, _safe_log((contributions - others).clamp_min(0)), _safe_log(others.clamp_min(0)))
+
+    def to(self, dtype: torch.dtype) -> MemberShares:
+        """The same in another precision."""
+        return MemberShares(self.members.to(dtype), self.log_own.to(dtype), self.log_other.to(dtype))
+
+    @property
+    def block_rows(self) -> int:
+        """Rows whose logits fit the block."""
+        return max(1, _BLOCK_ELEMENTS // self.log_own.numel())
+
+
+def _assign_block(
+    embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float
+) -> tuple[Float[Tensor, "n K S"], Float[Tensor, "n K"], Float[Tensor, "n 1"]]:
+    """log p of all members, log P of all prototypes, and log of what every prototype gets from all members."""
+    count, size, dim = shares.members.shape
+    logits = embeddings @ shares.members.reshape(-1, dim).T / temperature
+    log_p = (logits - logits.logsumexp(1, keepdim=True)).view(-1, count, size)
+    own = (log_p + shares.log_own).logsumexp(2)
+    shared = (log_p + shares.log_other).flatten(1).logsumexp(1, keepdim=True)
+    return log_p, torch.logaddexp(own, shared), shared
+
+
+def _float32_or_more(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+
+
+def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float) -> Float[Tensor, "n K"]:
+    """log P(u): the soft assignment of each embedding to the K prototypes of a task (equation 4; design 2.3).
+
+    Differentiable by autograd, which keeps the logits of all rows: losses use `assignment_cross_entropy`.
+
+    Args:
+        embeddings: unit norm; half precision is computed in float32.
+        shares: the members and what they give.
+        temperature: student_temp or teacher_temp.
+    """
+    embeddings = _float32_or_more(embeddings)
+    shares = shares.to(embeddings.dtype)
+    blocks = [_assign_block(block, shares, temperature)[1] for block in embeddings.split(shares.block_rows)]
+    return torch.cat(blocks)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """sum_i weight_i CE_i with its gradient, both made in the forward pass, block by block.
+
+    With q the target, g_m = dCE/dp_m = -(w_m - c_m) q_a/P_a - c_m sum_b q_b/P_b for a member m of a, and
+    sum_m p_m g_m = -sum_a q_a, so that dCE/dlogit_m = p_m (g_m + sum_a q_a). Each product with 1/P stays at most 1
+    when taken in log space, since P_a holds the very term that it divides.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embeddings: Float[Tensor, "n d"],
+        targets: Float[Tensor, "n K"],
+        row_weights: Float[Tensor, " n"],
+        shares: MemberShares,
+        temperature: float,
+    ) -> Float[Tensor, ""]:
+        total = embeddings.new_zeros(())
+        needs_gradient = ctx.needs_input_grad[0]
+        gradient = torch.empty_like(embeddings) if needs_gradient else None
+        flat_members = shares.members.flatten(0, 1)
+        for start in range(0, len(embeddings), shares.block_rows):
+            block = slice(start, start + shares.block_rows)
+            target, weight = targets[block], row_weights[block, None]
+            log_p, log_assigned, shared = _assign_block(embeddings[block], shares, temperature)
+            total += -(weight * target * log_assigned).sum()
+            if gradient is not None:
+                # q_a p_m (w_m - c_m) / P_a, then c_m p_m sum_b q_b / P_b, then p_m sum_a q_a
+                own = (log_p + shares.log_own - log_assigned.unsqueeze(2)).exp_() * target.unsqueeze(2)
+                by_all = (target * (shared - log_assigned).exp()).sum(1)
+                other = (log_p + (shares.log_other - shared.unsqueeze(2))).exp_() * by_all.view(-1, 1, 1)
+                slope = log_p.exp_() * target.sum(1).view(-1, 1, 1) - own - other
+                gradient[block] = (slope.flatten(1) @ flat_members) * (weight / temperature)
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Any) -> tuple[Tensor | None, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0], None, None, None, None
+
+
+def assignment_cross_entropy(
+    embeddings: Float[Tensor, "n d"],
+    targets: Float[Tensor, "n K"],
+    row_weights: Float[Tensor, " n"],
+    shares: MemberShares,
+    temperature: float,
+) -> Float[Tensor, ""]:
+    """sum_i weight_i * ( - sum_a target_ia log P_a(u_i) ), differentiable in the embeddings (once).
+
+    Args:
+        embeddings: the student's, unit norm.
+        targets: the teacher's assignments; constants.
+        row_weights: weight of each row; constants.
+        shares: the members and what they give; constants.
+        temperature: student_temp.
+    """
+    embeddings = _float32_or_more(embeddings)
+    dtype = embeddings.dtype
+    result: Tensor = _CrossEntropy.apply(
+        embeddings, targets.detach().to(dtype), row_weights.detach().to(dtype), shares.to(dtype), temperature
+    )
+    return result
+
+
+@dataclass(frozen=True)
+class LevelLoss:
+    """The loss of one level, and what it tells about the teacher."""
+
+    loss: Float[Tensor, ""]
+    cross_entropy: Float[Tensor, ""]
+    """Mean cross-entropy of the rows compared, in nats, detached; ln K when the student assigns uniformly."""
+    teacher_entropy: Float[Tensor, ""]
+    """Mean entropy of the teacher's assignments, in nats, detached; ln K when they are uniform."""
+
+    def over_ln(self, count: int) -> tuple[float, float]:
+        """Cross-entropy and teacher entropy as shares of ln K."""
+        return float(self.cross_entropy) / math.log(count), float(self.teacher_entropy) / math.log(count)
+
+
+def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
+    return -(log_assigned.exp() * log_assigned).sum(1)
+
+
+def cls_loss(
+    student: Float[Tensor, "V B d"],
+    teacher: Float[Tensor, "G B d"],
+    prototypes: Prototypes,
+    student_temp: float,
+    teacher_temp: float,
+) -> LevelLoss:
+    """[CLS] loss: views of an image agree in their assignment (equation 6; design 2.4).
+
+    The mean over all pairs of a student view i and a teacher view j != i of the cross-entropy between their
+    assignments, then over images and tasks. The cross-entropy is linear in its target, so each student view is compared
+    once, with the mean of the teacher views it is paired with.
+
+    Args:
+        student: embeddings of V views, the G global ones first.
+        teacher: embeddings of the G global views.
+        prototypes: the step's, shared by student and teacher.
+        student_temp: temperature of the student's softmax over members.
+        teacher_temp: temperature of the teacher's.
+    """
+    views, images, _ = student.shape
+    global_views = len(teacher)
+    partners = [[j for j in range(global_views) if j != i] for i in range(views)]
+    pairs = sum(len(others) for others in partners)
+    weights = torch.tensor([len(others) for others in partners], device=student.device) / (pairs * images)
+    seen = [i for i in range(views) if partners[i]]
+    rows = student[seen].flatten(0, 1)
+    row_weights = weights[seen].repeat_interleave(images)
+
+    losses, entropies = [], []
+    for task in range(prototypes.tasks):
+        shares = MemberShares.of(prototypes.members(task), prototypes.contributions[task])
+        with torch.no_grad():
+            log_targets = log_assignment(teacher.flatten(0, 1), shares, teacher_temp)
+            entropies.append(_entropy(log_targets).mean())
+            by_view = log_targets.exp().view(global_views, images, -1)
+            targets = torch.cat([by_view[partners[i]].mean(0) for i in seen])
+        losses.append(assignment_cross_entropy(rows, targets, row_weights, shares, student_temp))
+    loss = torch.stack(losses).mean()
+    return LevelLoss(loss, loss.detach(), torch.stack(entropies).mean())
+
+
+def masked_row_weights(masks: Bool[Tensor, "views n"]) -> Float[Tensor, " masked"]:
+    """Weight of each masked patch: 1 / (masked patches of its view) / views; an unmasked view counts as 0."""
+    per_view = masks.sum(1).clamp_min(1).reciprocal() / len(masks)
+    return per_view.unsqueeze(1).expand(masks.shape)[masks]
+
+
+def patch_loss(
+    student: Float[Tensor, "masked d"],
+    teacher: Float[Tensor, "masked d"],
+    row_weights: Float[Tensor, " masked"],
+    prototypes: Prototypes,
+    student_temp: float,
+    teacher_temp: float,
+) -> LevelLoss:
+    """Patch loss: a masked patch agrees with the teacher's view of it (equation 7; design 2.4).
+
+    Args:
+        student: embeddings of the masked patches of the student's global views.
+        teacher: the teacher's embeddings of the same patches of the same views, unmasked.
+        row_weights: see `masked_row_weights`.
+        prototypes: the patch memory's.
+        student_temp: temperature of the student's softmax over members.
+        teacher_temp: temperature of the teacher's.
+    """
+    losses, entropies = [], []
+    for task in range(prototypes.tasks):
+        shares = MemberShares.of(prototypes.members(task), prototypes.contributions[task])
+        with torch.no_grad():
+            log_targets = log_assignment(teacher, shares, teacher_temp)
+            entropies.append(_entropy(log_targets).mean())
+        losses.append(assignment_cross_entropy(student, log_targets.exp(), row_weights, shares, student_temp))
+    loss = torch.stack(losses).mean()
+    return LevelLoss(loss, loss.detach() / row_weights.sum(), torch.stack(entropies).mean())

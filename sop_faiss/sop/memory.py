@@ -1,0 +1,104 @@
+"""The FIFO memory of teacher embeddings: store, sample, search (paper section 3.1; design 2.2)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+from sop_faiss.errors import CheckpointError
+from sop_faiss.neighbors.mirror import Neighbors, RingMirror
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """A ring of unit-norm embeddings, each with the id of its image, mirrored into a FAISS flat index.
+
+    It starts with random unit vectors (id -1), as in the paper.
+
+    Args:
+        capacity: number of rows, n (the paper's N_C or N_P).
+        dim: dimension d of an embedding.
+        generator: draws the first contents (a CPU generator, the same on all ranks).
+        device: where the rows lie and are searched.
+        engine: what searches: `auto`, `faiss` or `torch`.
+    """
+
+    image_ids: Int64[Tensor, " n"]
+
+    def __init__(
+        self,
+        capacity: int,
+        dim: int,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+        engine: str = "auto",
+    ) -> None:
+        device = torch.device(device)
+        self._mirror = RingMirror(capacity, dim, device, engine)
+        self._mirror.rows.copy_(F.normalize(torch.randn(capacity, dim, generator=generator), dim=1))
+        self.image_ids = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self.pointer = 0
+        """Row that the next embedding overwrites."""
+        self.stored = 0
+        """Embeddings stored since the start."""
+
+    @property
+    def embeddings(self) -> Float32[Tensor, "n d"]:
+        """The rows themselves: no copy, and what the FAISS index searches."""
+        return self._mirror.rows
+
+    @property
+    def capacity(self) -> int:
+        """Number of rows, n."""
+        return len(self._mirror.rows)
+
+    @property
+    def engine(self) -> str:
+        """What searches: `faiss` or `torch`."""
+        return self._mirror.engine
+
+    @torch.no_grad()
+    def store(self, embeddings: Float[Tensor, "b d"], image_ids: Int64[Tensor, " b"]) -> None:
+        """Overwrite the oldest rows, in order; of more rows than the memory holds, the last ones stay."""
+        count = len(embeddings)
+        start = (self.pointer + max(0, count - self.capacity)) % self.capacity
+        embeddings, image_ids = embeddings[-self.capacity :], image_ids[-self.capacity :]
+        rows = (start + torch.arange(len(embeddings), device=self.image_ids.device)) % self.capacity
+        self.embeddings[rows] = embeddings.detach().to(self.embeddings)
+        self.image_ids[rows] = image_ids.to(self.image_ids)
+        self.pointer = (self.pointer + count) % self.capacity
+        self.stored += count
+
+    def sample(self, count: int, generator: torch.Generator) -> Int64[Tensor, " k"]:
+        """`count` different rows, uniformly; the same on all ranks when their generators agree."""
+        return torch.randperm(self.capacity, generator=generator)[:count].to(self.image_ids.device)
+
+    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
+        """The k rows of largest inner product with each query; exact, ties by rising row."""
+        return self._mirror.search(queries, k)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that determines later answers."""
+        return {
+            "embeddings": self.embeddings.clone(),
+            "image_ids": self.image_ids.clone(),
+            "position": torch.tensor([self.pointer, self.stored], dtype=torch.int64),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            CheckpointError: the state is of a memory of another shape.
+        """
+        if state["embeddings"].shape != self.embeddings.shape:
+            got, wanted = tuple(state["embeddings"].shape), tuple(self.embeddings.shape)
+            raise CheckpointError(
+                f"the checkpoint's memory is {got}, this run's is {wanted}: resume with the same capacity and dimension"
+            )
+        self.embeddings.copy_(state["embeddings"])
+        self.image_ids.copy_(state["image_ids"])
+        self.pointer, self.stored = (int(value) for value in state["position"])

@@ -1,0 +1,179 @@
+"""Self-organizing prototypes: anchors drawn from the memory, their supports, and contributions (paper section 3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from sop_faiss.config import LevelConfig
+from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.sop.memory import Memory
+
+__all__ = ["PrototypeMaker", "Prototypes", "contributions"]
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """The prototypes of one step: T tasks of K prototypes with S = k + 1 members, the anchor first.
+
+    Members are kept as rows of the memory and gathered a task at a time; the memory must not change before the last
+    loss of the step has been computed.
+    """
+
+    memory: Memory
+    anchors: Float32[Tensor, "T K d"]
+    support_rows: Int64[Tensor, "T K k"]
+    support_similarities: Float32[Tensor, "T K k"]
+    contributions: Float32[Tensor, "T K S"]
+
+    @property
+    def tasks(self) -> int:
+        """T."""
+        return len(self.anchors)
+
+    @property
+    def count(self) -> int:
+        """K, prototypes per task."""
+        return self.anchors.shape[1]
+
+    def members(self, task: int) -> Float32[Tensor, "K S d"]:
+        """D of one task: every prototype's members."""
+        supports = self.memory.embeddings[self.support_rows[task]]
+        return torch.cat([self.anchors[task].unsqueeze(1), supports], dim=1)
+
+
+def contributions(support_similarities: Float32[Tensor, "T K k"], kind: str, eps: float) -> Float32[Tensor, "T K S"]:
+    """What each member gives to its own prototype; it gives (1 - w)/(K - 1) to each other one.
+
+    `similarity`: the anchor 1 - eps, a support its similarity to the anchor, clamped to [1/K, 1].
+    Departs: the released code does not clamp, and may give a negative share. Departs: the paper's figure gives the
+    anchor 1. `smooth` is the paper's pseudo-code (1 - eps for all members); `one_hot` is 1 for all.
+    """
+    tasks, count, _ = support_similarities.shape
+    if kind == "one_hot":
+        return torch.cat([support_similarities.new_ones(tasks, count, 1), torch.ones_like(support_similarities)], 2)
+    anchor = support_similarities.new_full((tasks, count, 1), 1.0 - eps)
+    if kind == "smooth":
+        return torch.cat([anchor, torch.full_like(support_similarities, 1.0 - eps)], 2)
+    if kind == "similarity":
+        return torch.cat([anchor, support_similarities.clamp(1.0 / count, 1.0)], 2)
+    raise ConfigError(f"sop.contributions = {kind!r}: wanted similarity, smooth or one_hot")
+
+
+class PrototypeMaker:
+    """Draws the anchors of each step and finds their supports, one search for all tasks.
+
+    Args:
+        memory: where anchors and supports come from.
+        level: K, k and T.
+        contributions: `similarity`, `smooth` or `one_hot`.
+        eps: see `contributions`.
+        anchors: `random` every step; `fixed_rows`: the rows of the first draw, whose contents the FIFO renews;
+            `fixed_vectors`: the embeddings of the first draw.
+        exclude_same_image: rows of the anchor's own image are not its supports.
+        generator: draws the anchors; the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        level: LevelConfig,
+        *,
+        contributions: str,
+        eps: float,
+        anchors: str,
+        exclude_same_image: bool,
+        generator: torch.Generator,
+    ) -> None:
+        self.memory = memory
+        self.level = level
+        self.contributions = contributions
+        self.eps = eps
+        self.anchors = anchors
+        self.exclude_same_image = exclude_same_image
+        self.generator = generator
+        self._fixed_rows: Int64[Tensor, "T K"] | None = None
+        self._fixed_vectors: Float32[Tensor, "T K d"] | None = None
+        self._fixed_ids: Int64[Tensor, "T K"] | None = None
+
+    @torch.no_grad()
+    def draw(self) -> Prototypes:
+        """The prototypes of the next step (design 2.3, points 1 to 3).
+
+        Raises:
+            ConfigError: too few rows are left for the supports.
+        """
+        rows = self._fixed_rows if self._fixed_rows is not None else self._draw_rows()
+        vectors, ids = self.memory.embeddings[rows], self.memory.image_ids[rows]
+        if self.anchors != "random":
+            self._fixed_rows = rows
+        if self.anchors == "fixed_vectors":
+            if self._fixed_vectors is None or self._fixed_ids is None:
+                self._fixed_vectors, self._fixed_ids = vectors, ids
+            vectors, ids = self._fixed_vectors, self._fixed_ids
+        support_rows, similarities = self._supports(vectors, rows, ids)
+        weights = contributions(similarities, self.contributions, self.eps)
+        return Prototypes(self.memory, vectors, support_rows, similarities, weights)
+
+    def _draw_rows(self) -> Int64[Tensor, "T K"]:
+        draws = [self.memory.sample(self.level.num_anchors, self.generator) for _ in range(self.level.tasks)]
+        return torch.stack(draws)
+
+    def _supports(
+        self, vectors: Float32[Tensor, "T K d"], rows: Int64[Tensor, "T K"], ids: Int64[Tensor, "T K"]
+    ) -> tuple[Int64[Tensor, "T K k"], Float32[Tensor, "T K k"]]:
+        """Each anchor's k nearest other rows. Never the anchor itself, also among its duplicates."""
+        tasks, count, dim = vectors.shape
+        k = self.level.num_supports
+        if k == 0:
+            return rows.new_empty(tasks, count, 0), vectors.new_empty(tasks, count, 0)
+        wanted = min(self.memory.capacity, k + self._most_excluded())
+        found = self.memory.search(vectors.reshape(-1, dim), wanted)
+        # A copied vector's own row is only that row while the FIFO has not renewed it.
+        own_is_there = (self.memory.embeddings[rows] == vectors).all(-1).reshape(-1, 1)
+        excluded = (found.rows == rows.reshape(-1, 1)) & own_is_there
+        if self.exclude_same_image:
+            anchor_ids = ids.reshape(-1, 1)
+            excluded |= (self.memory.image_ids[found.rows] == anchor_ids) & (anchor_ids >= 0)
+        order = excluded.to(torch.uint8).argsort(dim=1, stable=True)[:, :k]
+        if wanted - int(excluded.sum(dim=1).max()) < k:
+            raise ConfigError(
+                f"an anchor has fewer than {k} rows of other images among the memory's {self.memory.capacity}: "
+                "lower num_supports, use more images, or set neighbors.exclude_same_image=never"
+            )
+        shape = (tasks, count, k)
+        return found.rows.gather(1, order).reshape(shape), found.similarities.gather(1, order).reshape(shape)
+
+    def _most_excluded(self) -> int:
+        """The largest number of rows that an anchor may have to leave out."""
+        if not self.exclude_same_image:
+            return 1
+        ids = self.memory.image_ids
+        _, counts = ids[ids >= 0].unique(return_counts=True)
+        return 1 + (int(counts.max()) if len(counts) else 0)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The generator, and the fixed anchors where there are any."""
+        state = {"generator": self.generator.get_state()}
+        for name in ("rows", "vectors", "ids"):
+            value = getattr(self, f"_fixed_{name}")
+            if value is not None:
+                state[f"fixed_{name}"] = value.clone()
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            CheckpointError: the state is of other settings.
+        """
+        if (self.anchors == "random") == ("fixed_rows" in state):
+            raise CheckpointError(f"the checkpoint was made with other anchors than sop.anchors = {self.anchors}")
+        self.generator.set_state(state["generator"])
+        device = self.memory.embeddings.device
+        for name in ("rows", "vectors", "ids"):
+            value = state.get(f"fixed_{name}")
+            setattr(self, f"_fixed_{name}", None if value is None else value.to(device))

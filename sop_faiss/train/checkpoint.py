@@ -1,0 +1,92 @@
+"""Write checkpoints whole or not at all, and go on from them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sop_faiss.config import TrainConfig
+from sop_faiss.errors import CheckpointError
+from sop_faiss.files import atomic_directory, atomic_file, sha256_file, write_json
+from sop_faiss.model.checkpoint import FORMAT, checkpoint_directories, read_tensors
+
+__all__ = ["flat_optimizer_state", "load_network", "load_optimizer_state", "prune_checkpoints", "write_checkpoint"]
+
+
+def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Path:
+    """Write `checkpoints/step_<step>/` and point `latest` at it.
+
+    Args:
+        run: the run directory.
+        step: optimiser updates made so far.
+        tensors: file name without suffix -> its tensors.
+        state: JSON beside them.
+    """
+    path = run / "checkpoints" / f"step_{step:08d}"
+    with atomic_directory(path, overwrite=True) as temporary:
+        checksums = {}
+        for name, content in tensors.items():
+            file = temporary / f"{name}.safetensors"
+            save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, file)
+            checksums[file.name] = sha256_file(file)
+        write_json(temporary / "state.json", {"format": FORMAT, "step": step, **state, "sha256": checksums})
+    with atomic_file(run / "latest") as temporary:
+        temporary.write_text(path.name + "\n", encoding="utf-8")
+    return path
+
+
+def prune_checkpoints(run: Path, config: TrainConfig) -> None:
+    """Keep the newest `keep_last` checkpoints and the multiples of `keep_every_steps`."""
+    for path in checkpoint_directories(run)[config.keep_last :]:
+        step = int(path.name.removeprefix("step_"))
+        if not config.keep_every_steps or step % config.keep_every_steps:
+            shutil.rmtree(path)
+
+
+def flat_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
+    """The optimizer's tensors under the names of the parameters they belong to."""
+    return {
+        f"{name}|{key}": value
+        for name, parameter in network.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """The reverse of `flat_optimizer_state`.
+
+    Raises:
+        CheckpointError: the tensors belong to another network.
+    """
+    parameters = dict(network.named_parameters())
+    for flat_name, value in tensors.items():
+        name, _, key = flat_name.rpartition("|")
+        if name not in parameters:
+            raise CheckpointError(f"the checkpoint's optimizer knows {name}, this network does not: same config?")
+        parameter = parameters[name]
+        if value.ndim and value.shape != parameter.shape:
+            raise CheckpointError(f"the checkpoint's optimizer has {name} as {tuple(value.shape)}: same config?")
+        optimizer.state[parameter][key] = value.to(parameter.device)
+
+
+def load_network(network: nn.Module, checkpoint: Path, name: str) -> None:
+    """Load `student` or `teacher` weights into a network of the same shape.
+
+    Raises:
+        CheckpointError: keys or shapes differ; the first difference is named.
+    """
+    tensors, wanted = read_tensors(checkpoint, name), network.state_dict()
+    differences = sorted(set(tensors) ^ set(wanted)) + [
+        key for key in sorted(set(tensors) & set(wanted)) if tensors[key].shape != wanted[key].shape
+    ]
+    if differences:
+        raise CheckpointError(
+            f"checkpoint {checkpoint} is of another model ({len(differences)} tensors differ, first {differences[0]}): "
+            "resume with the configuration it was made with"
+        )
+    network.load_state_dict(tensors)

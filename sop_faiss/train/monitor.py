@@ -1,0 +1,140 @@
+"""What a run tells about itself: `metrics.jsonl`, TensorBoard events, bad samples, and when to stop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from sop_faiss import distributed
+from sop_faiss.data.stream import BadSample
+from sop_faiss.errors import DataError, RunStoppedError
+from sop_faiss.files import atomic_file, write_json
+
+__all__ = ["Evaluation", "Monitor", "read_metrics"]
+
+_log = logging.getLogger(__name__)
+_BAD_LINES_SHOWN = 20
+
+Evaluation = Callable[[], dict[str, float]]
+"""Scores the teacher as it is now; handed in from above, since training does not know of evaluation."""
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`; a last line cut by a kill is left out."""
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class Monitor:
+    """Writes the run's records; only the main rank holds one.
+
+    Args:
+        run: the run directory.
+        resumed_step: records of later steps are dropped, since these steps will be made again.
+    """
+
+    def __init__(self, run: Path, resumed_step: int = 0) -> None:
+        self.run = run
+        kept = [line for line in read_metrics(run) if line["step"] <= resumed_step]
+        with atomic_file(run / "metrics.jsonl") as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self._stream = (run / "metrics.jsonl").open("a", encoding="utf-8")
+        self._board = SummaryWriter(run / "events", purge_step=resumed_step + 1 if resumed_step else None)
+        self._bad_shown = 0
+        self._started, self._waited = time.monotonic(), 0.0
+        self._images = 0
+
+    def waited(self, seconds: float) -> None:
+        """Add time that the loop spent waiting for data."""
+        self._waited += seconds
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Write one line; values that are not finite become null."""
+        line = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()
+        for key, value in metrics.items():
+            if key not in ("step", "epoch", "images"):
+                self._board.add_scalar(key, value, int(metrics["step"]))
+
+    def speed(self, images: int) -> dict[str, float]:
+        """Images per second and share of time spent waiting for data, since this was last asked."""
+        now = time.monotonic()
+        seconds = max(1e-9, now - self._started)
+        result = {
+            "images_per_second": (images - self._images) / seconds if self._images else math.nan,
+            "data_wait_share": self._waited / seconds,
+        }
+        self._started, self._waited, self._images = now, 0.0, images
+        return result
+
+    def bad_samples(self, bad: list[BadSample]) -> None:
+        """List images that could not be read in `bad_samples.jsonl`; the first ones also in the log."""
+        if not bad:
+            return
+        with (self.run / "bad_samples.jsonl").open("a", encoding="utf-8") as stream:
+            for sample in bad:
+                stream.write(json.dumps(vars(sample)) + "\n")
+        for sample in bad[: max(0, _BAD_LINES_SHOWN - self._bad_shown)]:
+            _log.warning("bad image %s: %s", sample.key, sample.message)
+        self._bad_shown += len(bad)
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+        self._board.close()
+
+
+def check_bad_share(bad: int, asked: int, images: int, limit: float) -> None:
+    """Stop when too many images cannot be read.
+
+    Args:
+        bad: images that could not be read so far.
+        asked: images asked for so far.
+        images: images in the data set; the share is not judged on fewer.
+        limit: data.max_bad_fraction.
+
+    Raises:
+        DataError: the share exceeds the limit.
+    """
+    share = bad / max(asked, images)
+    if share > limit:
+        raise DataError(
+            f"{bad} of {asked} images could not be read, more than data.max_bad_fraction = {limit}: see "
+            "bad_samples.jsonl, mend the data (sop-data check), or raise the limit"
+        )
+
+
+def check_finite(metrics: dict[str, float], image_ids: list[int], run: Path) -> None:
+    """Stop at a loss that is not finite, and leave `stopped.json` with what led there.
+
+    Raises:
+        RunStoppedError: the loss is NaN or infinite.
+    """
+    if math.isfinite(metrics["loss"]):
+        return
+    if distributed.is_main():
+        dump = {key: repr(value) for key, value in metrics.items()}
+        write_json(run / "stopped.json", {**dump, "image_ids": image_ids})
+    raise RunStoppedError(
+        f"the loss is {metrics['loss']} at step {int(metrics['step'])}: the last checkpoint is intact, stopped.json "
+        "tells what led here; lower optim.base_lr, or set train.precision=float32"
+    )

@@ -1,0 +1,63 @@
+"""What changes over a run, as pure functions of the step (design 2.5)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sop_faiss.config import Config
+
+__all__ = ["Schedules", "StepSettings", "cosine"]
+
+
+def cosine(start: float, end: float, progress: float) -> float:
+    """From `start` at progress 0 to `end` at 1 along half a cosine."""
+    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * min(1.0, max(0.0, progress))))
+
+
+class StepSettings(NamedTuple):
+    """What holds in one step."""
+
+    learning_rate: float
+    weight_decay: float
+    momentum: float
+    teacher_temp: float
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """All schedules of a run.
+
+    Args:
+        config: sections optim, loss and train.
+        steps_per_epoch: optimiser updates per pass over the data.
+    """
+
+    config: Config
+    steps_per_epoch: int
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser updates of the whole run."""
+        return max(1, round(self.config.train.epochs * self.steps_per_epoch))
+
+    def at(self, step: int) -> StepSettings:
+        """The settings of a step, counted from 0."""
+        optim, loss = self.config.optim, self.config.loss
+        peak = optim.base_lr * self.config.train.batch_size / 256
+        warmup_steps = round(optim.warmup_epochs * self.steps_per_epoch)
+        if step < warmup_steps:
+            learning_rate = peak * step / warmup_steps
+        else:
+            progress = (step - warmup_steps) / max(1, self.total_steps - warmup_steps)
+            learning_rate = cosine(peak, optim.min_lr, progress)
+        progress = step / self.total_steps
+        temp_steps = round(loss.teacher_temp_epochs * self.steps_per_epoch)
+        temp_share = min(1.0, step / temp_steps) if temp_steps else 1.0
+        return StepSettings(
+            learning_rate=learning_rate,
+            weight_decay=cosine(optim.weight_decay, optim.weight_decay_end, progress),
+            momentum=cosine(optim.momentum, optim.momentum_end, progress),
+            teacher_temp=loss.teacher_temp_start + (loss.teacher_temp - loss.teacher_temp_start) * temp_share,
+        )

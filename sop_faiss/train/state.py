@@ -1,0 +1,153 @@
+"""All that a run is made of and that survives a restart: networks, optimiser, memories, generators."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sop_faiss import distributed
+from sop_faiss.config import Config, LevelConfig
+from sop_faiss.errors import CheckpointError
+from sop_faiss.model.checkpoint import read_state, read_tensors
+from sop_faiss.model.teacher import Student, build_student_and_teacher
+from sop_faiss.sop.memory import Memory
+from sop_faiss.sop.prototypes import PrototypeMaker
+from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_optimizer_state
+from sop_faiss.train.optim import make_optimizer
+from sop_faiss.train.schedules import Schedules
+
+__all__ = ["Level", "RunState"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Level:
+    """One loss level: its memory, and what draws prototypes from it."""
+
+    memory: Memory
+    maker: PrototypeMaker
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The state of memory and maker under `name`."""
+        return {
+            **{f"{name}.memory.{key}": value for key, value in self.memory.state_dict().items()},
+            **{f"{name}.maker.{key}": value for key, value in self.maker.state_dict().items()},
+        }
+
+    def load_tensors(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """The reverse of `tensors`."""
+        for part, prefix in ((self.memory, f"{name}.memory."), (self.maker, f"{name}.maker.")):
+            state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            if not state:
+                raise CheckpointError(f"the checkpoint holds no {name} memory: resume with the same loss weights")
+            part.load_state_dict(state)
+
+
+class RunState:
+    """Builds a run's parts from its configuration.
+
+    Args:
+        config: of the run.
+        device: of this rank.
+        images: number of training images.
+        steps_per_epoch: optimiser updates per pass over them.
+    """
+
+    def __init__(self, config: Config, device: torch.device, images: int, steps_per_epoch: int) -> None:
+        self.config = config
+        self.device = device
+        self.schedules = Schedules(config, steps_per_epoch)
+        self.student, self.teacher = build_student_and_teacher(config)
+        self.student.to(device).train()
+        self.teacher.to(device).eval()
+        self.all_views: nn.Module = Student(self.student)
+        if distributed.world_size() > 1:
+            unused = config.masks.kind == "none"
+            self.all_views = DistributedDataParallel(self.all_views, find_unused_parameters=unused)
+        self.optimizer = make_optimizer(self.student, config.optim)
+        self.cls = self._level("cls", config.loss.cls_weight, config.memory.cls_capacity, images)
+        self.patch = self._level("patch", config.loss.patch_weight, config.memory.patch_capacity, images)
+        self.patch_generator = torch.Generator().manual_seed(config.train.seed + 3)
+        """Draws the patch that each image stores; the same on all ranks."""
+        use_bf16 = config.train.precision == "bf16" or (config.train.precision == "auto" and device.type == "cuda")
+        self.autocast_dtype = torch.bfloat16 if use_bf16 else None
+        self.step = 0
+        self.images_seen = 0
+        self.bad_samples = 0
+
+    def _level(self, name: str, weight: float, capacity: int, images: int) -> Level | None:
+        if weight == 0:
+            return None
+        sop, neighbors = self.config.sop, self.config.neighbors
+        level: LevelConfig = getattr(sop, name)
+        seed = self.config.train.seed + {"cls": 1, "patch": 2}[name]
+        exclude = neighbors.exclude_same_image
+        generator = torch.Generator().manual_seed(seed)
+        dim = self.config.model.embedding_dim
+        memory = Memory(capacity, dim, generator, self.device, neighbors.engine)
+        maker = PrototypeMaker(
+            memory,
+            level,
+            contributions=sop.contributions,
+            eps=sop.eps,
+            anchors=sop.anchors,
+            exclude_same_image=exclude == "always" or (exclude == "auto" and images < 2 * capacity),
+            generator=generator,
+        )
+        return Level(memory, maker)
+
+    @property
+    def levels(self) -> dict[str, Level]:
+        """The levels whose loss has a weight."""
+        both = {"cls": self.cls, "patch": self.patch}
+        return {name: level for name, level in both.items() if level is not None}
+
+    def draw_stored_patches(self, images: int, patches: int) -> Int64[Tensor, " b"]:
+        """Which patch of its second global view each of this rank's images will store; uniform.
+
+        The draw is over the global batch, so that it does not depend on how many ranks share it.
+        """
+        everywhere = torch.randint(patches, (images * distributed.world_size(),), generator=self.patch_generator)
+        return everywhere.view(-1, images)[distributed.rank()].to(self.device)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything with a tensor in it, by the file it goes to."""
+        memories = {"patch_generator": self.patch_generator.get_state()}
+        for name, level in self.levels.items():
+            memories.update(level.tensors(name))
+        return {
+            "student": self.student.state_dict(),
+            "teacher": self.teacher.state_dict(),
+            "optimizer": flat_optimizer_state(self.optimizer, self.student),
+            "memories": memories,
+        }
+
+    def counters(self) -> dict[str, Any]:
+        """The rest."""
+        return {"images_seen": self.images_seen, "bad_samples": self.bad_samples}
+
+    def resume(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint, as if the run had never stopped.
+
+        Raises:
+            CheckpointError: it is damaged or of another configuration.
+        """
+        state = read_state(checkpoint, verify=False)
+        load_network(self.student, checkpoint, "student")
+        load_network(self.teacher, checkpoint, "teacher")
+        load_optimizer_state(self.optimizer, self.student, read_tensors(checkpoint, "optimizer"))
+        memories = read_tensors(checkpoint, "memories")
+        self.patch_generator.set_state(memories["patch_generator"])
+        for name, level in self.levels.items():
+            level.load_tensors(name, memories)
+        self.step, self.images_seen = int(state["step"]), int(state["images_seen"])
+        self.bad_samples = int(state["bad_samples"])
+        _log.info("resuming at step %d from %s", self.step, checkpoint.name)

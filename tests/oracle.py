@@ -1,0 +1,66 @@
+"""Slow and plain versions of the method, written from the paper's formulas: what the fast paths are held against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def dense_labels(contributions: Tensor) -> Tensor:
+    """Y, (K*S, K): a member gives w to its own prototype and (1 - w)/(K - 1) to each other one."""
+    count, size = contributions.shape
+    labels = torch.empty(count * size, count, dtype=contributions.dtype)
+    for prototype in range(count):
+        for member in range(size):
+            w = contributions[prototype, member]
+            row = torch.full((count,), 1.0, dtype=contributions.dtype) * (1 - w) / (count - 1)
+            row[prototype] = w
+            labels[prototype * size + member] = row
+    return labels
+
+
+def dense_assignment(u: Tensor, members: Tensor, contributions: Tensor, temperature: float) -> Tensor:
+    """P(u) = softmax(<u, D>/temperature) Y, with Y built."""
+    similarities = u @ members.flatten(0, 1).T
+    return torch.softmax(similarities / temperature, dim=1) @ dense_labels(contributions)
+
+
+def loop_cls_loss(student, teacher, tasks, student_temp: float, teacher_temp: float) -> Tensor:
+    """Mean over tasks, images and ordered pairs i != j, one by one. `tasks` is a list of (members, contributions)."""
+    terms = []
+    for members, contributions in tasks:
+        for image in range(student.shape[1]):
+            for j in range(len(teacher)):
+                target = dense_assignment(teacher[j, image : image + 1], members, contributions, teacher_temp).detach()
+                for i in range(len(student)):
+                    if i != j:
+                        p = dense_assignment(student[i, image : image + 1], members, contributions, student_temp)
+                        terms.append(-(target * p.log()).sum())
+    return torch.stack(terms).mean()
+
+
+def loop_patch_loss(student, teacher, masks, tasks, student_temp: float, teacher_temp: float) -> Tensor:
+    """`student`, `teacher`: (views, patches, d); `masks`: (views, patches). Mean per view, then over views, tasks."""
+    per_task = []
+    for members, contributions in tasks:
+        per_view = []
+        for view in range(len(masks)):
+            total = student.new_zeros(())
+            for patch in range(masks.shape[1]):
+                if masks[view, patch]:
+                    target = dense_assignment(teacher[view, patch][None], members, contributions, teacher_temp)
+                    p = dense_assignment(student[view, patch][None], members, contributions, student_temp)
+                    total = total - (target.detach() * p.log()).sum()
+            per_view.append(total / max(1, int(masks[view].sum())))
+        per_task.append(torch.stack(per_view).mean())
+    return torch.stack(per_task).mean()
+
+
+def brute_force_supports(rows: Tensor, ids: Tensor, anchor: int, k: int, exclude_same_image: bool) -> list[int]:
+    """The k nearest other rows by inner product, ties by rising row."""
+    candidates = []
+    for row in range(len(rows)):
+        same = exclude_same_image and ids[anchor] >= 0 and ids[row] == ids[anchor]
+        if row != anchor and not same:
+            candidates.append((-float(rows[anchor].double() @ rows[row].double()), row))
+    return [row for _, row in sorted(candidates)[:k]]

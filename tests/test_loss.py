@@ -1,0 +1,181 @@
+"""Assignment and losses against dense Y and plain loops, for values and gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from sop_faiss.config import LevelConfig
+from sop_faiss.sop import loss as loss_module
+from sop_faiss.sop.loss import (
+    MemberShares,
+    assignment_cross_entropy,
+    cls_loss,
+    log_assignment,
+    masked_row_weights,
+    patch_loss,
+)
+from sop_faiss.sop.memory import Memory
+from sop_faiss.sop.prototypes import PrototypeMaker, contributions
+from tests.oracle import dense_assignment, loop_cls_loss, loop_patch_loss
+
+KINDS = ("similarity", "smooth", "one_hot")
+
+
+def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
+
+
+def random_task(count: int, supports: int, dim: int, kind: str, eps: float, seed: int):
+    members = unit(count, supports + 1, dim, seed=seed)
+    similarities = (members[:, 1:] * members[:, :1]).sum(-1)
+    weights = contributions(similarities.float().unsqueeze(0), kind, eps)[0].double()
+    return members, weights
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 7),
+    count=st.integers(2, 12),
+    supports=st.integers(0, 4),
+    dim=st.integers(2, 9),
+    kind=st.sampled_from(KINDS),
+    eps=st.sampled_from([0.0, 0.1, 0.3]),
+    temperature=st.sampled_from([0.01, 0.04, 0.1, 1.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_assignment_and_gradient_equal_dense_labels(rows, count, supports, dim, kind, eps, temperature, seed):
+    members, weights = random_task(count, supports, dim, kind, eps, seed)
+    shares = MemberShares.of(members, weights)
+    u = unit(rows, dim, seed=seed + 1)
+    fast = log_assignment(u, shares, temperature).exp()
+    dense = dense_assignment(u, members, weights, temperature)
+    torch.testing.assert_close(fast, dense, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(fast.sum(1), torch.ones(rows, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+
+    targets = torch.softmax(unit(rows, count, seed=seed + 2) * 5, dim=1)
+    row_weights = unit(rows, 1, seed=seed + 3).abs().squeeze(1)
+    ours, theirs = u.clone().requires_grad_(), u.clone().requires_grad_()
+    value = assignment_cross_entropy(ours, targets, row_weights, shares, temperature)
+    dense = dense_assignment(theirs, members, weights, temperature)
+    if float(dense.detach().min()) > 1e-250:  # else the dense formula itself has lost P
+        oracle = -(row_weights[:, None] * targets * dense.log()).sum()
+        torch.testing.assert_close(value, oracle, rtol=1e-10, atol=1e-10)
+        value.backward()
+        oracle.backward()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_float32_and_bf16_inputs(kind):
+    members, weights = random_task(16, 3, 8, kind, 0.1, seed=3)
+    u = unit(5, 8, seed=4)
+    exact = dense_assignment(u, members, weights, 0.1)
+    shares = MemberShares.of(members.float(), weights.float())
+    torch.testing.assert_close(log_assignment(u.float(), shares, 0.1).exp().double(), exact, rtol=1e-5, atol=1e-7)
+    half = log_assignment(u.bfloat16(), shares, 0.1)
+    assert half.dtype == torch.float32
+    reference = dense_assignment(u.bfloat16().double(), members.float().double(), weights, 0.1)
+    torch.testing.assert_close(half.exp().double(), reference, rtol=1e-4, atol=1e-6)
+
+
+def test_finite_where_the_dense_formula_underflows():
+    members = torch.stack([unit(4, seed=1), -unit(4, seed=1)]).unsqueeze(1).float()
+    shares = MemberShares.of(members, torch.ones(2, 1))
+    u = members[0].clone().requires_grad_()
+    assigned = log_assignment(u, shares, 0.005)
+    assert torch.isfinite(assigned).all()
+    assert assigned[0, 1].item() == pytest.approx(-400.0, rel=1e-4)
+    value = assignment_cross_entropy(u, torch.tensor([[0.0, 1.0]]), torch.ones(1), shares, 0.005)
+    value.backward()
+    assert value.item() == pytest.approx(400.0, rel=1e-4)
+    assert torch.isfinite(u.grad).all()
+
+
+def test_permuting_members_and_prototypes_changes_nothing():
+    members, weights = random_task(9, 3, 6, "similarity", 0.1, seed=5)
+    u = unit(4, 6, seed=6)
+    base = log_assignment(u, MemberShares.of(members, weights), 0.05)
+    generator = torch.Generator().manual_seed(0)
+    by_prototype, by_member = torch.randperm(9, generator=generator), torch.randperm(4, generator=generator)
+    moved = log_assignment(
+        u, MemberShares.of(members[by_prototype][:, by_member], weights[by_prototype][:, by_member]), 0.05
+    )
+    torch.testing.assert_close(moved, base[:, by_prototype], rtol=1e-10, atol=1e-12)
+
+
+def test_blocks_do_not_change_the_result(monkeypatch):
+    members, weights = random_task(8, 2, 5, "similarity", 0.1, seed=7)
+    shares = MemberShares.of(members, weights)
+    targets = torch.softmax(unit(11, 8, seed=8), dim=1)
+    results = []
+    for elements in (1, 100, 2**22):
+        monkeypatch.setattr(loss_module, "_BLOCK_ELEMENTS", elements)
+        u = unit(11, 5, seed=9).requires_grad_()
+        value = assignment_cross_entropy(u, targets, torch.full((11,), 0.1, dtype=torch.float64), shares, 0.1)
+        value.backward()
+        results.append((value.detach(), u.grad))
+    for value, gradient in results[1:]:
+        torch.testing.assert_close(value, results[0][0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(gradient, results[0][1], rtol=1e-10, atol=1e-14)
+
+
+def make_prototypes(tasks: int, supports: int, kind: str = "similarity", dim: int = 6):
+    memory = Memory(40, dim, torch.Generator().manual_seed(1))
+    maker = PrototypeMaker(
+        memory,
+        LevelConfig(num_anchors=10, num_supports=supports, tasks=tasks),
+        contributions=kind,
+        eps=0.1,
+        anchors="random",
+        exclude_same_image=False,
+        generator=torch.Generator().manual_seed(2),
+    )
+    return maker.draw()
+
+
+@pytest.mark.parametrize(("global_views", "local_views"), [(2, 0), (2, 3), (3, 2), (1, 2)])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_cls_loss_equals_loops_over_pairs(global_views, local_views, tasks):
+    prototypes = make_prototypes(tasks, supports=2)
+    student = unit(global_views + local_views, 4, 6, seed=3, dtype=torch.float32)
+    teacher = unit(global_views, 4, 6, seed=4, dtype=torch.float32)
+    ours, theirs = student.clone().requires_grad_(), student.double().requires_grad_()
+    result = cls_loss(ours, teacher, prototypes, 0.1, 0.05)
+    parts = [(prototypes.members(t).double(), prototypes.contributions[t].double()) for t in range(tasks)]
+    oracle = loop_cls_loss(theirs, teacher.double(), parts, 0.1, 0.05)
+    result.loss.backward()
+    oracle.backward()
+    torch.testing.assert_close(result.loss.double(), oracle, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-6)
+    assert 0 < float(result.teacher_entropy) < math.log(10)
+
+
+def test_patch_loss_equals_loops_and_ignores_unmasked_views():
+    prototypes = make_prototypes(2, supports=0, kind="one_hot")
+    masks = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.bool)
+    student = unit(3, 4, 6, seed=5, dtype=torch.float32)
+    teacher = unit(3, 4, 6, seed=6, dtype=torch.float32)
+    rows = student[masks].clone().requires_grad_()
+    result = patch_loss(rows, teacher[masks], masked_row_weights(masks), prototypes, 0.1, 0.07)
+    parts = [(prototypes.members(t).double(), prototypes.contributions[t].double()) for t in range(2)]
+    full = student.double().requires_grad_()
+    oracle = loop_patch_loss(full, teacher.double(), masks, parts, 0.1, 0.07)
+    result.loss.backward()
+    oracle.backward()
+    torch.testing.assert_close(result.loss.double(), oracle, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rows.grad.double(), full.grad[masks], rtol=1e-4, atol=1e-6)
+
+
+def test_uniform_assignment_costs_ln_k():
+    members = unit(1, 1, 6, seed=1).expand(10, 1, 6)  # ten equal prototypes
+    shares = MemberShares.of(members, torch.ones(10, 1, dtype=torch.float64))
+    u = unit(3, 6, seed=2)
+    targets = torch.softmax(unit(3, 10, seed=3), dim=1)
+    value = assignment_cross_entropy(u, targets, torch.full((3,), 1 / 3, dtype=torch.float64), shares, 0.1)
+    assert value.item() == pytest.approx(math.log(10), rel=1e-9)
