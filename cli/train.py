@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import click
+
 from sop_faiss.cli.common import progress_reporter, run_command
 
 __all__ = ["main"]

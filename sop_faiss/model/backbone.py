@@ -126,6 +126,10 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
         for name in ("patch_size", "embed_dim", "depth", "num_heads", "window_size")
         if getattr(config, name) is not None
     }
+    if not config.backbone.startswith(("vit_", "deit", "swin_")):
+        raise ConfigError(
+            f"model.backbone = {config.backbone}: wanted a timm ViT or Swin, such as vit_small_patch16_224"
+        )
     swin = config.backbone.startswith("swin_")
     for name in overrides:
         if (name == "window_size") != swin:

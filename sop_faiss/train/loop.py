@@ -66,7 +66,7 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     with torch.no_grad(), _autocast(state):
         wanted = torch.cat([masked, stored]) if state.patch else None
         teacher_cls, teacher_patches = state.teacher(global_views.flatten(0, 1), None, wanted)
-    with _autocast(state):
+    with _autocast(state), _seeded_drop_path(state):
         student_cls, student_patches = state.all_views(
             global_views,
             local_views if state.cls else local_views[:0],
@@ -122,6 +122,16 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
 def _autocast(state: RunState) -> torch.autocast:
     dtype = state.autocast_dtype
     return torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None)
+
+
+@contextlib.contextmanager
+def _seeded_drop_path(state: RunState) -> Iterator[None]:
+    """Drop path draws from torch's global generators: inside, they follow (seed, step, rank) alone."""
+    cuda = [state.device] if state.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        ranks = distributed.world_size()
+        torch.manual_seed((state.config.train.seed + 1) * 2**40 + state.step * ranks + distributed.rank())
+        yield
 
 
 def _level_metrics(name: str, level: LevelLoss, count: int) -> dict[str, Tensor | float]:

@@ -1,0 +1,184 @@
+"""`sop-data`: pack pictures into shards, check shards, write the demo set."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from sop_faiss.cli.common import EXIT_USER, one_line, progress_reporter, run_command
+from sop_faiss.data.check import CheckReport, check
+from sop_faiss.data.decode import MAX_PIXELS
+from sop_faiss.data.digits import write_digits
+from sop_faiss.data.pack import SAMPLES_PER_SHARD, PackSummary, pack
+from sop_faiss.files import write_json
+
+__all__ = ["main"]
+
+_SHOWN = 10  # lines of bad pictures; the rest is in the manifest or the JSON
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sop-faiss")
+def main() -> None:
+    """Pictures in: pack them into shards, check shards, write a small demo set.
+
+    \b
+    Example:
+      sop-data pack photos/ shards/ && sop-data check shards/
+    """
+
+
+@main.command("pack")
+@click.argument("src")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--samples-per-shard", default=SAMPLES_PER_SHARD, show_default=True, help="Pictures per shard at most.")
+@click.option("--resize", type=int, metavar="PX", help="Shrink larger pictures to this shorter side.")
+@click.option("--name", default="photos", show_default=True, help="First part of the names of the shards.")
+@click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
+@click.option(
+    "--max-bad", default=1.0, show_default=True, metavar="SHARE", help="Fail above this share of bad pictures (0 to 1)."
+)
+@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Drop pictures with more pixels than this.")
+@run_command
+def pack_command(
+    src: str,
+    out: Path,
+    samples_per_shard: int,
+    resize: int | None,
+    name: str,
+    workers: int | None,
+    max_bad: float,
+    max_pixels: int,
+) -> None:
+    """Pack the pictures SRC into webdataset shards and a manifest.json in the new folder OUT.
+
+    SRC is a folder (its sub-folders, if any, are classes), a .txt or .csv list of path[,label] lines, or shards. Each
+    picture is verified by decoding it; bad ones are dropped, counted, and listed in the manifest. JPEG, PNG and WebP
+    keep their bytes unless they are shrunk.
+
+    \b
+    Examples:
+      sop-data pack photos/ shards/
+      sop-data pack photos.csv shards/ --resize 256 --max-bad 0.01
+    """
+    with progress_reporter("packing", "pictures") as progress:
+        summary = pack(
+            src,
+            out,
+            samples_per_shard=samples_per_shard,
+            resize=resize,
+            name=name,
+            workers=workers,
+            max_bad_fraction=max_bad,
+            max_pixels=max_pixels,
+            progress=progress,
+        )
+    _print_summary(summary)
+
+
+@main.command("check")
+@click.argument("shards")
+@click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
+@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Pictures with more pixels are bad.")
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there too."
+)
+@run_command
+def check_command(shards: str, workers: int | None, max_pixels: int, json_path: Path | None) -> None:
+    """Verify SHARDS: headers, keys, labels, every picture, and manifest.json where there is one.
+
+    SHARDS is a folder of shards, one .tar, or a pattern such as 'shards/photos-{000000..000012}.tar'; a folder or list
+    of pictures works too. Prints a report; exit status 1 when there is any problem.
+
+    \b
+    Example:
+      sop-data check shards/ --json report.json
+    """
+    with progress_reporter("checking", "pictures") as progress:
+        report = check(shards, workers=workers, max_pixels=max_pixels, progress=progress)
+    if json_path is not None:
+        write_json(json_path, {"command": "sop-data check", **report.to_dict()})
+    _print_report(report)
+    if report.problems:
+        sys.exit(EXIT_USER)
+
+
+@main.command("demo")
+@click.argument("out", type=click.Path(path_type=Path))
+@run_command
+def demo_command(out: Path) -> None:
+    """Write the built-in demo set into the new folder OUT: scikit-learn's 1,797 scanned digits, 32 px.
+
+    OUT/train and OUT/test hold labelled shards, OUT/retrieval queries and a database with their ground truth.
+
+    \b
+    Example:
+      sop-data demo digits/ && sop-data check digits/train
+    """
+    summary = write_digits(out)
+    click.echo(f"train      {out / 'train'}: {summary.train:,} pictures")
+    click.echo(f"test       {out / 'test'}: {summary.test:,} pictures")
+    click.echo(f"retrieval  {out / 'retrieval'}: {summary.queries:,} queries, {summary.database:,} database pictures")
+
+
+def _print_summary(summary: PackSummary) -> None:
+    shards = _number(len(summary.shards), "shard")
+    pictures = _number(summary.samples, "picture")
+    click.echo(f"packed {pictures} into {shards}, {_megabytes(summary.bytes)}: {summary.out}")
+    classes = f" in {_number(len(summary.classes), 'class', 'classes')}" if summary.classes else ""
+    click.echo(f"labelled {summary.labelled:,}{classes}; resized {summary.resized:,}")
+    if summary.dropped:
+        click.echo(f"dropped {len(summary.dropped):,} ({_counts(summary.dropped_by_reason)}), listed in manifest.json")
+        for item in summary.dropped[:_SHOWN]:
+            click.echo(one_line(f"  {item.picture}: {item.reason}"))
+        _print_rest(len(summary.dropped))
+
+
+def _print_report(report: CheckReport) -> None:
+    where = f" in {_number(report.shards, 'shard')}, {_megabytes(report.bytes)}" if report.shards else ""
+    click.echo(f"{one_line(report.source)}: {_number(report.samples, 'picture')}{where}, {report.good:,} good")
+    classes = f" in {_number(len(report.label_counts), 'class', 'classes')}" if report.labelled else ""
+    click.echo(f"labelled {report.labelled:,}{classes}; formats: {_counts(report.formats)}")
+    if report.shorter_side is not None:
+        side = report.shorter_side
+        click.echo(f"shorter side {side.smallest} to {side.largest} px, median {side.median}")
+    if report.ignored_members:
+        click.echo(f"members that are never read: {_counts(report.ignored_members)}")
+    if report.repeated_keys:
+        click.echo(f"keys in more than one shard: {report.repeated_keys:,} (prefixed with the shard when read)")
+    if report.shards:
+        click.echo("manifest.json agrees" if report.has_manifest and not report.problems else _manifest_line(report))
+    for item in report.bad[:_SHOWN]:
+        click.echo(one_line(f"  {item.member}{' in ' + item.shard if item.shard else ''}: {item.reason}"))
+    _print_rest(len(report.bad))
+    for problem in report.problems:
+        click.echo(one_line(f"problem: {problem}"))
+    click.echo(_number(len(report.problems), "problem") if report.problems else "no problems")
+
+
+def _manifest_line(report: CheckReport) -> str:
+    return "manifest.json read" if report.has_manifest else "no manifest.json, so nothing to hold the shards against"
+
+
+def _print_rest(count: int) -> None:
+    if count > _SHOWN:
+        click.echo(f"  and {count - _SHOWN:,} more")
+
+
+def _number(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return one_line(", ".join(f"{what} {count:,}" for what, count in counts.items()) or "none")
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""sop-doctor: is this machine fit to train and search, and what to do if not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from sop_faiss.cli.common import EXIT_USER, run_command
+from sop_faiss.files import write_json
+from sop_faiss.pipeline.doctor import Diagnosis, examine
+
+_MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
+
+
+@click.command()
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Also write JSON; - is stdout.",
+)
+@run_command
+def main(json_file: Path | None) -> None:
+    """Check versions, devices, FAISS against torch, OpenMP clashes and free space; say what to do.
+
+    Exits with 1 if something is broken; warnings alone exit with 0.
+
+    \b
+    Example:
+      sop-doctor --json doctor.json
+    """
+    click.echo("testing FAISS, some seconds a device ...", err=True)
+    diagnosis = examine()
+    if json_file == Path("-"):
+        click.echo(json.dumps(diagnosis.to_dict(), indent=1))
+    else:
+        if json_file is not None:
+            write_json(json_file, diagnosis.to_dict())
+        click.echo(_text(diagnosis))
+    if not diagnosis.healthy:
+        sys.exit(EXIT_USER)
+
+
+def _text(diagnosis: Diagnosis) -> str:
+    lines = [f"{name:<24}{version or 'not installed'}" for name, version in diagnosis.versions.items()]
+    lines += ["", *(f"{device['name']:<24}{device['description']}" for device in diagnosis.devices), ""]
+    for check in diagnosis.checks:
+        lines.append(f"{_MARKS[check.status]} {check.name}: {check.detail}")
+        if check.remedy:
+            lines.append(f"        -> {check.remedy}")
+    return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""sop-embed: frozen features of any encoder, on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.encoder_options import encoder_options
+from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.pipeline.embed import EmbedOptions, embed
+
+
+@click.command(
+    epilog="Any Parquet reader opens the result. To search it: sop-index build FEATURES INDEX.",
+)
+@encoder_options
+@click.option("--data", required=True, metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or empty directory.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
+@click.option(
+    "--feature-dtype", default="float32", show_default=True, metavar="NAME", help="float32, or float16: half the size."
+)
+@click.option(
+    "--max-bad-fraction",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Unusable pictures up to this share are dropped and listed; more is an error.",
+)
+@click.option("--json", "result_json", type=click.Path(path_type=Path), metavar="FILE", help="Also write the result.")
+@run_command
+def main(
+    encoder: EncoderSpec,
+    data: str,
+    out: Path,
+    batch_size: int,
+    workers: int | None,
+    feature_dtype: str,
+    max_bad_fraction: float,
+    result_json: Path | None,
+) -> None:
+    """Write unit-norm features of pictures: a feature store of Parquet files and a manifest.
+
+    \b
+    Examples:
+      sop-embed --model runs/photos --data photos/ --out features/
+      sop-embed --model timm:resnet50 --weights resnet50.safetensors \\
+          --data 'shards/photos-{000..012}.tar' --out features/
+      sop-embed --model dino:dino_vits16.pth --arch vit_small_patch16_224 \\
+          --data photos/ --out features/
+    """
+    options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction)
+    with progress_reporter("embedding", "pictures") as progress:
+        manifest = embed(encoder, data, out, options, result_json=result_json, progress=progress)
+    dropped = manifest["dropped"]
+    reasons = ", ".join(f"{reason} {count}" for reason, count in dropped["reasons"].items())
+    click.echo(
+        f"{manifest['count']:,} features of dimension {manifest['dimension']} in {out}"
+        + (f", {dropped['count']:,} pictures dropped ({reasons})" if reasons else "")
+        + f"; encoder {manifest['encoder']['name']}, fingerprint {manifest['encoder']['fingerprint'][:12]}"
+    )
+
+
+if __name__ == "__main__":
+    main()

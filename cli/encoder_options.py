@@ -1,0 +1,105 @@
+"""The options that say which encoder: one set, shared by every command that takes an `M`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+
+from sop_faiss.model.encoder import EncoderSpec
+
+__all__ = ["encoder_options"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _per_channel(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, float, float] | None:
+    """One number for all three channels, or three with commas."""
+    if value is None:
+        return None
+    try:
+        numbers = [float(part) for part in value.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 3):
+        raise click.BadParameter(f"{value!r}: wanted one number, or three with commas such as 0.485,0.456,0.406")
+    first, second, third = numbers * 3 if len(numbers) == 1 else numbers
+    return first, second, third
+
+
+_OPTIONS = (
+    click.option(
+        "--model",
+        required=True,
+        metavar="M",
+        help="The encoder: a run directory or a checkpoint in it, timm:NAME, dino:FILE (an official DINO, iBOT, MaSSL "
+        "or SOP checkpoint), or config:NAME|FILE (a baseline, with --random-weights).",
+    ),
+    click.option(
+        "--weights",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Weights of a timm: model: .safetensors, .pth or .bin. Code in files is never run.",
+    ),
+    click.option(
+        "--by-position",
+        is_flag=True,
+        help="Match the tensors of --weights by order and shape, where their names are not timm's.",
+    ),
+    click.option(
+        "--arch", metavar="NAME", help="timm name of the network in a dino: file, e.g. vit_small_patch16_224."
+    ),
+    click.option(
+        "--random-weights",
+        type=int,
+        metavar="SEED",
+        help="Random weights from this seed, the baseline of timm: and config: models.",
+    ),
+    click.option("--student", is_flag=True, help="Use the student instead of the teacher."),
+    click.option(
+        "--pooling", metavar="NAME", help="cls, mean (of the patch tokens) or pooled.  [default: the model's own]"
+    ),
+    click.option("--size", type=int, metavar="PIXELS", help="Side of the images.  [default: the model's own]"),
+    click.option(
+        "--mean",
+        callback=_per_channel,
+        metavar="R,G,B",
+        help="Mean of the images in [0, 1], or one number for all channels.  [default: the model's own]",
+    ),
+    click.option(
+        "--std",
+        callback=_per_channel,
+        metavar="R,G,B",
+        help="Standard deviation, likewise.  [default: the model's own]",
+    ),
+    click.option("--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."),
+)
+_NAMES = tuple(EncoderSpec.__dataclass_fields__)
+
+
+def encoder_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a click command the encoder's options; its function receives them as one `encoder: EncoderSpec`.
+
+    Put it below `@click.command()` and above `@run_command`:
+
+        @click.command()
+        @encoder_options
+        @click.option("--data", required=True)
+        @run_command
+        def main(encoder: EncoderSpec, data: str) -> None:
+            ...encoder.load()...
+    """
+
+    @functools.wraps(command)
+    def with_spec(*args: Any, **options: Any) -> R:
+        spec = EncoderSpec(**{name: options.pop(name) for name in _NAMES})
+        return command(*args, encoder=spec, **options)
+
+    decorated: Callable[..., R] = with_spec
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated

@@ -1,0 +1,247 @@
+"""sop-index: a k-NN index of features or pictures: build it, search it, look at it."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.files import write_json
+from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.store import IndexManifest
+from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.pipeline.index import build
+from sop_faiss.pipeline.search import SearchOptions, SearchResult, search_index
+from sop_faiss.pipeline.search_output import as_records, write_search_csv, write_search_page
+
+_STDOUT = Path("-")
+_FILE = click.Path(path_type=Path, allow_dash=True)
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.group()
+def main() -> None:
+    """Build, search and inspect k-NN indices of pictures.
+
+    \b
+    Example:
+      sop-index build --model runs/photos --data photos/ --out photos.index
+      sop-index search photos.index query.jpg --model runs/photos --html found.html
+    """
+
+
+@main.command("build")
+@click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
+@optional_encoder_options
+@click.option("--data", metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.")
+@click.option("--out", required=True, type=_FOLDER, metavar="DIR", help="A new or empty directory.")
+@click.option("--factory", default="Flat", show_default=True, metavar="F", help="FAISS factory: Flat (exact search).")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Pictures per forward pass.")
+@click.option(
+    "--max-bad-fraction",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Unusable pictures up to this share are left out and counted; more is an error.",
+)
+@run_command
+def build_command(
+    features: Path | None,
+    encoder: EncoderSpec | None,
+    data: str | None,
+    out: Path,
+    factory: str,
+    batch_size: int,
+    max_bad_fraction: float,
+) -> None:
+    """Build an index of a feature store, or of pictures.
+
+    \b
+    Examples:
+      sop-index build --features features/ --out photos.index
+      sop-index build --model runs/photos --data photos/ --out photos.index
+    """
+    with progress_reporter("embedding", "pictures") as progress:
+        manifest = build(
+            out,
+            features=features,
+            encoder=encoder,
+            data=data,
+            factory=factory,
+            batch_size=batch_size,
+            max_bad_fraction=max_bad_fraction,
+            progress=progress,
+        )
+    click.echo(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}")
+
+
+@main.command("search")
+@click.argument("index", metavar="DIR", type=_FOLDER)
+@click.argument("images", metavar="[IMAGE]...", type=_FOLDER, nargs=-1)
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no --model.")
+@click.option("--data", metavar="SRC", help="Many queries: .tar shards, a folder, or a .txt or .csv list.")
+@optional_encoder_options
+@click.option("-k", type=int, default=10, show_default=True, help="Neighbours of each query.")
+@click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbours of a smaller similarity.")
+@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write what was found as JSON; - is stdout.")
+@click.option("--csv", "csv_file", type=_FOLDER, metavar="FILE", help="Write one line per query and neighbour.")
+@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of pictures that stands alone.")
+@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Pictures per forward pass.")
+@click.option(
+    "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Of --data: share that may be unusable."
+)
+@run_command
+def search_command(
+    index: Path,
+    images: tuple[Path, ...],
+    keys: tuple[str, ...],
+    data: str | None,
+    encoder: EncoderSpec | None,
+    k: int,
+    threshold: float | None,
+    json_file: Path | None,
+    csv_file: Path | None,
+    html_file: Path | None,
+    images_root: Path | None,
+    batch_size: int,
+    max_bad_fraction: float,
+) -> None:
+    """Find the pictures of an index that are nearest to yours, nearest first.
+
+    The similarity is the cosine of the features. Where classes are known, right and wrong ones are marked.
+
+    \b
+    Examples:
+      sop-index search photos.index query.jpg --model runs/photos --html found.html
+      sop-index search photos.index --key IMG_0042 -k 20
+      sop-index search photos.index --data queries/ --model runs/photos --csv found.csv
+    """
+    options = SearchOptions(k, threshold, images_root, batch_size, max_bad_fraction)
+    opened = FeatureIndex.open(index)
+    with progress_reporter("embedding", "pictures") as progress:
+        result = search_index(
+            opened, pictures=images, data=data, keys=keys, encoder=encoder, options=options, progress=progress
+        )
+    if csv_file is not None:
+        write_search_csv(csv_file, result)
+    if html_file is not None:
+        with progress_reporter("drawing", "pictures") as progress:
+            write_search_page(html_file, opened, result, images_root=images_root, footer=_footer(), progress=progress)
+    if json_file is not None:
+        content = {
+            "command": "sop-index search",
+            "index": str(index),
+            "encoder": opened.manifest.encoder,
+            "k": k,
+            "threshold": threshold,
+            "dropped": result.dropped,
+            "queries": as_records(result),
+        }
+        _write_json(json_file, content)
+    if json_file != _STDOUT:
+        click.echo(_found_text(result))
+    if result.dropped:
+        click.echo(f"left out: {_counted(result.dropped)}", err=True)
+
+
+@main.command("info")
+@click.argument("index", metavar="DIR", type=_FOLDER)
+@click.option(
+    "--json",
+    "json_file",
+    type=_FILE,
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="As JSON, on stdout if no FILE.",
+)
+@run_command
+def info_command(index: Path, json_file: Path | None) -> None:
+    """Verify every byte of an index and say what it is.
+
+    \b
+    Example:
+      sop-index info photos.index
+    """
+    opened = FeatureIndex.open(index)
+    manifest = opened.manifest
+    labelled = 0 if opened.ids.labels is None else int((opened.ids.labels >= 0).sum())
+    size = sum(int(file["bytes"]) for file in manifest.files.values())
+    facts = {
+        "factory": manifest.factory,
+        "metric": manifest.metric,
+        "count": manifest.count,
+        "dimension": manifest.dimension,
+        "bytes": size,
+        "encoder": manifest.encoder,
+        "preprocess": manifest.preprocess,
+        "pooling": manifest.pooling,
+        "labelled": labelled,
+        "class_names": manifest.class_names,
+        "dropped": manifest.dropped,
+        "root": manifest.root,
+        "root_exists": Path(manifest.root).is_dir(),
+        "verified": True,
+    }
+    if json_file is not None:
+        _write_json(json_file, facts)
+    if json_file != _STDOUT:
+        click.echo(_info_text(index, facts))
+
+
+def _info_text(index: Path, facts: dict[str, Any]) -> str:
+    encoder, names = facts["encoder"], facts["class_names"]
+    moved = "" if facts["root_exists"] else " (not there: give --images-root when you search)"
+    lines = {
+        "index": f"{index}, {facts['bytes'] / 1e6:,.1f} MB, every byte verified",
+        "vectors": f"{facts['count']:,} of dimension {facts['dimension']}, {facts['factory']}, {facts['metric']}",
+        "encoder": f"{encoder['name']}, fingerprint {encoder['fingerprint'][:12]}, pooling {facts['pooling']}",
+        "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
+        "labels": f"{facts['labelled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
+        "pictures": f"{facts['root']}{moved}",
+        "left out": _counted(facts["dropped"]) or "none",
+    }
+    return "\n".join(f"{name:<11}{value}" for name, value in lines.items())
+
+
+def _describe(manifest: IndexManifest) -> str:
+    left_out = f" ({_counted(manifest.dropped)} left out)" if manifest.dropped else ""
+    return f"{manifest.count:,} vectors of dimension {manifest.dimension}{left_out}, {manifest.factory} index"
+
+
+def _counted(dropped: dict[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+
+
+def _found_text(result: SearchResult) -> str:
+    """One block a query: its key and class, then rank, similarity, mark, key and class of each neighbour."""
+    marks = {True: "+", False: "-", None: " "}
+    blocks = []
+    for query in result.queries:
+        lines = [query.key + (f"  [{query.label}]" if query.label is not None else "")]
+        for found in query.found:
+            label = f"  [{found.label}]" if found.label is not None else ""
+            lines.append(f"{found.rank:4d}  {found.similarity:7.4f} {marks[found.right]} {found.key}{label}")
+        if not query.found:
+            lines.append("      nothing above the threshold")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _footer() -> str:
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"sop-index search, sop-faiss {importlib.metadata.version('sop-faiss')}, {date}"
+
+
+def _write_json(file: Path, content: Any) -> None:
+    if file == _STDOUT:
+        click.echo(json.dumps(content, indent=1, allow_nan=False))
+    else:
+        write_json(file, content)

@@ -1,0 +1,86 @@
+"""sop-knn: weighted k-NN classification with frozen features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.tables import print_table
+from sop_faiss.evaluate.knn import KS, TEMPERATURE
+from sop_faiss.evaluate.results import require_writable
+from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.pipeline.knn import KnnOptions, KnnResult, evaluate_knn
+
+_SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
+
+
+@click.command()
+@optional_encoder_options
+@click.option("--train", required=True, metavar="SRC", help=f"The pictures that vote: {_SRC}")
+@click.option("--test", required=True, metavar="SRC", help=f"The pictures to classify: {_SRC}")
+@click.option("-k", "ks", type=int, multiple=True, default=KS, show_default=True, help="Neighbours; may be repeated.")
+@click.option("--temperature", type=float, default=TEMPERATURE, show_default=True, help="Of the votes.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
+@click.option(
+    "--max-bad-fraction",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Unusable pictures up to this share are dropped and counted; more is an error.",
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write the result.")
+@run_command
+def main(
+    encoder: EncoderSpec | None,
+    train: str,
+    test: str,
+    ks: tuple[int, ...],
+    temperature: float,
+    batch_size: int,
+    workers: int | None,
+    max_bad_fraction: float,
+    json_file: Path | None,
+) -> None:
+    """Classify pictures by their nearest training pictures: how much does an encoder know without any training?
+
+    DINO's protocol: each of the k nearest votes for its class with weight exp(similarity / 0.07).
+
+    \b
+    Examples:
+      sop-knn --model runs/photos --train shards/train --test shards/test
+      sop-knn --model timm:resnet50 --weights resnet50.safetensors \\
+          --train photos/train --test photos/test --json knn.json
+      sop-knn --train features/train --test features/test -k 20
+    """
+    require_writable(json_file)
+    options = KnnOptions(ks, temperature, batch_size, workers, max_bad_fraction)
+    with progress_reporter("embedding", "pictures") as progress:
+        result = evaluate_knn(train, test, encoder, options, progress=progress)
+    if json_file is not None:
+        result.write(json_file)
+    _print(result)
+
+
+def _print(result: KnnResult) -> None:
+    protocol, metrics = result.protocol, result.metrics
+    print_table(
+        f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
+        f"pictures, {protocol['classes']:,} classes",
+        ["k", "top-1 %", "top-5 %", ""],
+        [[str(k), *(f"{metrics[f'top{top}_k{k}']:.2f}" for top in (1, 5)), _remark(k, result)] for k in protocol["ks"]],
+    )
+    dropped = protocol["train_dropped"] + protocol["test_dropped"]
+    if dropped:
+        click.echo(f"{dropped:,} unusable pictures were dropped", err=True)
+    if unseen := protocol["test_images_of_unseen_classes"]:
+        click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
+
+
+def _remark(k: int, result: KnnResult) -> str:
+    clamped = result.protocol["ks_clamped_to_train_images"].get(str(k))
+    remarks = ["best"] if k == result.protocol["best_k"] else []
+    return ", ".join(remarks + ([f"all {clamped:,} training pictures"] if clamped else []))

@@ -1,0 +1,35 @@
+"""The encoder's options for a command that can do without an encoder."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sop_faiss.cli.common import run_command
+from sop_faiss.cli.encoder_options import encoder_options
+from sop_faiss.errors import ConfigError
+from sop_faiss.model.encoder import EncoderSpec
+
+__all__ = ["optional_encoder_options"]
+
+R = TypeVar("R")
+
+
+def optional_encoder_options(command: Callable[..., R]) -> Callable[..., R]:
+    """As `encoder_options`, but `--model` may be left out: the function receives `encoder: EncoderSpec | None`.
+
+    Another of the encoder's options without `--model` is an error, not ignored.
+    """
+
+    @functools.wraps(command)
+    def with_choice(*args: Any, encoder: EncoderSpec, **options: Any) -> R:
+        if not encoder.model and encoder != EncoderSpec(""):
+            raise ConfigError("options of an encoder are given, but no --model")
+        return command(*args, encoder=encoder if encoder.model else None, **options)
+
+    decorated = encoder_options(run_command(with_choice))
+    for parameter in decorated.__click_params__:  # type: ignore[attr-defined]  # click keeps the options there
+        if parameter.name == "model":
+            parameter.required, parameter.default = False, ""
+    return decorated

@@ -1,0 +1,203 @@
+"""Is a data set whole? Every shard walked, every picture decoded, everything held against the manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_picture
+from sop_faiss.data.parallel import default_workers, map_ordered
+from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, common_folder, open_shards
+from sop_faiss.data.source import ImageSource, find_shards, open_source
+from sop_faiss.errors import ConfigError, DataError, SopError
+from sop_faiss.files import read_json, sha256_file
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["BadPicture", "CheckReport", "SideLengths", "check"]
+
+
+@dataclass(frozen=True)
+class BadPicture:
+    """A picture that cannot be used, and why."""
+
+    shard: str
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SideLengths:
+    """Shorter sides of the good pictures, in pixels."""
+
+    smallest: int
+    median: int
+    largest: int
+
+
+@dataclass
+class CheckReport:
+    """What `check` found; `problems` is empty when all is well, one line each otherwise."""
+
+    source: str
+    shards: int = 0
+    samples: int = 0
+    good: int = 0
+    bytes: int = 0
+    labelled: int = 0
+    label_counts: dict[int, int] = field(default_factory=dict)
+    formats: dict[str, int] = field(default_factory=dict)
+    shorter_side: SideLengths | None = None
+    bad_by_reason: dict[str, int] = field(default_factory=dict)
+    bad: list[BadPicture] = field(default_factory=list)
+    ignored_members: dict[str, int] = field(default_factory=dict)
+    repeated_keys: int = 0  # in more than one shard; no problem, they get the shard's name before them when read
+    has_manifest: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON types; `ok` says whether there is no problem."""
+        content = asdict(self)
+        content["label_counts"] = {str(label): count for label, count in self.label_counts.items()}
+        return {"ok": not self.problems, **content}
+
+
+def check(
+    src: str | Path,
+    *,
+    workers: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    progress: ProgressCallback | None = None,
+) -> CheckReport:
+    """Verify shards (or a folder or list of pictures): headers, keys, labels, every picture, and the manifest.
+
+    Finds all problems instead of stopping at the first; members other than pictures and labels are counted, never read.
+
+    Args:
+        src: anything `open_source` takes.
+        workers: threads; None for one per processor, 8 at most.
+        max_pixels: pictures with more are bad.
+        progress: called with the pictures done and their total.
+
+    Raises:
+        DataError: there is nothing to check.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers is {workers}, wanted 1 or more")
+    report = CheckReport(str(src))
+    try:
+        paths = find_shards(src)
+    except DataError:
+        if not Path(src).is_dir():
+            raise
+        paths = sorted(Path(src).glob("*.tar"))  # the manifest names more; reported below
+    sources = _open_each(paths, report) if paths else [open_source(src)]
+    total = sum(len(source) for source in sources)
+    done = 0
+    sides: Counter[int] = Counter()
+    for source in sources:
+        results = map_ordered(
+            partial(_check_picture, source, max_pixels), range(len(source)), workers or default_workers()
+        )
+        for position, result in enumerate(results):
+            _count(report, sides, source, position, result)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    report.shorter_side = _side_lengths(sides)
+    keys = Counter(key for source in sources for key in source.keys)
+    report.repeated_keys = sum(count > 1 for count in keys.values())
+    if paths:
+        _check_manifest(common_folder([path.absolute().parent for path in paths]), paths, sources, report)
+    report.problems += [f"{count} pictures are bad: {reason}" for reason, count in report.bad_by_reason.items()]
+    return report
+
+
+def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
+    """Walk every shard; those that cannot be walked become problems."""
+    sources: list[ImageSource] = []
+    for path in paths:
+        report.shards += 1
+        try:
+            source = open_shards(str(path), [path])
+        except DataError as error:
+            report.problems.append(str(error))
+            continue
+        report.bytes += source.identities[0][0]
+        for kind, count in source.ignored.items():
+            report.ignored_members[kind] = report.ignored_members.get(kind, 0) + count
+        sources.append(source)
+    return sources
+
+
+def _check_picture(source: ImageSource, max_pixels: int, position: int) -> tuple[str, int] | DataError:
+    """Format and shorter side of one picture, or what is wrong with it."""
+    try:
+        encoded = source.read(position)
+        kind = open_picture(encoded, max_pixels).format or "unknown"
+        return kind, min(decode_pillow(encoded, max_pixels).size)
+    except DataError as error:
+        return error
+
+
+def _count(
+    report: CheckReport,
+    sides: Counter[int],
+    source: ImageSource,
+    position: int,
+    result: tuple[str, int] | DataError,
+) -> None:
+    report.samples += 1
+    label = -1 if source.labels is None else int(source.labels[position])
+    if label >= 0:
+        report.labelled += 1
+        report.label_counts[label] = report.label_counts.get(label, 0) + 1
+    if isinstance(result, DataError):
+        reason = drop_reason(result)
+        report.bad_by_reason[reason] = report.bad_by_reason.get(reason, 0) + 1
+        report.bad.append(BadPicture(source.source_of(position), source.member_of(position), str(result)))
+        return
+    report.good += 1
+    report.formats[result[0]] = report.formats.get(result[0], 0) + 1
+    sides[result[1]] += 1
+
+
+def _side_lengths(sides: Counter[int]) -> SideLengths | None:
+    ordered = sorted(sides.elements())
+    return SideLengths(ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else None
+
+
+def _check_manifest(folder: Path, paths: Sequence[Path], sources: Sequence[ImageSource], report: CheckReport) -> None:
+    """Hold the shards against `manifest.json`: names, sample counts, bytes, sha256, class names."""
+    if not (folder / MANIFEST_NAME).is_file():
+        return
+    try:
+        manifest = read_json(folder / MANIFEST_NAME)
+        entries = {str(entry["name"]): entry for entry in manifest["shards"]}
+        expected = {name: (int(e["samples"]), int(e["bytes"]), str(e["sha256"])) for name, e in entries.items()}
+    except (SopError, KeyError, TypeError, ValueError):
+        report.problems.append(f"{folder / MANIFEST_NAME} is damaged or not a manifest of shards")
+        return
+    report.has_manifest = True
+    samples = {source.shards[0]: len(source) for source in sources if isinstance(source, ShardSource)}
+    for path in paths:
+        if path.name not in expected:
+            report.problems.append(f"shard {path} is not in the manifest")
+            continue
+        want_samples, want_bytes, want_sha256 = expected[path.name]
+        got_bytes = path.stat().st_size
+        if got_bytes != want_bytes:
+            report.problems.append(f"shard {path} has {got_bytes} bytes, the manifest says {want_bytes}")
+        elif sha256_file(path) != want_sha256:
+            report.problems.append(f"shard {path} has another sha256 than the manifest says")
+        got_samples = samples.get(path.absolute(), want_samples)
+        if got_samples != want_samples:
+            report.problems.append(f"shard {path} has {got_samples} samples, the manifest says {want_samples}")
+    here = {path.name for path in folder.glob("*.tar")}
+    report.problems += [f"shard {name} is in the manifest but missing" for name in expected if name not in here]
+    classes = manifest.get("classes")
+    if isinstance(classes, list) and report.label_counts and max(report.label_counts) >= len(classes):
+        report.problems.append(f"labels go up to {max(report.label_counts)}, the manifest names {len(classes)} classes")

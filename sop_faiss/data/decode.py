@@ -1,0 +1,135 @@
+"""Encoded bytes to the picture a person sees: upright RGB, at a bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from sop_faiss.data.jpeg import decode_plain_jpeg, plain_jpeg_size
+from sop_faiss.errors import DataError
+
+__all__ = ["MAX_PIXELS", "decode_image", "decode_pillow", "drop_reason", "open_picture"]
+
+MAX_PIXELS = 64_000_000
+"""Largest picture that is decoded, width times height."""
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # never EPS: PIL runs a program for it
+_OPENING = threading.Lock()  # warnings.catch_warnings changes the whole process, so one thread at a time
+os.register_at_fork(after_in_child=lambda: globals().update(_OPENING=threading.Lock()))
+
+
+def drop_reason(error: DataError) -> str:
+    """The reason a sample is dropped, to count by: the first word of what `read` and `decode_image` raise."""
+    return str(error).split(maxsplit=1)[0].rstrip(":")
+
+
+def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "h w 3"]:
+    """Decode one picture to RGB as a person sees it.
+
+    EXIF orientation is applied, transparency laid over white, palettes, CMYK, grey and 16 bit converted; of an
+    animation the first frame.
+
+    Args:
+        encoded: the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF file.
+        max_pixels: more are refused before anything is decoded.
+
+    Raises:
+        DataError: the first word is the reason: `empty`, `not-an-image`, `too-many-pixels`, `truncated`, `damaged`.
+    """
+    size = plain_jpeg_size(encoded)
+    if size is not None and 0 < size[0] * size[1] <= max_pixels:
+        pixels = decode_plain_jpeg(encoded)
+        if pixels is not None:
+            return pixels
+    return np.array(decode_pillow(encoded, max_pixels))  # a copy, as PIL's own memory is read-only
+
+
+def decode_pillow(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """As `decode_image`, to a PIL picture of mode RGB; the slow and the reference path."""
+    if not encoded:
+        raise DataError("empty: no bytes")
+    try:
+        picture = open_picture(encoded, max_pixels)
+        picture.load()
+        return _to_rgb(_upright(picture))
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error, ... on bad bytes
+        reason = " ".join(str(error).split())[:100]
+        cut = any(word in reason.lower() for word in ("truncated", "incomplete", "unexpected end", "not processed"))
+        raise DataError(f"{'truncated' if cut else 'damaged'}: {reason or type(error).__name__}") from None
+
+
+def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read the header of one picture: its format and size are known, nothing is decoded.
+
+    Raises:
+        DataError: `not-an-image`, `too-many-pixels`, or `damaged` for a header without pixels.
+    """
+    try:
+        with _quiet():
+            picture = Image.open(io.BytesIO(encoded), formats=_known_formats())
+    except Image.DecompressionBombError:
+        raise DataError(f"too-many-pixels: wanted at most {max_pixels}") from None
+    except UnidentifiedImageError:
+        raise DataError("not-an-image: the bytes are no picture of a known format") from None
+    width, height = picture.size
+    if width * height > max_pixels:
+        raise DataError(f"too-many-pixels: {width} x {height}, wanted at most {max_pixels}")
+    if width * height == 0:
+        raise DataError("damaged: no pixels")
+    return picture
+
+
+@functools.cache
+def _known_formats() -> tuple[str, ...]:
+    """Those of `_FORMATS` that this PIL was built with: WebP and AVIF need libraries."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """PIL's warnings off (odd EXIF, many pixels): what matters is an error here. Short, as one thread at a time."""
+    with _OPENING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation of a loaded picture; damaged EXIF does not make the picture unusable."""
+    with _quiet(), contextlib.suppress(Exception):
+        return ImageOps.exif_transpose(picture)
+    return picture
+
+
+def _to_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return picture
+    if picture.mode.startswith(("I", "F")):
+        return _from_deep(picture)
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _from_deep(picture: Image.Image) -> Image.Image:
+    """Grey of 16 bits by its high byte (PIL's own conversion clips at 255), of floats from 0..1 or 0..255."""
+    values: np.ndarray = np.asarray(picture)
+    top = float(np.nan_to_num(values).max())
+    if picture.mode == "F":
+        grey = np.nan_to_num(values) * (255.0 if top <= 1.0 else 1.0)
+    else:
+        grey = values if picture.mode == "I" and top <= 255 else np.clip(values, 0, 65535) // 256
+    return Image.fromarray(np.clip(grey, 0, 255).round().astype(np.uint8)).convert("RGB")

@@ -1,0 +1,56 @@
+"""The fast way for the usual JPEG: its size from the header, its pixels through OpenCV."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+
+__all__ = ["decode_plain_jpeg", "plain_jpeg_size"]
+
+_MARKER_IN_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")  # neither stuffing, fill nor restart (ITU T.81, B.1.1.2)
+
+
+def plain_jpeg_size(encoded: bytes) -> tuple[int, int] | None:
+    """Width and height of a JPEG that OpenCV decodes as PIL does; None for all else.
+
+    That is: 8 bits, grey or YCbCr, and one scan that runs to the end mark. A cut file, or one with a stray marker in
+    its scan, is none: OpenCV fills what is missing with grey instead of failing. Walks the marker segments up to the
+    scan (ITU T.81, B.2) and searches that for its end; touches no pixel.
+    """
+    if encoded[:2] != b"\xff\xd8":
+        return None
+    size = None
+    position = 2
+    while position + 10 <= len(encoded) and encoded[position] == 0xFF:
+        marker = encoded[position + 1]
+        length = int.from_bytes(encoded[position + 2 : position + 4], "big")
+        if marker in (0xC0, 0xC1):  # baseline and extended sequential frames
+            if size is not None or encoded[position + 4] != 8 or encoded[position + 9] not in (1, 3):
+                return None
+            height, width = struct.unpack_from(">HH", encoded, position + 5)
+            size = (width, height)
+        elif marker == 0xDA:
+            end = _MARKER_IN_SCAN.search(encoded, position + 2 + length)
+            return size if end is not None and encoded[end.start() + 1] == 0xD9 else None
+        elif marker == 0xE1 and encoded.find(b"tiff:Orientation", position, position + length) >= 0:
+            return None  # PIL obeys an orientation in XMP, OpenCV only one in EXIF
+        elif (0xC2 <= marker <= 0xCF and marker != 0xC4) or marker < 0xC0 or length < 2:
+            return None  # progressive (several scans), lossless, arithmetic; fill bytes; damaged
+        position += 2 + length
+    return None
+
+
+def decode_plain_jpeg(encoded: bytes) -> UInt8[np.ndarray, "h w 3"] | None:
+    """The pixels of a JPEG with a `plain_jpeg_size`, exactly as PIL gives them, two to four times as fast.
+
+    None where OpenCV finds the file damaged; PIL then says how.
+    """
+    try:
+        pixels = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
+    except cv2.error:  # beyond OpenCV's own limit of pixels
+        return None
+    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, pixels)

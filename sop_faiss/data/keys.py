@@ -1,0 +1,63 @@
+"""Which files are pictures, and how pictures get unique keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from sop_faiss.errors import DataError
+
+__all__ = ["PICTURE_SUFFIXES", "SHARD_SUFFIXES", "require_utf8", "split_name", "unique_keys"]
+
+SHARD_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+"""Picture members of a shard, in lower case."""
+
+PICTURE_SUFFIXES = (*SHARD_SUFFIXES, ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+"""Picture files of a folder, in lower case."""
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Split a path at the last dot of its basename: `a.d/b.c.jpg` gives `a.d/b.c` and `.jpg`; no dot, no suffix."""
+    dot = name.rfind(".")
+    if dot <= name.rfind("/") + 1:
+        return name, ""
+    return name[:dot], name[dot:]
+
+
+def unique_keys(stems: Sequence[str], *longer: Callable[[int], str]) -> list[str]:
+    """Give every picture a unique key: its stem or, where stems collide, the first longer name that is unique.
+
+    Args:
+        stems: the shortest name of each picture.
+        longer: name a position in more and more words, such as with its folder, then with its suffix too.
+
+    Raises:
+        DataError: even the longest names are not unique.
+    """
+    keys = list(stems)
+    for name in longer:
+        counts = Counter(keys)
+        if len(counts) == len(keys):
+            return keys
+        for position, key in enumerate(keys):
+            if counts[key] > 1:
+                keys[position] = name(position)
+    if len(set(keys)) < len(keys):  # a longer name of one is the short name of another: all take the longest
+        keys = [longer[-1](position) for position in range(len(keys))] if longer else keys
+        repeated = next((key for key, count in Counter(keys).items() if count > 1), None)
+        if repeated is not None:
+            raise DataError(f"two pictures have the key {repeated}: keys must be unique, rename one")
+    return keys
+
+
+def require_utf8(names: Sequence[str]) -> None:
+    """Refuse names that hold bytes which are not UTF-8: they fit in no feature store.
+
+    Raises:
+        DataError: names the first.
+    """
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        bad = next(name for name in names if any("\ud800" <= letter <= "\udfff" for letter in name))
+        raise DataError(f"the name {bad!a} is not UTF-8: rename it") from None

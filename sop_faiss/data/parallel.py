@@ -1,0 +1,46 @@
+"""A map over threads that keeps the order and holds only a bounded number of results.
+
+Threads, not processes: reading, decoding and resizing all leave Python's lock, nothing has to be copied between
+processes, and Ctrl-C ends it at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+__all__ = ["default_workers", "map_ordered"]
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+_RESULTS_PER_WORKER = 4
+
+
+def default_workers() -> int:
+    """The number of processors this process may use, 8 at most."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
+def map_ordered(function: Callable[[A], B], items: Iterable[A], workers: int) -> Iterator[B]:
+    """Yield `function(item)` for each item, in order; up to four results per worker wait to be taken.
+
+    Args:
+        function: must be safe in threads; what it raises is raised at its place in the order.
+        items: consumed as far as the work has been handed out.
+        workers: threads; 1 or more.
+    """
+    waiting: deque[Future[B]] = deque()
+    pool = ThreadPoolExecutor(max_workers=workers)
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) >= _RESULTS_PER_WORKER * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -1,0 +1,151 @@
+"""The headers of a tar file, walked without reading the members: where each member lies.
+
+Python's `tarfile` takes about 60 us per member and accepts a file that ends early; this walk takes about 5 us and
+does not. Understood: POSIX ustar and pax, GNU long names, base-256 sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from sop_faiss.errors import DataError
+
+__all__ = ["BLOCK_BYTES", "Member", "walk_tar"]
+
+BLOCK_BYTES = 512
+_LONGEST_EXTENSION_BYTES = 1 << 20  # of a pax or GNU long-name header
+_RECORD_BYTES = 20 * BLOCK_BYTES  # tar pads its end to this
+_REGULAR = (b"0", b"\0", b"7")
+_LINKS = (b"1", b"2")
+_REMEDY = "copy or make it again"
+
+
+class Member(NamedTuple):
+    """A regular file or a link in a tar."""
+
+    name: str
+    offset: int  # of the first content byte in the tar, bytes
+    size: int  # of the content, bytes
+    is_link: bool
+    head: bytes  # up to the first 512 bytes of the content
+
+
+def walk_tar(descriptor: int, shard: Path) -> Iterator[Member]:
+    """Yield the members of an open tar in file order; folders and devices are passed over.
+
+    Args:
+        descriptor: of the open file; read by position, so it may be shared.
+        shard: its path, for messages.
+
+    Raises:
+        DataError: not a tar, cut in the middle, damaged, or going on after its end; names shard, offset and remedy.
+    """
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"shard {shard} is not a regular file: name a .tar file")
+    end = status.st_size
+    offset, long_name, long_size = 0, "", -1
+    while True:
+        block = os.pread(descriptor, 2 * BLOCK_BYTES, offset)
+        if len(block) < BLOCK_BYTES:
+            raise _cut(shard, offset, "no end mark")
+        header = block[:BLOCK_BYTES]
+        if header[0] == 0 and not header.strip(b"\0"):
+            _check_end(descriptor, shard, offset)
+            return
+        size = _check_header(header, shard, offset)
+        kind = header[156:157]
+        content = offset + BLOCK_BYTES
+        if kind in (b"x", b"L", b"g", b"K"):
+            extension = _read_extension(descriptor, shard, content, size)
+            if kind == b"L":
+                long_name = extension.rstrip(b"\0").decode("utf-8", "surrogateescape")
+            elif kind == b"x":
+                long_name, long_size = _parse_pax(extension, shard, offset)
+        else:
+            name = long_name or _short_name(header)
+            size = long_size if long_size >= 0 else size
+            long_name, long_size = "", -1
+            if content + size > end:
+                raise _cut(shard, offset, f"member {name} of {size} bytes goes beyond the end")
+            if kind in _REGULAR and not name.endswith("/"):
+                yield Member(name, content, size, False, block[BLOCK_BYTES : BLOCK_BYTES + size])
+            elif kind in _LINKS or kind == b"S":
+                yield Member(name, content, 0, True, b"")
+        offset = content + -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _cut(shard: Path, offset: int, what: str) -> DataError:
+    return DataError(f"shard {shard} is cut off: at offset {offset} {what}; {_REMEDY}")
+
+
+def _check_header(header: bytes, shard: Path, offset: int) -> int:
+    """Verify the checksum; the member's size in bytes."""
+    try:
+        stored = int(header[148:156].strip(b" \0"), 8)
+        size = _number(header[124:136])
+    except ValueError:
+        stored, size = -1, -1
+    # the checksum is the sum of the bytes, with spaces in its own field; the low half of Adler-32 is 1 + that sum mod
+    # 65521, at a twentieth of the time of sum()
+    total = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * 32
+    if size < 0 or stored < 0 or (total - stored) % 65521:
+        if offset == 0:
+            kind = " (gzip: unpack it, compressed shards have no random access)" if header[:2] == b"\x1f\x8b" else ""
+            raise DataError(f"shard {shard} is not a tar file{kind}: pack it with `sop-data pack`")
+        raise DataError(f"shard {shard} is damaged at offset {offset}, where a tar header should be; {_REMEDY}")
+    return size
+
+
+def _number(field: bytes) -> int:
+    if field[0] & 0x80:  # GNU base-256, for 8 GiB and more
+        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+    return int(field.strip(b" \0") or b"0", 8)
+
+
+def _short_name(header: bytes) -> str:
+    name = header[:100].partition(b"\0")[0]
+    if header[345] and header[257:263] == b"ustar\0":  # POSIX prefix; GNU's old format keeps times there
+        name = header[345:500].partition(b"\0")[0] + b"/" + name
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _read_extension(descriptor: int, shard: Path, content: int, size: int) -> bytes:
+    if size > _LONGEST_EXTENSION_BYTES:
+        raise DataError(f"shard {shard} is damaged at offset {content}: a header extension of {size} bytes; {_REMEDY}")
+    extension = os.pread(descriptor, size, content)
+    if len(extension) < size:
+        raise _cut(shard, content, f"a header extension of {size} bytes goes beyond the end")
+    return extension
+
+
+def _parse_pax(extension: bytes, shard: Path, offset: int) -> tuple[str, int]:
+    """The `path` and `size` of a pax header, "" and -1 where it has none."""
+    name, size, position = "", -1, 0
+    try:
+        while position < len(extension) and extension[position] != 0:
+            space = extension.index(b" ", position)
+            length = int(extension[position:space])
+            keyword, equals, value = extension[space + 1 : position + length - 1].partition(b"=")
+            if length <= space - position or not equals or position + length > len(extension):
+                raise ValueError
+            if keyword == b"path":
+                name = value.decode("utf-8", "surrogateescape")
+            elif keyword == b"size":
+                size = int(value)
+            position += length
+    except ValueError:
+        raise DataError(f"shard {shard} is damaged at offset {offset}: bad pax header; {_REMEDY}") from None
+    return name, size
+
+
+def _check_end(descriptor: int, shard: Path, offset: int) -> None:
+    if os.pread(descriptor, _RECORD_BYTES + BLOCK_BYTES, offset).strip(b"\0"):
+        raise DataError(
+            f"shard {shard} goes on after its end mark at offset {offset} (tars joined with cat, or damaged); {_REMEDY}"
+        )

@@ -1,0 +1,141 @@
+"""DINO's weighted k-nearest-neighbour classifier on frozen features.
+
+Each of the k nearest training images votes for its class with weight exp(similarity / 0.07); nothing is trained.
+Source: Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discrimination"; Caron et al. 2021,
+"Emerging Properties in Self-Supervised Vision Transformers" (DINO).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.evaluate.metrics import top_positions
+from sop_faiss.evaluate.similarity import require_unit_rows, similarity_rows
+from sop_faiss.neighbors.exact import NearestRows, nearest_rows
+
+__all__ = ["KS", "TEMPERATURE", "check_choices", "knn_classify", "used_ks"]
+
+KS = (10, 20, 100, 200)
+"""The numbers of neighbours that DINO reports."""
+TEMPERATURE = 0.07
+QUERY_BLOCK = 8192
+"""Test rows searched together."""
+
+
+def used_ks(ks: Sequence[int], train_count: int) -> dict[int, int]:
+    """How many neighbours each asked k really uses: k, but never more than there are training images."""
+    return {k: min(k, train_count) for k in ks}
+
+
+def check_choices(ks: Sequence[int], temperature: float) -> None:
+    """Check the numbers of neighbours and the temperature.
+
+    Raises:
+        ConfigError: no k is given, one is below 1, or the temperature is not above 0.
+    """
+    if not ks or min(ks) < 1:
+        raise ConfigError(f"k = {', '.join(map(str, ks)) or 'nothing'}: wanted at least one k, each at least 1")
+    if not temperature > 0:
+        raise ConfigError(f"temperature {temperature} of the k-NN votes: wanted above 0")
+
+
+def knn_classify(
+    train_features: Float32[np.ndarray, "n d"],
+    train_labels: Int64[np.ndarray, " n"],
+    test_features: Float32[np.ndarray, "q d"],
+    test_labels: Int64[np.ndarray, " q"],
+    ks: Sequence[int] = KS,
+    temperature: float = TEMPERATURE,
+) -> dict[str, float]:
+    """Accuracy of weighted k-NN for every k, from one search.
+
+    A class is predicted only if one of the k neighbours belongs to it. Of two classes with equal votes the smaller
+    label comes first, of two training images of equal similarity the first. Labels are any integers.
+
+    Args:
+        train_features: unit rows.
+        train_labels: class of each training row.
+        test_features: unit rows.
+        test_labels: true class of each test row; a class without training images is never right.
+        ks: numbers of neighbours; one above n uses all n (see `used_ks`).
+        temperature: of the votes, above 0.
+
+    Returns:
+        `top1_k20`, `top5_k20` and so on, in percent, named by the k that was asked for.
+
+    Raises:
+        ConfigError: a k or the temperature is impossible.
+        DataError: there are no training or no test rows.
+        FeatureError: rows are not finite unit vectors, or the dimensions differ.
+    """
+    check_choices(ks, temperature)
+    if len(train_features) == 0 or len(test_features) == 0:
+        raise DataError(f"k-NN with {len(train_features)} training and {len(test_features)} test rows: wanted some")
+    require_unit_rows(train_features, "training features")
+    require_unit_rows(test_features, "test features")
+    neighbors_used = used_ks(ks, len(train_features))
+    right = {(top, k): 0 for k in neighbors_used for top in (1, 5)}
+    for start in range(0, len(test_features), QUERY_BLOCK):
+        block = slice(start, start + QUERY_BLOCK)
+        found = _nearest_in_fixed_order(test_features[block], train_features, max(neighbors_used.values()))
+        classes = train_labels[found.rows]
+        for k, used in neighbors_used.items():
+            place = _place_of_truth(found.similarities[:, :used], classes[:, :used], test_labels[block], temperature)
+            for top in (1, 5):
+                right[top, k] += int((place < top).sum())
+    return {f"top{top}_k{k}": 100.0 * count / len(test_features) for (top, k), count in right.items()}
+
+
+def _nearest_in_fixed_order(
+    queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], k: int
+) -> NearestRows:
+    """The k nearest rows where of equally similar ones the first are taken, also at the end of the list.
+
+    FAISS keeps any of the rows that tie for the k-th place (repeated pictures, a collapsed encoder). One row more than
+    k shows where that happens, and there the whole gallery is ranked.
+    """
+    if k == len(gallery):
+        return nearest_rows(queries, gallery, k)
+    similarities, rows = nearest_rows(queries, gallery, k + 1)
+    cut_through_tie = np.flatnonzero(similarities[:, k - 1] == similarities[:, k])
+    nothing = np.empty(0, dtype=np.int64)
+    similarities, rows = similarities[:, :k], rows[:, :k]
+    for query, to_all in zip(cut_through_tie, similarity_rows(queries[cut_through_tie], gallery), strict=True):
+        rows[query] = top_positions(to_all, nothing, k)
+        similarities[query] = to_all[rows[query]]
+    return NearestRows(similarities, rows)
+
+
+def _place_of_truth(
+    similarities: Float32[np.ndarray, "q k"],
+    classes: Int64[np.ndarray, "q k"],
+    truth: Int64[np.ndarray, " q"],
+    temperature: float,
+) -> Int64[np.ndarray, " q"]:
+    """Place of the true class among the classes of each row's neighbours by falling votes, from 0.
+
+    A true class that no neighbour belongs to stands behind every place.
+    """
+    rows, k = similarities.shape
+    # Votes relative to the nearest neighbour's: the same order, and no overflow at any temperature.
+    exact = similarities.astype(np.float64)
+    votes = np.exp((exact - exact[:, :1]) / temperature)
+    row_of_vote = np.repeat(np.arange(rows), k)
+    names, ids = np.unique(classes, return_inverse=True)
+    # One pair (row, class) per class among a row's neighbours; pairs come sorted by row, then class.
+    pair_keys, pair_of_vote = np.unique(row_of_vote * len(names) + ids.ravel(), return_inverse=True)
+    pair_votes = np.bincount(pair_of_vote, weights=votes.ravel())
+    pair_row, pair_class = np.divmod(pair_keys, len(names))
+    is_truth: Bool[np.ndarray, " pairs"] = names[pair_class] == truth[pair_row]
+    truth_votes = np.full(rows, -np.inf)
+    truth_votes[pair_row[is_truth]] = pair_votes[is_truth]
+    ahead = (pair_votes > truth_votes[pair_row]) | (
+        (pair_votes == truth_votes[pair_row]) & (names[pair_class] < truth[pair_row])
+    )
+    place = np.bincount(pair_row[ahead], minlength=rows)
+    place[np.isneginf(truth_votes)] = np.iinfo(np.int64).max
+    return place

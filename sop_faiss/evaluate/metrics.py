@@ -1,0 +1,118 @@
+"""Retrieval metrics of the revisited Oxford/Paris protocol, in pure numpy and without a sort of the gallery.
+
+Source: Radenovic, Iscen, Tolias, Avrithis, Chum, "Revisiting Oxford and Paris", CVPR 2018. A query's gallery falls into
+relevant, ignored (junk) and all other images. Ignored images are taken out of the ranking before anything is measured.
+
+Every metric follows from the *ranks* of the relevant images alone. A rank is a count, namely of the kept gallery images
+that stand above, so one pass over the similarities gives it exactly. Images of equal similarity stand in gallery order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Float32, Int64, UInt64
+
+from sop_faiss.errors import FeatureError
+
+__all__ = [
+    "average_precision",
+    "mean_percent",
+    "order_keys",
+    "precision_at",
+    "ranks_of_relevant",
+    "recall_at_1",
+    "top_positions",
+]
+
+_SIGN_BIT = np.uint32(0x80000000)
+
+
+def order_keys(similarities: Float32[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+    """One integer per gallery image; rising keys are the ranking (falling similarity, then rising position).
+
+    The upper half of a key is the bit pattern of the float, turned so that larger floats give smaller integers; the
+    lower half is the position. No two keys are equal, so the ranking is a total order: a stable sort's, found without
+    sorting.
+
+    Raises:
+        FeatureError: a similarity is NaN.
+    """
+    if np.isnan(similarities).any():
+        raise FeatureError("similarities hold NaN, so there is no ranking: extract the features again")
+    bits = (similarities + np.float32(0)).view(np.uint32)  # adding 0 makes -0.0 and 0.0 one value
+    rising = np.where(bits & _SIGN_BIT, ~bits, bits | _SIGN_BIT)
+    return (~rising).astype(np.uint64) << np.uint64(32) | np.arange(len(bits), dtype=np.uint64)
+
+
+def ranks_of_relevant(
+    similarities: Float32[np.ndarray, " n"], relevant: Int64[np.ndarray, " r"], ignored: Int64[np.ndarray, " i"]
+) -> Int64[np.ndarray, " r"]:
+    """Zero-based ranks of the relevant images, rising, in the ranking without the ignored images.
+
+    Args:
+        similarities: of one query to the whole gallery; larger is closer.
+        relevant: gallery positions, no position twice.
+        ignored: gallery positions, none of them relevant.
+    """
+    keys = order_keys(similarities)
+    relevant_keys = np.sort(keys[relevant])
+    kept_keys = np.delete(keys, ignored)
+    # A kept image stands above exactly those relevant images whose key is larger than its own.
+    first_below = np.searchsorted(relevant_keys, kept_keys, side="right")
+    return np.cumsum(np.bincount(first_below, minlength=len(relevant) + 1)[: len(relevant)], dtype=np.int64)
+
+
+def top_positions(
+    similarities: Float32[np.ndarray, " n"], ignored: Int64[np.ndarray, " i"], count: int
+) -> Int64[np.ndarray, " t"]:
+    """Positions of the first `count` gallery images of the ranking without the ignored ones (fewer if there are)."""
+    keys = np.delete(order_keys(similarities), ignored)
+    if count < len(keys):
+        keys = np.partition(keys, count)[:count]
+    return (np.sort(keys) & np.uint64(0xFFFFFFFF)).astype(np.int64)
+
+
+def average_precision(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
+    """Area under the precision-recall curve by trapezoids, 0..1.
+
+    The j-th relevant image (from 0) at rank t adds a step of recall 1/relevant_count, with the mean of the precision
+    just before it, j/t (1 at rank 0), and just after it, (j + 1)/(t + 1).
+
+    Args:
+        ranks: zero-based ranks of the relevant images that were found, rising.
+        relevant_count: all relevant images of the query, also those that a cut ranking does not hold; at least 1.
+    """
+    found = np.arange(len(ranks))
+    precision_before = np.where(ranks == 0, 1.0, found / np.maximum(ranks, 1))
+    precision_after = (found + 1) / (ranks + 1)
+    return float((precision_before + precision_after).sum() / (2 * relevant_count))
+
+
+def precision_at(ranks: Int64[np.ndarray, " r"], k: int) -> float:
+    """Share of relevant images among the first k, 0..1, where k shrinks to the place of the last relevant image.
+
+    So a query with fewer than k relevant images can still reach 1. A ranking that holds none scores 0.
+    """
+    if len(ranks) == 0:
+        return 0.0
+    shrunk_k = min(int(ranks[-1]) + 1, k)
+    return int(np.searchsorted(ranks, shrunk_k)) / shrunk_k
+
+
+def recall_at_1(ranks: Int64[np.ndarray, " r"]) -> float:
+    """1 if the first image of the ranking is relevant, else 0."""
+    return float(len(ranks) > 0 and ranks[0] == 0)
+
+
+def mean_percent(scores: Iterable[float]) -> float:
+    """Mean over the counted queries, in percent.
+
+    Raises:
+        ValueError: there is no score to average.
+    """
+    values = list(scores)
+    if not values:
+        raise ValueError("no query was counted")
+    return 100.0 * float(np.mean(values))

@@ -1,0 +1,102 @@
+"""The JSON that every measuring command writes: what was measured, how, on what, and the numbers."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sop_faiss.errors import SopError
+from sop_faiss.files import write_json
+
+__all__ = ["environment", "require_writable", "write_result"]
+
+FAISS_PACKAGES = ("faiss-gpu", "faiss-cpu", "faiss-gpu-cu12", "faiss-gpu-cu11")
+"""PyPI packages that install the module faiss."""
+
+
+def require_writable(path: Path | None) -> None:
+    """Check before long work that its result can be written there; None is fine.
+
+    Raises:
+        SopError: the path is a directory, or the place cannot be written to.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise SopError(f"output {path} is a directory: name a file in it")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise SopError(f"output {path} cannot be written: {above} is not a directory, or not writable")
+
+
+def environment() -> dict[str, str | int | None]:
+    """Versions, platform, number of CPUs, GPU and date; neither host name nor paths.
+
+    Keys: sop_faiss, python, numpy, torch, timm, faiss (versions; None where absent), platform, cpus, gpu (its name, or
+    None), date (UTC, ISO 8601).
+    """
+    faiss_versions = (_version(package) for package in FAISS_PACKAGES)
+    return {
+        "sop_faiss": _version("sop-faiss"),
+        "python": platform.python_version(),
+        "numpy": _version("numpy"),
+        "torch": _version("torch"),
+        "timm": _version("timm"),
+        "faiss": next((version for version in faiss_versions if version is not None), None),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpu": _gpu_name(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_result(
+    path: Path,
+    command: str,
+    dataset: str,
+    protocol: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    encoder: Mapping[str, str],
+    seconds: float,
+) -> None:
+    """Write one measurement as JSON, atomically.
+
+    Args:
+        path: the file; an existing one is replaced.
+        command: as `sop-knn`.
+        dataset: as the user named it.
+        protocol: every choice that changes the numbers.
+        metrics: plain numbers, in percent where the field uses percent.
+        encoder: `name` and `fingerprint`.
+        seconds: wall-clock time of the measurement.
+    """
+    write_json(
+        path,
+        {
+            "command": command,
+            "dataset": dataset,
+            "protocol": dict(protocol),
+            "metrics": dict(metrics),
+            "encoder": {"name": encoder["name"], "fingerprint": encoder["fingerprint"]},
+            "environment": environment(),
+            "seconds": round(seconds, 3),
+        },
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu_name() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -1,0 +1,187 @@
+"""A retrieval data set on disk: its ground truth, and the picture file of every query and gallery name.
+
+Pictures stand in `jpg/` (queries and gallery together, as in Oxford and Paris) or in `query/` and `database/`. Nothing
+is downloaded: a missing picture is an error that says how many are missing and from where.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from sop_faiss.data.decode import decode_image
+from sop_faiss.data.listing import FileSource
+from sop_faiss.errors import DataError
+from sop_faiss.evaluate.ground_truth import Box, GroundTruth, read_ground_truth
+from sop_faiss.files import sha256_file
+
+__all__ = ["KNOWN_SETS", "CroppedFiles", "RetrievalSet", "crop_to_box", "open_retrieval_set"]
+
+KNOWN_SETS = {
+    "roxford5k": "ba7967754bd2d7d2210a5799f9c45ad5835e269a80ef9d3eba44caa35816c471",
+    "rparis6k": "d2e729a5293dda7dda8a15c8383424a42e4964a2c4cfea2f32fa85d11d2df499",
+}
+"""The benchmark's data sets, and the sha256 of their published `gnd_NAME.pkl`."""
+
+BENCHMARK_PAGE = "https://github.com/filipradenovic/revisitop"
+ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp", ".JPG", ".JPEG", ".PNG")
+"""What may follow a name of imlist or qimlist; the name as it stands comes first."""
+
+
+@dataclass(eq=False)
+class CroppedFiles(FileSource):
+    """Picture files of which only the part inside a box is seen."""
+
+    boxes: list[Box | None]
+    """Per picture; None keeps the whole picture."""
+
+    def read(self, position: int) -> bytes:
+        """Encoded bytes of one picture; a cropped one is encoded anew, without loss.
+
+        Raises:
+            DataError: as of FileSource and `decode_image`, or `outside:` the box is not in the picture.
+        """
+        encoded = super().read(position)
+        box = self.boxes[position]
+        if box is None:
+            return encoded
+        cropped = io.BytesIO()
+        Image.fromarray(crop_to_box(decode_image(encoded), box)).save(cropped, "PNG", compress_level=1)
+        return cropped.getvalue()
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """A data set whose every picture file is there.
+
+    Attributes:
+        name: as the user named it.
+        truth: what is relevant to which query.
+        gallery: the pictures of `truth.images`, in that order.
+        queries: the pictures of `truth.queries`, in that order, cropped to the queries' boxes.
+        whole_queries: the same pictures, not cropped.
+    """
+
+    name: str
+    truth: GroundTruth
+    gallery: FileSource
+    queries: CroppedFiles
+    whole_queries: FileSource
+
+
+def crop_to_box(image: UInt8[np.ndarray, "h w 3"], box: Box) -> UInt8[np.ndarray, "ch cw 3"]:
+    """The part of a picture inside a box, whose corners are rounded to whole pixels and clipped to the picture.
+
+    Raises:
+        DataError: nothing of the box lies inside the picture (first word `outside`).
+    """
+    height, width = image.shape[:2]
+    x1, y1, x2, y2 = (round(value) for value in box)
+    part = image[y1 : min(y2, height), x1 : min(x2, width)]
+    if part.size == 0:
+        raise DataError(f"box {list(box)} lies outside its picture of {width} x {height} px: wrong gnd or picture?")
+    return np.ascontiguousarray(part)
+
+
+def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | None = None) -> RetrievalSet:
+    """Find ground truth and pictures of a data set.
+
+    Args:
+        dataset: `roxford5k`, `rparis6k`, or a directory.
+        data_root: the directory that holds the data set's directory; the current one if not given.
+        gnd: another ground-truth file than the data set's own.
+
+    Raises:
+        DataError: directory, ground truth or pictures are missing or damaged, or the ground truth of a known data set
+            is not the published one.
+    """
+    root = _directory(dataset, data_root)
+    truth = read_ground_truth(gnd if gnd is not None else _own_ground_truth(root, dataset))
+    gallery = _find_pictures(root, "database", truth.images, dataset)
+    queries = _find_pictures(root, "query", [query.name for query in truth.queries], dataset)
+    root, keys, boxes = root.absolute(), _unique_keys(truth), [query.box for query in truth.queries]
+    return RetrievalSet(
+        name=dataset,
+        truth=truth,
+        gallery=FileSource(f"{dataset} (database)", truth.images, None, None, root, gallery),
+        queries=CroppedFiles(f"{dataset} (queries)", keys, None, None, root, queries, boxes),
+        whole_queries=FileSource(f"{dataset} (queries)", keys, None, None, root, queries),
+    )
+
+
+def _directory(dataset: str, data_root: Path | None) -> Path:
+    above = data_root if data_root is not None else Path()
+    if not above.is_dir():
+        raise DataError(f"data root {above} is not a directory")
+    root = above / dataset
+    if not root.is_dir():
+        names = ", ".join(KNOWN_SETS)
+        raise DataError(
+            f"data set {dataset!r}: {root} is not a directory; wanted {names} inside --data-root, or a directory with "
+            "gnd.json and pictures"
+        )
+    return root
+
+
+def _own_ground_truth(root: Path, dataset: str) -> Path:
+    if dataset in KNOWN_SETS:
+        return _published_ground_truth(root / f"gnd_{dataset}.pkl", dataset)
+    found = sorted([*root.glob("gnd.json"), *root.glob("gnd_*.pkl")])
+    if len(found) != 1:
+        got = ", ".join(path.name for path in found) or "neither gnd.json nor gnd_*.pkl"
+        raise DataError(f"{root} holds {got}; wanted one ground-truth file, or name one with --gnd")
+    return found[0]
+
+
+def _published_ground_truth(path: Path, dataset: str) -> Path:
+    if not path.is_file():
+        raise DataError(f"ground truth {path} does not exist: get it from {BENCHMARK_PAGE}, or name one with --gnd")
+    if (got := sha256_file(path)) != KNOWN_SETS[dataset]:
+        raise DataError(
+            f"{path} is not the published ground truth of {dataset} (sha256 {got[:12]}..., wanted "
+            f"{KNOWN_SETS[dataset][:12]}...): fetch it again, or name it with --gnd to use it all the same"
+        )
+    return path
+
+
+def _find_pictures(root: Path, folder: str, names: Sequence[str], dataset: str) -> list[str]:
+    """File of each name relative to root, in `jpg/` if there is such a folder, else in `folder`."""
+    place = "jpg" if (root / "jpg").is_dir() else folder
+    if not (root / place).is_dir():
+        raise DataError(
+            f"{root} has neither jpg/ nor {folder}/: the pictures are missing" + _where_from(dataset, root / "jpg")
+        )
+    files = [_first_existing(root, f"{place}/{name}") for name in names]
+    missing = [name for name, file in zip(names, files, strict=True) if file is None]
+    if missing:
+        raise DataError(
+            f"{len(missing)} of {len(names)} {folder} pictures are missing in {root / place} (first: {missing[0]})"
+            + _where_from(dataset, root / place)
+        )
+    return [file for file in files if file is not None]
+
+
+def _first_existing(root: Path, file: str) -> str | None:
+    return next((file + ending for ending in ENDINGS if (root / (file + ending)).is_file()), None)
+
+
+def _where_from(dataset: str, place: Path) -> str:
+    if dataset not in KNOWN_SETS:
+        return "; nothing is downloaded, put them there"
+    return f"; nothing is downloaded, put the photos of {dataset} into {place} (links: {BENCHMARK_PAGE})"
+
+
+def _unique_keys(truth: GroundTruth) -> list[str]:
+    """Query names; a picture that is asked for several boxes gets the box added."""
+    times = Counter(query.name for query in truth.queries)
+    return [
+        query.name if times[query.name] == 1 else f"{query.name}@{query.box}".replace(" ", "")
+        for query in truth.queries
+    ]

@@ -1,0 +1,257 @@
+"""Features on disk: Parquet files that any reader can use, and a manifest (design 4.2)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float32, Int64
+
+from sop_faiss.errors import FeatureError, SopError
+from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
+
+__all__ = ["FEATURE_DTYPES", "MANIFEST_NAME", "FeatureStore", "require_dtype"]
+
+MANIFEST_NAME = "manifest.json"
+FORMAT = "sop_faiss feature store 1"
+FEATURE_DTYPES = ("float32", "float16")
+"""How features may be stored; they are float32 in memory."""
+
+_BYTES_PER_FILE = 256 * 2**20
+"""Features per Parquet file, about; at most 100 files' worth is ever held twice."""
+_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
+"""How far the norm of a stored row may be from 1; float16 rounds each number by up to 5e-4 of itself."""
+
+
+@dataclass
+class FeatureStore:
+    """Unit-norm features of pictures, and where each picture is. Row i of every column belongs to one picture.
+
+    Attributes:
+        keys: unique names.
+        labels: class numbers, -1 for a picture without one; None if none has one.
+        sources: the shard of each picture relative to the manifest's `root`; "" for a picture that is a file.
+        members: the shard's member, or the file relative to `root`.
+        features: unit-norm rows.
+        manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalised`, `root`,
+            `sources` (as the user named them), and what else the extraction noted; JSON values.
+    """
+
+    keys: list[str]
+    labels: Int64[np.ndarray, " n"] | None
+    sources: list[str]
+    members: list[str]
+    features: Float32[np.ndarray, "n d"]
+    manifest: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def check(self) -> None:
+        """Check that the columns belong together and the features are usable.
+
+        Raises:
+            FeatureError: columns of different lengths, a repeated key, or a row that is not finite or not of unit norm.
+        """
+        self._check_columns()
+        _check_unit_norm(self.features, self.keys, _TOLERANCE["float32"])
+
+    def _check_columns(self) -> None:
+        count = len(self.features)
+        columns = (("key", self.keys), ("label", self.labels), ("source", self.sources), ("member", self.members))
+        for name, column in columns:
+            if column is not None and len(column) != count:
+                raise FeatureError(f"features have {count} rows, but column {name} has {len(column)}")
+        repeated = [key for key, times in Counter(self.keys).items() if times > 1]
+        if repeated:
+            raise FeatureError(
+                f"{len(repeated)} keys are not unique (first {repeated[0]!r}): put the shard or folder before them"
+            )
+
+    def write(self, directory: Path, *, feature_dtype: str = "float32") -> dict[str, Any]:
+        """Write the store; it appears whole or not at all.
+
+        Args:
+            directory: new or empty.
+            feature_dtype: `float32` or `float16` (half the size; similarities change by about 1e-3).
+
+        Returns:
+            The manifest as written.
+
+        Raises:
+            FeatureError: the features are unusable (see `check`), or the dtype is unknown.
+            SopError: the directory is not empty; nothing is touched.
+        """
+        require_dtype(feature_dtype)
+        self.check()
+        count, dimension = self.features.shape
+        with atomic_directory(directory) as temporary:
+            files = []
+            for number, (start, stop) in enumerate(_parts(count, dimension)):
+                name = f"features-{number:05d}.parquet"
+                pq.write_table(self._table(start, stop, feature_dtype), temporary / name)
+                files.append({"name": name, "rows": stop - start, "sha256": sha256_file(temporary / name)})
+            manifest = {
+                **self.manifest,
+                "format": FORMAT,
+                "dimension": dimension,
+                "count": count,
+                "normalised": True,
+                "feature_dtype": feature_dtype,
+                "files": files,
+            }
+            write_json(temporary / MANIFEST_NAME, manifest)
+        return manifest
+
+    def _table(self, start: int, stop: int, feature_dtype: str) -> pa.Table:
+        rows = np.ascontiguousarray(self.features[start:stop], dtype=feature_dtype)
+        values = pa.array(rows.reshape(-1))
+        labels = np.full(stop - start, -1, np.int64) if self.labels is None else self.labels[start:stop]
+        return pa.table(
+            {
+                "key": pa.array(self.keys[start:stop], pa.string()),
+                "label": pa.array(labels, pa.int64(), mask=labels < 0),
+                "source": pa.array(self.sources[start:stop], pa.string()),
+                "member": pa.array(self.members[start:stop], pa.string()),
+                "feature": pa.FixedSizeListArray.from_arrays(values, self.features.shape[1]),
+            }
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> FeatureStore:
+        """Read a store and check it. Features stored as float16 are made float32 and of unit norm again.
+
+        Raises:
+            FeatureError: there is no store, it is incomplete or damaged, or its features are unusable.
+        """
+        manifest = _read_manifest(directory)
+        features = np.empty((manifest["count"], manifest["dimension"]), np.float32)
+        columns: list[pa.Table] = []
+        row = 0
+        for part in manifest["files"]:
+            rows = _read_part(directory / str(part["name"]), part, manifest)
+            features[row : row + len(rows)] = _feature_matrix(rows, manifest["dimension"])
+            row += len(rows)
+            columns.append(rows.drop_columns(["feature"]))
+        table = pa.concat_tables(columns)
+        keys = table["key"].to_pylist()
+        _check_unit_norm(features, keys, _TOLERANCE[manifest["feature_dtype"]])
+        if manifest["feature_dtype"] != "float32":
+            features /= np.linalg.norm(features, axis=1, keepdims=True)
+        labels = table["label"].fill_null(-1).to_numpy().astype(np.int64)
+        store = cls(
+            keys=keys,
+            labels=labels if (labels >= 0).any() else None,
+            sources=table["source"].to_pylist(),
+            members=table["member"].to_pylist(),
+            features=features,
+            manifest=manifest,
+        )
+        store._check_columns()
+        return store
+
+
+def require_dtype(name: str) -> None:
+    """Check that features can be stored in this dtype.
+
+    Raises:
+        FeatureError: they cannot.
+    """
+    if name not in FEATURE_DTYPES:
+        raise FeatureError(f"feature dtype {name!r}: wanted one of {', '.join(FEATURE_DTYPES)}")
+
+
+def _parts(count: int, dimension: int) -> Iterator[tuple[int, int]]:
+    """First and last-plus-one row of each Parquet file."""
+    rows = max(1, _BYTES_PER_FILE // (4 * dimension))
+    for start in range(0, count, rows):
+        yield start, min(start + rows, count)
+
+
+def _check_unit_norm(features: Float32[np.ndarray, "n d"], keys: list[str], tolerance: float) -> None:
+    if features.size == 0:
+        raise FeatureError("there are no features: wanted at least one row")
+    norms = np.sqrt(np.einsum("nd,nd->n", features, features, dtype=np.float64))
+    bad = np.flatnonzero(~(np.abs(norms - 1.0) <= tolerance))  # NaN fails every comparison
+    if not len(bad):
+        return
+    first = bad[0]
+    if not math.isfinite(norms[first]):
+        what = "hold NaN or infinity"
+    else:
+        what = "are zero" if norms[first] == 0 else f"have a norm of {norms[first]:.4g} instead of 1"
+    raise FeatureError(f"{len(bad)} of {len(features)} features {what} (first {keys[first]!r}): extract them again")
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    if not directory.is_dir():
+        raise FeatureError(f"feature store {directory} does not exist; make one with sop-embed")
+    path = directory / MANIFEST_NAME
+    if not path.is_file():
+        raise FeatureError(f"{directory} has no {MANIFEST_NAME}: it is no feature store, or an unfinished one")
+    try:
+        manifest = read_json(path)
+    except SopError as error:
+        raise FeatureError(str(error)) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise FeatureError(f"{path} is not the manifest of a feature store ({FORMAT})")
+    whole = (
+        _is_count(manifest.get("count"))
+        and _is_count(manifest.get("dimension"))
+        and manifest.get("feature_dtype") in FEATURE_DTYPES
+        and isinstance(manifest.get("files"), list)
+        and all(isinstance(part, dict) and {"name", "rows", "sha256"} <= set(part) for part in manifest["files"])
+        and manifest["count"] == sum(part["rows"] for part in manifest["files"] if _is_count(part["rows"]))
+    )
+    if not whole:
+        raise FeatureError(f"{path} is damaged: count, dimension, feature_dtype and files do not agree")
+    named = {str(part["name"]) for part in manifest["files"]}
+    found = {file.name for file in directory.glob("features-*.parquet")}
+    if named != found:
+        odd = sorted(named ^ found)[0]
+        raise FeatureError(f"{directory}: {odd} is {'missing' if odd in named else 'not in the manifest'}; embed again")
+    return manifest
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value >= 1
+
+
+def _schema(manifest: Mapping[str, Any]) -> pa.Schema:
+    number = pa.float32() if manifest["feature_dtype"] == "float32" else pa.float16()
+    text = ("key", "source", "member")
+    columns = {**dict.fromkeys(text, pa.string()), "label": pa.int64()}
+    columns["feature"] = pa.list_(number, manifest["dimension"])
+    return pa.schema([(name, columns[name]) for name in ("key", "label", "source", "member", "feature")])
+
+
+def _read_part(path: Path, part: Mapping[str, Any], manifest: Mapping[str, Any]) -> pa.Table:
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != part["sha256"]:
+        raise FeatureError(f"{path} differs from what was written (sha256): copy the store again or embed again")
+    try:
+        table = pq.read_table(pa.BufferReader(content))
+        table = table.cast(_schema(manifest))
+    except (pa.ArrowException, ValueError) as error:
+        raise FeatureError(f"{path} is not a table of features: {str(error).splitlines()[0]}") from None
+    missing = [name for name in ("key", "source", "member", "feature") if table[name].null_count]
+    if len(table) != part["rows"] or missing:
+        raise FeatureError(
+            f"{path} has {len(table)} rows, nulls in {missing or 'none'}: wanted {part['rows']} and none"
+        )
+    return table
+
+
+def _feature_matrix(table: pa.Table, dimension: int) -> np.ndarray:
+    """The rows of one file; chunks of a fixed-size list are flat arrays."""
+    column = table["feature"].combine_chunks()
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimension) for chunk in chunks])

@@ -1,0 +1,240 @@
+"""Open an index directory and ask it for neighbours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+
+from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
+from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest
+from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.neighbors.exact import NearestRows
+from sop_faiss.neighbors.factories import METRIC, VectorIndex, read_index
+
+__all__ = ["UNIT_NORM_TOLERANCE", "EncoderLike", "FeatureIndex", "Neighbors"]
+
+UNIT_NORM_TOLERANCE = 1e-3
+"""How far a query's norm may be from 1: twice what rounding to float16 can do."""
+
+
+@runtime_checkable
+class EncoderLike(Protocol):
+    """What identifies an encoder; `load_encoder` returns one."""
+
+    @property
+    def name(self) -> str:
+        """As the user named it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of architecture and weights."""
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How pictures are prepared."""
+
+    @property
+    def pooling(self) -> str:
+        """How tokens are pooled."""
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The k nearest rows of each query, nearest first; equal similarities by rising row."""
+
+    similarities: Float32[np.ndarray, "q k"]
+    """Cosines."""
+    rows: Int64[np.ndarray, "q k"]
+    """Rows of the index; never -1."""
+    keys: list[list[str]]
+    """Names of those images."""
+    labels: Int64[np.ndarray, "q k"] | None
+    """Their classes, -1 for an image without; None if the index has no labels."""
+
+
+class FeatureIndex:
+    """A searchable index of unit-norm features, held in memory. Make one with `open`."""
+
+    def __init__(self, directory: Path, manifest: IndexManifest, ids: IdTable, vectors: VectorIndex) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self.ids = ids
+        self._vectors = vectors
+        self._row_of_key: dict[str, int] | None = None
+
+    @classmethod
+    def open(cls, directory: str | Path, *, verify: bool = True) -> FeatureIndex:
+        """Read an index directory.
+
+        Args:
+            directory: made by `build_index`; it may have been moved or copied since.
+            verify: compare every byte of the vectors with its checksum before FAISS reads it. Without, only their
+                header and length are checked: for large files that were verified before and have not moved.
+
+        Raises:
+            IndexMismatchError: a file is missing, damaged, of a foreign version, or belongs to another index.
+        """
+        directory = Path(directory)
+        manifest = IndexManifest.read(directory)
+        if manifest.metric != METRIC:
+            raise IndexMismatchError(f"{directory} has metric {manifest.metric!r}, wanted {METRIC!r}")
+        manifest.check_file(directory, IDS_FILE)
+        manifest.check_file(directory, INDEX_FILE, checksum=verify)
+        ids = IdTable.read(directory / IDS_FILE)
+        if len(ids.keys) != manifest.count:
+            raise IndexMismatchError(
+                f"{directory / IDS_FILE} names {len(ids.keys)} images, the manifest {manifest.count}: "
+                "files of different indices were mixed"
+            )
+        vectors = read_index(directory / INDEX_FILE, manifest.factory, manifest.dimension, manifest.count)
+        return cls(directory, manifest, ids, vectors)
+
+    def __len__(self) -> int:
+        return self.manifest.count
+
+    @property
+    def dimension(self) -> int:
+        """Length of a feature."""
+        return self.manifest.dimension
+
+    def class_name(self, label: int) -> str | None:
+        """The name of a label, the number itself if names are not known, None for -1 (no label)."""
+        names = self.manifest.class_names
+        if label == -1:
+            return None
+        return names[label] if names is not None and 0 <= label < len(names) else str(label)
+
+    def row_of(self, key: str) -> int:
+        """The row of an image.
+
+        Raises:
+            ConfigError: no image of the index has this key.
+        """
+        if self._row_of_key is None:
+            self._row_of_key = {name: row for row, name in enumerate(self.ids.keys)}
+        if key not in self._row_of_key:
+            raise ConfigError(f"key {key!r} is not in the index{_closest(key, self.ids.keys)}")
+        return self._row_of_key[key]
+
+    def check_encoder(self, encoder: EncoderLike) -> None:
+        """Refuse a query encoder whose features cannot be compared with the index's.
+
+        Raises:
+            IndexMismatchError: fingerprint, preprocessing or pooling differs.
+        """
+        ours, name, fingerprint = self.manifest, encoder.name, encoder.fingerprint
+        if fingerprint != ours.encoder["fingerprint"]:
+            raise IndexMismatchError(
+                f"the index was built with encoder {ours.encoder['name']} (fingerprint "
+                f"{ours.encoder['fingerprint'][:12]}), the query encoder is {name} ({fingerprint[:12]}): "
+                "search with the same weights, or build the index again"
+            )
+        theirs = json.loads(json.dumps(encoder.preprocess.to_dict()))
+        differences = [
+            f"{field} {theirs.get(field)} instead of {ours.preprocess.get(field)}"
+            for field in sorted({*ours.preprocess, *theirs})
+            if ours.preprocess.get(field) != theirs.get(field)
+        ]
+        if differences:
+            raise IndexMismatchError(
+                f"the query encoder prepares pictures with {', '.join(differences)}: "
+                "use the index's preprocessing, or build the index again"
+            )
+        if encoder.pooling != ours.pooling:
+            raise IndexMismatchError(
+                f"the query encoder pools by {encoder.pooling!r}, the index by {ours.pooling!r}: "
+                "use the same pooling, or build the index again"
+            )
+
+    def search(self, x: np.ndarray | torch.Tensor, k: int) -> Neighbors:
+        """The k nearest images of each query; exact.
+
+        Args:
+            x: one unit-norm feature (d,) or one per row (q, d), of this index's encoder; any float dtype, any strides,
+                any device. Norms are checked, not repaired (`UNIT_NORM_TOLERANCE`): a feature that was
+                never normalised hides a mistake upstream.
+            k: how many neighbours; 1 <= k <= len(self).
+
+        Raises:
+            ConfigError: k is out of range.
+            FeatureError: x has another shape or dtype, is not finite, or not of unit norm.
+        """
+        return self._named(self._vectors.search(self._as_queries(x), k))
+
+    def search_rows(self, rows: Sequence[int], k: int) -> Neighbors:
+        """The k nearest *other* images of images of the index itself; no encoder is needed.
+
+        Args:
+            rows: which images; a row is not its own neighbour, but an identical image of another row is.
+            k: how many neighbours; 1 <= k < len(self).
+
+        Raises:
+            ConfigError: a row or k is out of range.
+        """
+        wanted = np.asarray(rows, np.int64).reshape(-1)
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise ConfigError(f"rows {wanted.min()} to {wanted.max()}: wanted 0 to {len(self) - 1}")
+        if not 1 <= k < len(self):
+            limit = len(self) - 1
+            raise ConfigError(f"k = {k} other images asked of an index of {len(self)}: wanted 1 <= k <= {limit}")
+        found = self._vectors.search(self._vectors.vectors[wanted], k + 1)
+        keep = found.rows != wanted[:, None]
+        keep[keep.all(axis=1), -1] = False  # more than k copies came before the row itself
+        shape = (len(wanted), k)
+        return self._named(NearestRows(found.similarities[keep].reshape(shape), found.rows[keep].reshape(shape)))
+
+    def features(self, rows: Sequence[int]) -> Float32[np.ndarray, "n d"]:
+        """A copy of the features of some rows."""
+        return self._vectors.vectors[np.asarray(rows, np.int64)]
+
+    def _as_queries(self, x: np.ndarray | torch.Tensor) -> Float32[np.ndarray, "q d"]:
+        if isinstance(x, torch.Tensor):
+            if not x.is_floating_point():
+                raise FeatureError(f"queries are {x.dtype}, wanted floating-point features")
+            x = x.detach().to("cpu", torch.float32).numpy()
+        x = np.asarray(x)
+        if x.dtype.kind != "f":
+            raise FeatureError(f"queries are {x.dtype}, wanted floating-point features")
+        queries = np.ascontiguousarray(np.atleast_2d(x), np.float32)
+        if queries.ndim != 2 or queries.shape[1] != self.dimension:
+            raise FeatureError(
+                f"queries have shape {x.shape}, wanted (number, {self.dimension}): "
+                "use the encoder the index was built with"
+            )
+        _check_unit_norm(queries)
+        return queries
+
+    def _named(self, found: NearestRows) -> Neighbors:
+        labels = self.ids.labels
+        return Neighbors(
+            similarities=found.similarities,
+            rows=found.rows,
+            keys=[[self.ids.keys[row] for row in line] for line in found.rows.tolist()],
+            labels=None if labels is None else labels[found.rows],
+        )
+
+
+def _check_unit_norm(queries: Float32[np.ndarray, "q d"]) -> None:
+    """Refuse the first query that is not finite or not of unit norm."""
+    norms = np.sqrt(np.einsum("qd,qd->q", queries, queries, dtype=np.float64))
+    wrong = np.flatnonzero(~(np.abs(norms - 1) <= UNIT_NORM_TOLERANCE))  # NaN fails every comparison
+    if wrong.size:
+        row = int(wrong[0])
+        if not np.isfinite(norms[row]):
+            raise FeatureError(f"query {row} holds NaN or infinity: extract its feature again")
+        raise FeatureError(f"query {row} has norm {norms[row]:.6g}, wanted 1: divide each query by its norm")
+
+
+def _closest(key: str, keys: Sequence[str]) -> str:
+    """`; did you mean 'x'?`, or nothing."""
+    import difflib
+
+    near = difflib.get_close_matches(key, keys[:100_000], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

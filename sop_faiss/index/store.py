@@ -1,0 +1,193 @@
+"""What an index directory holds (design 4.2), written whole and believed only after every byte was compared.
+
+index.faiss     the vectors, a FAISS file
+ids.parquet     row -> key, source, member, label
+manifest.json   how it was made, the checksums of the other two, and a seal over itself
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Int64
+
+from sop_faiss.errors import FeatureError, IndexMismatchError
+from sop_faiss.files import sha256_file
+
+__all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest"]
+
+INDEX_FILE = "index.faiss"
+IDS_FILE = "ids.parquet"
+MANIFEST_FILE = "manifest.json"
+
+FORMAT = "sop_faiss.index"
+FORMAT_VERSION = 1
+
+_COLUMNS = pa.schema(
+    [
+        pa.field("row", pa.int64(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("member", pa.string(), nullable=False),
+        pa.field("label", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class IdTable:
+    """What each row of the index is; all columns have one entry per row."""
+
+    keys: list[str]
+    """Unique names of the images."""
+    sources: list[str]
+    """The shard of each image, relative to the manifest's `root`; empty for an image file."""
+    members: list[str]
+    """The tar member, or the image file relative to `root`."""
+    labels: Int64[np.ndarray, " n"] | None
+    """Class of each image, -1 where it has none; None if no image has one."""
+
+    def write(self, path: Path) -> None:
+        """Write the Parquet file. Not atomic: see `IndexManifest.write`.
+
+        Raises:
+            FeatureError: a name is not valid Unicode.
+        """
+        labels = np.full(len(self.keys), -1, np.int64) if self.labels is None else self.labels
+        columns = {
+            "row": pa.array(np.arange(len(self.keys), dtype=np.int64)),
+            "label": pa.array(labels, mask=labels == -1),
+        }
+        for name, values in (("key", self.keys), ("source", self.sources), ("member", self.members)):
+            try:
+                columns[name] = pa.array(values, pa.string())
+            except UnicodeEncodeError as error:
+                raise FeatureError(f"{name} {error.object!r} is not valid Unicode: rename the file") from None
+        pq.write_table(pa.table([columns[name] for name in _COLUMNS.names], schema=_COLUMNS), path)
+
+    @classmethod
+    def read(cls, path: Path) -> IdTable:
+        """Read the Parquet file.
+
+        Raises:
+            IndexMismatchError: it is damaged, has other columns, or its rows are not 0, 1, 2, ...
+        """
+        try:
+            table = pq.read_table(path).select(_COLUMNS.names).cast(_COLUMNS)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise IndexMismatchError(f"{path} is damaged or not the ids of an index ({_first_line(error)})") from None
+        if any(table[field.name].null_count for field in _COLUMNS if not field.nullable):
+            raise IndexMismatchError(f"{path} has rows without a name: build the index again")
+        if not np.array_equal(table["row"].to_numpy(), np.arange(len(table))):
+            raise IndexMismatchError(f"{path} has rows out of order: build the index again")
+        labels = table["label"].fill_null(-1).to_numpy()
+        return cls(
+            keys=table["key"].to_pylist(),
+            sources=table["source"].to_pylist(),
+            members=table["member"].to_pylist(),
+            labels=None if table["label"].null_count == len(table) else labels,
+        )
+
+
+@dataclass(frozen=True)
+class IndexManifest:
+    """How an index was made, and the checksums of its files."""
+
+    factory: str
+    """FAISS factory string."""
+    metric: str
+    """`inner_product`, which is the cosine of unit vectors."""
+    dimension: int
+    count: int
+    encoder: dict[str, str]
+    """`name` and `fingerprint` of the encoder of every row; a query's must have the same fingerprint."""
+    preprocess: dict[str, Any]
+    """How pictures were prepared; a query's must be prepared the same way."""
+    pooling: str
+    """How tokens were pooled to one feature; a query's must be the same."""
+    class_names: list[str] | None
+    """Name of label 0, 1, ... if known."""
+    root: str
+    """The folder that sources and members are relative to."""
+    dropped: dict[str, int]
+    """How many pictures could not be used when the features were extracted, by reason."""
+    files: dict[str, dict[str, Any]]
+    """Per file: `sha256` and `bytes`."""
+
+    def write(self, directory: Path) -> None:
+        """Write `manifest.json` as the last file of a directory that is renamed when complete."""
+        (directory / MANIFEST_FILE).write_bytes(self._sealed())
+
+    def _sealed(self) -> bytes:
+        """The exact bytes of `manifest.json`: the content and a sha256 over it."""
+        content = {"format": FORMAT, "format_version": FORMAT_VERSION} | asdict(self)
+        seal = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
+        return (json.dumps(content | {"seal": seal}, indent=1, allow_nan=False) + "\n").encode()
+
+    @classmethod
+    def read(cls, directory: Path) -> IndexManifest:
+        """Read `manifest.json` and check its seal.
+
+        Raises:
+            IndexMismatchError: the directory is no index, of a foreign version, or the manifest was changed.
+        """
+        path = directory / MANIFEST_FILE
+        if not path.is_file():
+            wrong = "does not exist" if not directory.exists() else f"is not an index directory (no {MANIFEST_FILE})"
+            raise IndexMismatchError(f"{directory} {wrong}: make one with `sop-index build`")
+        encoded = path.read_bytes()
+        try:
+            content = json.loads(encoded)
+        except (ValueError, RecursionError) as error:
+            raise IndexMismatchError(
+                f"{path} is damaged ({_first_line(error)}): restore it or build the index again"
+            ) from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise IndexMismatchError(f"{path} is not the manifest of an index: make one with `sop-index build`")
+        version = content.get("format_version")
+        if version != FORMAT_VERSION:
+            raise IndexMismatchError(
+                f"{path} has format version {version!r}, this program reads {FORMAT_VERSION}: "
+                "build the index again, or use the program that made it"
+            )
+        try:
+            manifest = cls(**{field.name: content[field.name] for field in fields(cls)})
+            intact = manifest._sealed() == encoded
+        except (KeyError, TypeError, ValueError):
+            intact = False
+        if not intact:
+            raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")
+        return manifest
+
+    def check_file(self, directory: Path, name: str, *, checksum: bool = True) -> None:
+        """Compare one of the other files with the manifest: its length, and with `checksum` every byte.
+
+        Raises:
+            IndexMismatchError: the file is missing, cut, changed, or belongs to another index.
+        """
+        path = directory / name
+        if not path.is_file():
+            raise IndexMismatchError(f"{path} is missing: restore it or build the index again")
+        wanted, size = self.files[name], path.stat().st_size
+        if size != wanted["bytes"]:
+            raise IndexMismatchError(
+                f"{path} has {size} bytes, wanted {wanted['bytes']}: it was cut or belongs to another index"
+            )
+        if checksum and sha256_file(path) != wanted["sha256"]:
+            raise IndexMismatchError(f"{path} fails its checksum: it was damaged or belongs to another index")
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """The manifest's entry of one file: `sha256` and `bytes`."""
+    return {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,27 @@
+"""Which device evaluation runs on."""
+
+from __future__ import annotations
+
+import torch
+
+from sop_faiss.errors import ConfigError
+
+__all__ = ["choose_device"]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name; `auto` is CUDA where there is one, else the CPU.
+
+    Raises:
+        ConfigError: the name is unknown, or no such device is there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and (kind == "cpu" or not number.isdecimal())):
+        raise ConfigError(f"device {name!r}: wanted auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {name}: torch sees {torch.cuda.device_count()} CUDA devices; use cpu or mend the driver"
+        )
+    return torch.device(name)

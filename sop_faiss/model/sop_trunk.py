@@ -1,0 +1,74 @@
+"""Our own backbones as encoders: from a run's checkpoint, or with the random weights training would start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sop_faiss.config import Config, load_config
+from sop_faiss.errors import CheckpointError
+from sop_faiss.model.backbone import Backbone, SwinBackbone, seeded_backbone
+from sop_faiss.model.checkpoint import find_checkpoint, read_tensors, run_directory
+from sop_faiss.model.weights import fit_tensors
+
+__all__ = ["SopTrunk", "trained_trunk", "untrained_trunk"]
+
+_SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
+"""The fields of the model section that make the backbone what it is."""
+
+
+class SopTrunk(nn.Module):
+    """A backbone whose features are asked for by the name of a pooling. Attributes as of `TimmTrunk`."""
+
+    def __init__(self, backbone: Backbone, config: Config) -> None:
+        super().__init__()
+        self.network = backbone
+        self.mean, self.std = config.views.mean, config.views.std
+        self.native_size = config.views.global_size
+        self.multiple = backbone.patch_size
+        self.fixed = False
+        if isinstance(backbone, SwinBackbone):
+            self.poolings: tuple[str, ...] = ("mean",)
+        else:
+            self.poolings = ("cls", "mean") if config.model.global_token == "cls" else ("mean", "cls")
+        self.architecture: dict[str, Any] = {"sop_faiss": {name: getattr(config.model, name) for name in _SHAPE_FIELDS}}
+
+    def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
+        """Raw features: the [CLS] token, or the mean of the patch tokens."""
+        tokens = self.network(images)
+        return tokens.cls if pooling == "cls" else tokens.patches.mean(1)
+
+
+def trained_trunk(run: Path, *, student: bool = False) -> tuple[SopTrunk, Path]:
+    """The backbone of a run directory's latest checkpoint, or of the given checkpoint in one; and the checkpoint.
+
+    Raises:
+        CheckpointError: nothing usable is there, a file is damaged, or the tensors are not those of the run's config.
+        ConfigError: the run's config is damaged.
+    """
+    checkpoint = find_checkpoint(run)
+    config_file = run_directory(checkpoint) / "config.yaml"
+    if not config_file.is_file():
+        raise CheckpointError(f"{config_file} is missing: a checkpoint is read with the config of its run beside it")
+    config = load_config(config_file)
+    backbone = seeded_backbone(config.model, config.views.global_size, seed=0)
+    tensors = read_tensors(checkpoint, "student" if student else "teacher")
+    prefix = "backbone."
+    ours = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+    fit_tensors(backbone, ours, origin=f"checkpoint {checkpoint}", target=f"the model of {config_file}")
+    return SopTrunk(backbone, config), checkpoint
+
+
+def untrained_trunk(config: str, seed: int) -> SopTrunk:
+    """The backbone of a configuration with the weights that training with this seed starts from.
+
+    Raises:
+        ConfigError: there is no such configuration, or it is wrong.
+    """
+    loaded = load_config(config)
+    backbone = seeded_backbone(loaded.model, loaded.views.global_size, seed)
+    backbone.check_size("views.global_size", loaded.views.global_size)
+    return SopTrunk(backbone, loaded)

@@ -1,0 +1,63 @@
+"""The verb of `sop-index build`: a feature store, or an encoder and pictures, to an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sop_faiss.data.source import open_source
+from sop_faiss.errors import ConfigError
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.index.build import build_index, build_index_of_pictures, refuse_occupied
+from sop_faiss.index.store import IndexManifest
+from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.neighbors.factories import check_factory
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["build"]
+
+
+def build(
+    out: Path,
+    *,
+    features: Path | None = None,
+    encoder: EncoderSpec | None = None,
+    data: str | None = None,
+    factory: str = "Flat",
+    batch_size: int = 64,
+    max_bad_fraction: float = 0.01,
+    progress: ProgressCallback | None = None,
+) -> IndexManifest:
+    """Build an index of a feature store, or of pictures.
+
+    Args:
+        out: the index directory, new or empty; checked before anything is read.
+        features: a feature store.
+        encoder: which encoder; with `data`, instead of `features`.
+        data: SRC: shards, a folder of pictures, or a list.
+        factory: FAISS factory string; only `Flat` so far.
+        batch_size: pictures per forward pass.
+        max_bad_fraction: share of pictures that may be unreadable; they are left out and counted.
+        progress: called with pictures encoded and their total.
+
+    Raises:
+        ConfigError: neither or both of features and pictures are given, or the factory is not supported.
+        SopError: as `build_index`, `EncoderSpec.load` and `open_source`.
+    """
+    if features is not None and (encoder is not None or data is not None):
+        raise ConfigError("--features holds all that an index needs: leave --model and --data out")
+    refuse_occupied(out)
+    check_factory(factory)
+    if features is not None:
+        return build_index(FeatureStore.read(features), out, factory)
+    if encoder is None or data is None:
+        raise ConfigError("name what to index: --features STORE, or --model M with --data SRC")
+    source = open_source(data)
+    return build_index_of_pictures(
+        encoder.load(),
+        source,
+        out,
+        factory,
+        batch_size=batch_size,
+        max_bad_fraction=max_bad_fraction,
+        progress=progress,
+    )

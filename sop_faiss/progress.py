@@ -1,0 +1,10 @@
+"""How long work reports how far it is: the library calls back, the commands draw the bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["ProgressCallback"]
+
+ProgressCallback = Callable[[int, int], None]
+"""Called as `progress(done, total)` now and then, `done` rising to `total`; must be cheap and must not raise."""

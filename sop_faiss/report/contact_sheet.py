@@ -1,0 +1,198 @@
+"""One self-contained HTML page of queries and what was found: no script, no request, safe for any file name."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from sop_faiss.errors import DataError
+from sop_faiss.files import atomic_file
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.report.thumbnails import Thumbnail, make_thumbnail, missing_thumbnail
+
+__all__ = ["Chart", "Hit", "Picture", "Strip", "Table", "Verdict", "write_contact_sheet"]
+
+TEMPLATE = "contact_sheet.html"
+
+
+class Verdict(StrEnum):
+    """Whether a found picture was wanted."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    JUNK = "junk"
+    """Left out of the score: neither right nor wrong."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a page."""
+
+    name: str
+    """Shown below it; any text."""
+    read: Callable[[], bytes]
+    """Returns its encoded bytes, or raises DataError; called from several threads."""
+    label: str = ""
+    """Its class, if known."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One found picture."""
+
+    picture: Picture
+    similarity: float
+    """Cosine."""
+    verdict: Verdict | None = None
+    """None where nobody knows what is right."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One query and what was found, nearest first."""
+
+    query: Picture
+    hits: Sequence[Hit]
+    note: str = ""
+    """A few words beside the query, as in `AP 43.2 %`."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table above the strips; the first column is set as row names."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture above the strips, as `plot_training` makes them."""
+
+    title: str
+    png: bytes
+    caption: str = ""
+
+
+def write_contact_sheet(
+    path: Path,
+    title: str,
+    strips: Sequence[Strip],
+    *,
+    subtitle: str = "",
+    summary: Sequence[Table] = (),
+    charts: Sequence[Chart] = (),
+    footer: str = "",
+    progress: ProgressCallback | None = None,
+) -> None:
+    """Write the page, atomically: each strip a row with the query on the left and its ranked hits on the right.
+
+    Hits are framed green with a check mark where right, red with a cross where wrong, grey with a dash where junk,
+    plain where unknown. Pictures that cannot be read are shown as placeholders that say why.
+
+    Args:
+        path: the HTML file; its folder is made.
+        title: of the page.
+        strips: rows of the page, in order.
+        subtitle: one or two sentences below the title.
+        summary: tables above the strips.
+        charts: PNG pictures above the strips.
+        footer: how the page was made, as in the command and the date.
+        progress: called with the number of pictures read and their total.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    thumbnails = _read_thumbnails([picture for strip in strips for picture in _pictures(strip)], progress)
+    page = (
+        _environment()
+        .get_template(TEMPLATE)
+        .render(
+            title=title,
+            subtitle=subtitle,
+            summary=summary,
+            charts=[_show_chart(chart) for chart in charts],
+            strips=[_show_strip(strip, thumbnails) for strip in strips],
+            judged=any(hit.verdict is not None for strip in strips for hit in strip.hits),
+            any_junk=any(hit.verdict is Verdict.JUNK for strip in strips for hit in strip.hits),
+            footer=footer,
+        )
+    )
+    with atomic_file(path) as temporary:
+        # file names that are not Unicode come as lone surrogates, which UTF-8 cannot hold; HTML has no NUL
+        temporary.write_bytes(page.replace("\0", "\ufffd").encode("utf-8", "replace"))
+
+
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _pictures(strip: Strip) -> list[Picture]:
+    return [strip.query, *(hit.picture for hit in strip.hits)]
+
+
+def _read_thumbnails(pictures: Sequence[Picture], progress: ProgressCallback | None) -> dict[int, Thumbnail]:
+    """The thumbnail of each picture by its `id`; equal bytes are decoded once."""
+    distinct = {id(picture): picture for picture in pictures}
+    made: dict[bytes, Thumbnail] = {}
+
+    def read(picture: Picture) -> Thumbnail:
+        try:
+            encoded = picture.read()
+        except DataError as error:
+            return missing_thumbnail(error)
+        digest = hashlib.blake2b(encoded).digest()
+        if digest not in made:
+            made[digest] = make_thumbnail(encoded)
+        return made[digest]
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        thumbnails = pool.map(read, distinct.values())
+        return dict(zip(distinct, _counted(thumbnails, len(distinct), progress), strict=True))
+
+
+def _counted(thumbnails: Iterable[Thumbnail], total: int, progress: ProgressCallback | None) -> Iterable[Thumbnail]:
+    for done, thumbnail in enumerate(thumbnails, start=1):
+        if progress is not None:
+            progress(done, total)
+        yield thumbnail
+
+
+def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
+    judged = [hit for hit in strip.hits if hit.verdict in (Verdict.RIGHT, Verdict.WRONG)]
+    right = sum(hit.verdict is Verdict.RIGHT for hit in judged)
+    return {
+        "query": _show_picture(strip.query, thumbnails),
+        "note": strip.note,
+        "score": f"{right} of {len(judged)} right" if judged else "",
+        "hits": [
+            _show_picture(hit.picture, thumbnails)
+            | {"similarity": f"{hit.similarity:.3f}", "verdict": hit.verdict.value if hit.verdict else ""}
+            for hit in strip.hits
+        ],
+    }
+
+
+def _show_picture(picture: Picture, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
+    return {"name": picture.name, "label": picture.label, "thumbnail": thumbnails[id(picture)]}
+
+
+def _show_chart(chart: Chart) -> dict[str, Any]:
+    uri = "data:image/png;base64," + base64.b64encode(chart.png).decode("ascii")
+    return {"title": chart.title, "caption": chart.caption, "uri": uri}

@@ -1,0 +1,40 @@
+"""Tiny training runs for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sop_faiss.config import Config, load_config
+
+TINY = """
+data: {workers: 0}
+views: {global_size: 16, global_scale: [0.4, 1.0], local_count: 1, local_size: 8, local_scale: [0.1, 0.4]}
+masks: {probability: 0.5}
+model:
+  backbone: vit_tiny_patch16_224
+  patch_size: 4
+  embed_dim: 24
+  depth: 2
+  num_heads: 2
+  drop_path: 0.1
+  projector_hidden: 16
+  embedding_dim: 8
+memory: {cls_capacity: 40, patch_capacity: 24}
+sop:
+  cls: {num_anchors: 8, num_supports: 3, tasks: 2}
+  patch: {num_anchors: 6, num_supports: 0, tasks: 1}
+optim: {base_lr: 0.01, warmup_epochs: 1.0}
+train: {epochs: 6.0, batch_size: 6, checkpoint_every_steps: 3, log_every_steps: 1, device: cpu}
+"""
+
+
+def tiny_config_file(folder: Path) -> Path:
+    """The configuration above as a file."""
+    path = folder / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+def tiny_config(folder: Path, *overrides: str) -> Config:
+    """The configuration above, with overrides."""
+    return load_config(tiny_config_file(folder), overrides)

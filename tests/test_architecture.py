@@ -1,0 +1,76 @@
+"""The floors of the house: imports only go down, click stays in the commands, FAISS in its package."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = [
+    {"errors"},
+    {"files", "progress"},
+    {"config"},
+    {"distributed"},
+    {"neighbors"},
+    {"sop"},
+    {"data"},
+    {"model"},
+    {"train"},
+    {"features"},
+    {"index"},
+    {"evaluate"},
+    {"report", "serve"},
+    {"pipeline"},
+    {"cli"},
+]
+HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
+SOURCES = sorted([*(ROOT / "sop_faiss").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
+
+
+def floor_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return "cli" if parts[0] == "cli" else parts[1]
+
+
+def imported_modules(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            names |= {module} | {f"{module}.{alias.name}" for alias in node.names if module == "sop_faiss"}
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down_the_floors(path):
+    own = floor_of(path)
+    if path == ROOT / "sop_faiss" / "__init__.py":
+        return  # lazy, and exempt
+    assert own in HEIGHT, f"{path} stands on no floor"
+    for module in imported_modules(path):
+        parts = module.split(".")
+        if parts[0] == "click":
+            assert own == "cli", f"{path} imports click"
+        if parts[0] == "faiss":
+            assert own == "neighbors", f"{path} imports faiss"
+        if parts[0] == "sop_faiss" and len(parts) > 1 and parts[1] in HEIGHT:
+            target = parts[1]
+            assert target == own or HEIGHT[target] < HEIGHT[own], f"{path} imports {module}, which stands higher"
+
+
+def test_every_package_is_listed_for_the_wheel():
+    listed = (ROOT / "pyproject.toml").read_text()
+    for folder in {path.parent for path in (ROOT / "sop_faiss").rglob("*.py")}:
+        name = ".".join(folder.relative_to(ROOT).parts)
+        assert f'"{name}",' in listed, f"{name} is missing from [tool.setuptools] packages"
+
+
+def test_the_step_stays_readable():
+    tree = ast.parse((ROOT / "sop_faiss" / "train" / "loop.py").read_text())
+    step = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "train_step")
+    assert (step.end_lineno or 0) - step.lineno <= 100

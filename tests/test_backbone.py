@@ -1,0 +1,104 @@
+"""Backbones against timm's own features, masking, and impossible settings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sop_faiss.config import ModelConfig
+from sop_faiss.errors import ConfigError
+from sop_faiss.model.backbone import build_backbone, seeded_backbone
+
+TINY_VIT = ModelConfig(backbone="vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=2, num_heads=2)
+SWIN = ModelConfig(backbone="swin_tiny_patch4_window7_224", window_size=14)
+
+
+def images(side: int, count: int = 2) -> torch.Tensor:
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def swin():
+    return seeded_backbone(SWIN, 224, 0).eval()
+
+
+def test_vit_tokens_equal_timm(side=32):
+    backbone = seeded_backbone(TINY_VIT, 32, 0).eval()
+    tokens = backbone(images(32))
+    expected = backbone.trunk.forward_features(images(32))
+    torch.testing.assert_close(tokens.cls, expected[:, 0])
+    torch.testing.assert_close(tokens.patches, expected[:, 1:])
+    assert (backbone.feature_dim, backbone.patch_size) == (24, 8)
+
+
+def test_vit_takes_views_of_other_sizes():
+    backbone = seeded_backbone(TINY_VIT, 32, 0).eval()
+    assert backbone(images(16)).patches.shape == (2, 4, 24)
+    assert backbone(torch.zeros(1, 3, 16, 40)).patches.shape == (1, 10, 24)
+
+
+def test_a_vit_mask_hides_exactly_its_patches():
+    backbone = seeded_backbone(TINY_VIT, 32, 0).eval()
+    torch.nn.init.normal_(backbone.mask_token)
+    mask = torch.zeros(2, 16, dtype=torch.bool)
+    mask[0, 5] = True
+    clean = images(32)
+    scribbled = clean.clone()
+    scribbled[0, :, 8:16, 8:16] = 7.0  # patch 5 of a 4 x 4 grid: row 1, column 1
+    torch.testing.assert_close(backbone(clean, mask).patches, backbone(scribbled, mask).patches)
+    assert not torch.allclose(backbone(clean, mask).patches[0], backbone(clean).patches[0])
+    torch.testing.assert_close(backbone(clean, mask).patches[1], backbone(clean).patches[1])
+
+
+def test_swin_tokens(swin):
+    with torch.no_grad():
+        tokens = swin(images(64, 1))
+        expected = swin.trunk.forward_features(images(64, 1)).flatten(1, 2)
+    torch.testing.assert_close(tokens.patches, expected)
+    torch.testing.assert_close(tokens.cls, expected.mean(1))
+    assert (swin.feature_dim, swin.patch_size) == (768, 32)
+    assert swin.trunk.layers[0].blocks[0].window_size[0] == 14
+
+
+def test_a_swin_mask_unit_is_32_pixels(swin):
+    mask = torch.tensor([[False, False, True, False]])
+    clean = images(64, 1)
+    scribbled = clean.clone()
+    scribbled[:, :, 32:, :32] = 7.0
+    with torch.no_grad():
+        torch.testing.assert_close(swin(clean, mask).patches, swin(scribbled, mask).patches)
+        assert not torch.allclose(swin(clean).patches, swin(scribbled).patches)
+
+
+def test_a_seed_determines_the_weights_and_leaves_the_global_generator():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first = seeded_backbone(TINY_VIT, 32, 1)
+    assert torch.equal(torch.rand(1), expected)
+    same, other = seeded_backbone(TINY_VIT, 32, 1), seeded_backbone(TINY_VIT, 32, 2)
+    key = "trunk.blocks.0.mlp.fc1.weight"
+    assert torch.equal(first.state_dict()[key], same.state_dict()[key])
+    assert not torch.equal(first.state_dict()[key], other.state_dict()[key])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ModelConfig(backbone="vit_smal_patch16_224"), "did you mean vit_small_patch16_224"),
+        (ModelConfig(backbone="resnet18"), "wanted a timm ViT or Swin"),
+        (ModelConfig(backbone="swin_tiny_patch4_window7_224", embed_dim=12), "does not apply"),
+        (ModelConfig(backbone="vit_tiny_patch16_224", window_size=7), "does not apply"),
+        (ModelConfig(backbone="vit_tiny_patch16_224", patch_size=64), "exceeds views.global_size"),
+        (ModelConfig(backbone="vit_tiny_patch16_224", embed_dim=25), "model.backbone"),
+    ],
+)
+def test_impossible_backbones_are_one_line(config, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_backbone(config, 32)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_that_cannot_be_cut_into_patches():
+    with pytest.raises(ConfigError, match=r"views\.local_size = 20 pixels is not divisible.*set views\.local_size=16"):
+        seeded_backbone(TINY_VIT, 32, 0).check_size("views.local_size", 20)

@@ -1,0 +1,127 @@
+"""`sop-data` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sop_faiss.cli.data import main
+from sop_faiss.data.source import open_source
+from tests.images import write_bad_pictures, write_folder, write_shards
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def assert_error(result: Result, *parts: str) -> None:
+    assert result.exit_code == 1, result.output
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and result.stdout == "" and "Traceback" not in result.stderr
+    for part in parts:
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize("command", [[], ["pack"], ["check"], ["demo"]])
+def test_help_explains_itself_with_an_example(command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0 and "Example" in result.stdout and "sop-data" in result.stdout
+
+
+def test_pack_then_check(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", classes=2, per_class=3)
+    write_bad_pictures(photos)
+    result = run("pack", photos, tmp_path / "out", "--samples-per-shard", "4", "--resize", "16")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("packed 7 pictures into 2 shards")
+    assert "labelled 6 in 2 classes; resized 7" in result.stdout
+    assert "dropped 4 (" in result.stdout and "truncated 1" in result.stdout and "cut.jpg: truncated" in result.stdout
+    assert result.stderr == "packing: 11 of 11 pictures, 0 s\n"
+    result = run("check", tmp_path / "out", "--json", tmp_path / "report.json")
+    assert result.exit_code == 0 and result.stdout.endswith("manifest.json agrees\nno problems\n")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["ok"] and report["samples"] == 7 and report["command"] == "sop-data check"
+
+
+def test_check_reports_before_it_fails(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards")
+    os.truncate(shards / "photos-000001.tar", 2000)
+    result = run("check", shards, "--json", tmp_path / "report.json")
+    assert result.exit_code == 1
+    assert "6 pictures in 2 shards" in result.stdout and result.stdout.endswith("\n1 problem\n")
+    assert "problem: shard" in result.stdout and "photos-000001.tar is cut off: at offset" in result.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert not report["ok"] and len(report["problems"]) == 1
+
+
+def test_demo(tmp_path: Path) -> None:
+    result = run("demo", tmp_path / "digits")
+    assert result.exit_code == 0 and "1,397 pictures" in result.stdout and "100 queries" in result.stdout
+    assert len(open_source(tmp_path / "digits" / "test")) == 400
+    assert_error(run("demo", tmp_path / "digits"), "not empty")
+    assert_error(run("check", tmp_path / "digits"), "name one, such as")
+
+
+def test_bad_input_of_pack(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", classes=0, per_class=2)
+    out = tmp_path / "out"
+    assert_error(run("pack", tmp_path / "nothing", out), "nothing does not exist")
+    assert_error(run("pack", f"pipe:touch {tmp_path}/mark", out), "never run")
+    assert_error(run("pack", "https://localhost/x.tar", out), "download")
+    assert_error(run("pack", photos, photos), "not empty")
+    assert_error(run("pack", photos, out, "--resize", "0"), "resize")
+    assert_error(run("pack", photos, out, "--samples-per-shard", "0"), "samples per shard")
+    assert_error(run("pack", photos, out, "--max-bad", "2"), "max_bad")
+    assert_error(run("pack", photos, out, "--workers", "-1"), "workers")
+    assert_error(run("pack", photos, photos / "0000.jpg" / "out"), "0000.jpg")
+    (tmp_path / "list.txt").write_text("photos/0000.jpg\nphotos/0009.jpg\n")
+    assert_error(run("pack", tmp_path / "list.txt", out), "line 2")
+    for picture in photos.iterdir():
+        picture.write_text("text")
+    assert_error(run("pack", photos, out), "2 of the 2 pictures", "not-an-image 2")
+    (tmp_path / "empty").mkdir()
+    assert_error(run("pack", tmp_path / "empty", out), "is empty")
+    assert run("pack", photos).exit_code == 2
+    assert not out.exists() and not (tmp_path / "mark").exists()
+
+
+def test_bad_input_of_check(tmp_path: Path) -> None:
+    assert_error(run("check", tmp_path / "nothing"), "does not exist")
+    assert_error(run("check", f"{tmp_path}/x-*.tar"), "no shard matches")
+    assert_error(run("check", tmp_path), "is empty")
+    shards = write_shards(tmp_path / "shards")
+    result = run("check", shards, "--json", "/proc/nothing/report.json")
+    assert result.exit_code == 1 and "error: " in result.stderr and "Traceback" not in result.output
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos")
+    photos.chmod(0)
+    try:
+        assert_error(run("pack", photos, tmp_path / "out"), "Permission denied")
+    finally:
+        photos.chmod(0o755)
+
+
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", classes=0, per_class=1)
+    (photos / "\x1b]0;owned\x07\n.jpg").write_text("text")
+    result = run("pack", photos, tmp_path / "out")
+    assert result.exit_code == 0 and "\x1b" not in result.output and "\x07" not in result.output
+    assert len([line for line in result.stdout.splitlines() if "not-an-image:" in line]) == 1
+
+
+def test_the_installed_command(tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", classes=0, per_class=2)
+    command = [sys.executable, "-m", "sop_faiss.cli.data"]
+    done = subprocess.run([*command, "pack", photos, tmp_path / "out"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("packed 2 pictures into 1 shard")
+    done = subprocess.run([*command, "check", tmp_path / "gone"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.startswith("error: source")

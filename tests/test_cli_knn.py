@@ -1,0 +1,251 @@
+"""sop-knn as a user types it: what it prints and writes, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from sop_faiss.cli.knn import main
+from sop_faiss.features.store import FeatureStore
+from tests.images import encode, make_image, write_folder, write_shards
+
+RESNET = ("--model", "timm:test_resnet", "--random-weights", "0", "--size", "32")
+MANIFEST: dict[str, Any] = {
+    "encoder": {"name": "made", "fingerprint": "f" * 64},
+    "preprocess": {"resize": 32, "crop": 32},
+    "pooling": "cls",
+    "root": "/nowhere",
+    "sources": ["made"],
+}
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def fails(*arguments: object) -> str:
+    """Run, check that it ends with one line on stderr, nothing on stdout and status 1, and return the line."""
+    result = run(*arguments)
+    assert result.exit_code == 1, result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "Traceback" not in result.stderr
+    assert result.stderr.rstrip("\n").endswith(lines[0])
+    return lines[0]
+
+
+def write_store(directory: Path, seed: int, labels: np.ndarray | None, rows: int = 12, **manifest: Any) -> Path:
+    """A store of unit rows near one axis per class."""
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((rows, 8)) * 0.1
+    features[np.arange(rows), (np.zeros(rows, int) if labels is None else labels) % 8] += 1
+    features = (features / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float32)
+    keys = [f"{seed}-{row}" for row in range(rows)]
+    store = FeatureStore(keys, labels, [""] * rows, keys, features, MANIFEST | manifest)
+    store.write(directory)
+    return directory
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> tuple[Path, Path]:
+    labels = np.arange(12) % 3
+    return write_store(tmp_path / "train", 1, labels), write_store(tmp_path / "test", 2, labels)
+
+
+# ---- what it does ---------------------------------------------------------------------------------------------------
+
+
+def test_two_feature_stores_without_a_model(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "knn.json"
+    result = run("--train", stores[0], "--test", stores[1], "-k", 3, "-k", 50, "--json", file)
+    assert result.exit_code == 0, result.output
+    assert "12 test and 12 training pictures, 3 classes" in result.stdout
+    assert "all 12 training pictures" in result.stdout  # k = 50 was clamped, and says so
+    content = json.loads(file.read_text())
+    assert set(content) == {"command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"}
+    assert content["command"] == "sop-knn"
+    assert content["metrics"]["top1_k3"] == content["metrics"]["top1_best"] == 100.0
+    assert set(content["metrics"]) == {"top1_k3", "top5_k3", "top1_k50", "top5_k50", "top1_best"}
+    assert content["protocol"]["ks_clamped_to_train_images"] == {"50": 12}
+    assert content["encoder"] == MANIFEST["encoder"]
+    environment = content["environment"]
+    assert {"python", "torch", "faiss", "platform", "cpus"} <= set(environment)
+    assert not any(str(value).startswith("/") for value in environment.values())
+
+
+def test_default_ks_and_progress_on_stderr_only(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", classes=3, per_class=5, seed=1)
+    write_shards(tmp_path / "test", classes=3, per_class=2, seed=2)
+    result = run(*RESNET, "--train", tmp_path / "train", "--test", tmp_path / "test")
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.stdout.splitlines() if "%" not in line and line.split()][-4:] == [
+        *("10", "20", "100", "200")
+    ]
+    assert "embedding" in result.stderr and "embedding" not in result.stdout
+
+
+def test_store_and_pictures_of_the_same_encoder(tmp_path: Path) -> None:
+    from sop_faiss.data.source import open_source
+    from sop_faiss.features.extract import extract_features
+    from sop_faiss.model.encoder import load_encoder
+
+    train, test = write_folder(tmp_path / "a", seed=1), write_folder(tmp_path / "b", seed=2)
+    encoder = load_encoder("timm:test_resnet", random_weights=0, size=32)
+    extract_features(encoder, open_source(train)).write(tmp_path / "store")
+    mixed = run(*RESNET, "--train", tmp_path / "store", "--test", test, "-k", 2, "--json", tmp_path / "1.json")
+    both = run(*RESNET, "--train", train, "--test", test, "-k", 2, "--json", tmp_path / "2.json")
+    assert mixed.exit_code == both.exit_code == 0, mixed.output + both.output
+    first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (1, 2))
+    assert first["metrics"] == second["metrics"]
+    assert first["encoder"] == second["encoder"]
+    other_seed = ("--model", "timm:test_resnet", "--random-weights", 1, "--size", 32)
+    assert "their fingerprint differs" in fails(*other_seed, "--train", tmp_path / "store", "--test", test)
+    other_size = (*RESNET[:-1], 48)
+    assert "their preprocess differs" in fails(*other_size, "--train", tmp_path / "store", "--test", test)
+
+
+def test_classes_are_compared_by_name(tmp_path: Path) -> None:
+    """The test folder lacks the first class, so its numbers are shifted; and it has a class of its own."""
+    write_folder(tmp_path / "train", classes=3, per_class=4, seed=1)
+    shutil.copytree(tmp_path / "train", tmp_path / "test")
+    shutil.rmtree(tmp_path / "test" / "class_0")
+    (tmp_path / "test" / "zebra").mkdir()
+    (tmp_path / "test" / "zebra" / "a.jpg").write_bytes(encode(make_image(np.random.default_rng(3))))
+    result = run(*RESNET, "--train", tmp_path / "train", "--test", tmp_path / "test", "-k", 1, "--json", tmp_path / "j")
+    assert result.exit_code == 0, result.output
+    content = json.loads((tmp_path / "j").read_text())
+    assert content["metrics"]["top1_k1"] == pytest.approx(100 * 8 / 9)  # every copy finds itself, the zebra cannot
+    assert content["protocol"]["test_images_of_unseen_classes"] == 1
+    assert content["protocol"]["labels_compared_by"] == "name"
+    assert "1 test pictures are of classes without training pictures" in result.stderr
+
+
+def test_one_test_picture(tmp_path: Path) -> None:
+    train = write_folder(tmp_path / "train", classes=2, per_class=2)
+    test = write_folder(tmp_path / "test", classes=1, per_class=1, seed=5)
+    assert run(*RESNET, "--train", train, "--test", test).exit_code == 0
+
+
+def test_help_shows_an_example() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "sop-knn --model runs/photos --train" in result.stdout
+
+
+# ---- what a user gets wrong -----------------------------------------------------------------------------------------
+
+
+def test_stores_of_different_encoders(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    labels = np.arange(12) % 3
+    changes: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("fingerprint", {"encoder": {"name": "other", "fingerprint": "0" * 64}}),
+        ("preprocess", {"preprocess": {"resize": 64, "crop": 64}}),
+        ("pooling", {"pooling": "mean"}),
+    )
+    for what, manifest in changes:
+        other = write_store(tmp_path / what, 3, labels, **manifest)
+        assert f"their {what} differs" in fails("--train", stores[0], "--test", other)
+
+
+def test_labels_that_are_missing(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    none = write_store(tmp_path / "none", 3, None)
+    assert "but none has one" in fails("--train", none, "--test", stores[1])
+    some = write_store(tmp_path / "some", 4, np.where(np.arange(12) < 5, -1, 1))
+    assert "but 5 of 12 have none" in fails("--train", stores[0], "--test", some)
+    flat = write_folder(tmp_path / "flat", classes=0)
+    assert "needs a label for every picture" in fails(*RESNET, "--train", stores[0], "--test", flat)
+
+
+def test_model_missing_or_idle(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    pictures = write_folder(tmp_path / "pictures")
+    assert "give --model" in fails("--train", stores[0], "--test", pictures)
+    assert "leave the encoder's options out" in fails(*RESNET, "--train", stores[0], "--test", stores[1])
+    assert "no --model" in fails("--size", 32, "--train", stores[0], "--test", stores[1])
+
+
+def test_sources_that_cannot_be(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    train, _ = stores
+    assert "every picture would find itself" in fails("--train", train, "--test", train)
+    assert "does not exist" in fails("--train", train, "--test", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "is empty" in fails(*RESNET, "--train", train, "--test", tmp_path / "empty")
+    corrupt = write_folder(tmp_path / "corrupt", classes=2, per_class=2)
+    for picture in corrupt.rglob("*.jpg"):
+        picture.write_bytes(picture.read_bytes()[:100])
+    good = write_folder(tmp_path / "good", classes=2, per_class=2)
+    assert "unusable" in fails(*RESNET, "--train", good, "--test", corrupt)
+
+
+def test_damaged_stores(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    train, test = stores
+    (part,) = test.glob("features-*.parquet")
+    whole = part.read_bytes()
+    part.write_bytes(whole[: len(whole) // 2])
+    assert part.name in fails("--train", train, "--test", test)
+    part.write_bytes(whole)
+    (test / "manifest.json").rename(tmp_path / "aside")
+    assert "manifest.json" in fails("--train", train, "--test", test)
+
+
+def test_features_with_nan(stores: tuple[Path, Path]) -> None:
+    train, test = stores
+    (part,) = test.glob("features-*.parquet")
+    table = pq.read_table(part)
+    column = table["feature"].combine_chunks()
+    values = column.flatten().to_numpy().copy()
+    values[3] = np.nan
+    broken = type(column).from_arrays(values, 8)
+    pq.write_table(table.set_column(4, "feature", broken), part)
+    manifest = json.loads((test / "manifest.json").read_text())
+    from sop_faiss.files import sha256_file
+
+    manifest["files"][0]["sha256"] = sha256_file(part)
+    (test / "manifest.json").write_text(json.dumps(manifest))
+    assert "NaN" in fails("--train", train, "--test", test)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-k", 0), "each at least 1"),
+        (("-k", 5, "-k", -3), "each at least 1"),
+        (("--temperature", 0), "wanted above 0"),
+        (("--temperature", "nan"), "wanted above 0"),
+        (("--json", "."), "is a directory"),
+        (("--json", "/proc/version/x.json"), "cannot be written"),
+    ],
+)
+def test_impossible_options(stores: tuple[Path, Path], arguments: tuple[object, ...], message: str) -> None:
+    assert message in fails("--train", stores[0], "--test", stores[1], *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "runs/nothing"), "runs/nothing does not exist"),
+        (("--model", "timm:test_resnet"), "without weights"),
+        (("--model", "timm:test_resnett", "--random-weights", 0), "did you mean"),
+        ((*RESNET, "--batch-size", 0), "batch_size = 0"),
+        ((*RESNET, "--workers", 0), "workers = 0"),
+        ((*RESNET, "--max-bad-fraction", 2), "max_bad_fraction = 2"),
+        ((*RESNET, "--pooling", "max"), "pooling 'max'"),
+        ((*RESNET, "--device", "tpu"), "device 'tpu'"),
+    ],
+)
+def test_impossible_encoders(tmp_path: Path, arguments: tuple[object, ...], message: str) -> None:
+    train, test = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", seed=1)
+    assert message in fails(*arguments, "--train", train, "--test", test)
+
+
+def test_usage_errors_of_click() -> None:
+    assert run().exit_code == 2
+    assert run("--train", "a", "--test", "b", "-k", "many").exit_code == 2
+    assert run("--nonsense").exit_code == 2

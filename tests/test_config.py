@@ -1,0 +1,90 @@
+"""Configuration: layers, checks, suggestions, and the packaged files."""
+
+from __future__ import annotations
+
+import pytest
+
+from sop_faiss.config import Config, load_config, packaged_configs, to_yaml
+from sop_faiss.errors import ConfigError
+from tests.runs import tiny_config_file
+
+
+def test_overrides_come_last_and_the_result_can_be_read_again(tmp_path):
+    path = tiny_config_file(tmp_path)
+    config = load_config(path, ["train.batch_size=7", "views.global_scale=[0.3,0.9]", "sop.cls.tasks=5"])
+    assert (config.train.batch_size, config.views.global_scale, config.sop.cls.tasks) == (7, (0.3, 0.9), 5)
+    assert config.sop.cls.num_anchors == 8
+    again = tmp_path / "again.yaml"
+    again.write_text(to_yaml(config))
+    assert load_config(again) == config
+
+
+def test_defaults_are_the_papers():
+    config = Config()
+    assert (config.memory.cls_capacity, config.memory.patch_capacity) == (65536, 8192)
+    assert (config.sop.cls.num_anchors, config.sop.cls.num_supports, config.sop.cls.tasks) == (4096, 8, 4)
+    assert (config.sop.patch.num_anchors, config.sop.patch.num_supports, config.sop.patch.tasks) == (512, 0, 1)
+    assert (config.loss.student_temp, config.loss.teacher_temp_start, config.loss.teacher_temp) == (0.1, 0.04, 0.07)
+    assert config.views.count == 12
+
+
+@pytest.mark.parametrize("name", sorted(packaged_configs()))
+def test_packaged_configurations_load(name):
+    load_config(name)
+    opening = packaged_configs()[name].read_text().split("\n\n")[0]
+    for word in ("Paper:", "Device:", "Time:", "Command:", "Expected:"):
+        assert f"# {word}" in opening, f"{name} does not say {word}"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.batchsize=3", "did you mean train.batch_size"),
+        ("num_anchors=3", "did you mean sop.cls.num_anchors"),
+        ("train.batch_size=many", "could not be converted"),
+        ("train.epochs=null", "Incompatible value"),
+        ("views=3", "Merge error"),
+        ("views.global_scale=3", "Invalid value"),
+        ("views.global_scale=[0.9,0.1]", "smaller <= larger"),
+        ("sop.cls.num_anchors=41", "exceeds memory.cls_capacity = 40"),
+        ("sop.cls.num_supports=40", "wanted fewer than memory.cls_capacity"),
+        ("sop.patch.num_anchors=25", "exceeds memory.patch_capacity"),
+        ("sop.eps=0.9", "wanted 0 <= eps"),
+        ("sop.eps=nan", "wanted 0 <= eps"),
+        ("sop.contributions=smoth", "did you mean 'smooth'"),
+        ("loss.student_temp=0", "wanted 0.005 or more"),
+        ("train.precision=fp16", "wanted one of auto, float32, bf16"),
+        ("masks.kind=none", "leaves the patch loss without patches"),
+        ("evaluate.test=holdout", "needs data.holdout_share"),
+        ("evaluate.test=x", "both or neither"),
+        ("justakey", "wanted key=value"),
+        ("=3", "wanted key=value"),
+        ("model.num_heads=5", "not divisible"),
+    ],
+)
+def test_wrong_values_are_one_line(tmp_path, override, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(tiny_config_file(tmp_path), [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_both_losses_off_teach_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="nothing would be learned"):
+        load_config(tiny_config_file(tmp_path), ["loss.cls_weight=0", "loss.patch_weight=0"])
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: [", b"- 1\n- 2\n", b"\xff\xfe\x00", b"views: {global_size: '${oc.env:HOME}'}"]
+)
+def test_files_that_are_no_configuration(tmp_path, content):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_configuration_suggests_a_packaged_one():
+    with pytest.raises(ConfigError, match="did you mean digits_demo"):
+        load_config("digit_demo")

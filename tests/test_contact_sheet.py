@@ -1,0 +1,263 @@
+"""The page as a browser would read it: nothing runs, nothing is fetched, every picture is small and in its place."""
+
+from __future__ import annotations
+
+import base64
+import io
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sop_faiss.errors import DataError
+from sop_faiss.report.contact_sheet import Chart, Hit, Picture, Strip, Table, Verdict, write_contact_sheet
+from sop_faiss.report.thumbnails import THUMBNAIL_PIXELS, make_thumbnail
+from tests.images import encode, make_image
+
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</style></title><svg/onload=alert(1)>",
+    "{{ 7 * 7 }}{% raw %}",
+    "javascript:alert(1)",
+    "&lt;b&gt;&amp;",
+    "\u202egnp.exe",
+    "lone \udcff surrogate",
+    "line\nbreak\0nul",
+    "ä日本語🙂" * 40,
+    "",
+]
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, texts, and whether tags nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.stack: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.stack and self.stack[-1] != "style" and data.strip():
+            self.texts.append(data)
+
+    def of(self, tag: str, kind: str = "") -> list[dict[str, str]]:
+        return [
+            attrs for name, attrs in self.tags if name == tag and (not kind or kind in attrs.get("class", "").split())
+        ]
+
+
+def picture(name: str, size: int | tuple[int, int] = 40, label: str = "", seed: int = 0) -> Picture:
+    encoded = encode(make_image(np.random.default_rng(seed), size))
+    return Picture(name, lambda: encoded, label)
+
+
+def unreadable(message: str) -> Picture:
+    def read() -> bytes:
+        raise DataError(message)
+
+    return Picture("gone", read)
+
+
+def write(path: Path, strips: list[Strip], **options: object) -> Page:
+    write_contact_sheet(path, "Title", strips, **options)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_strips_hits_and_marks(tmp_path: Path) -> None:
+    verdicts = [Verdict.RIGHT, Verdict.WRONG, Verdict.JUNK, None]
+    hits = [
+        Hit(picture(f"hit {i}", label=f"class {i}", seed=i), 0.9 - i / 10, verdict)
+        for i, verdict in enumerate(verdicts)
+    ]
+    strips = [Strip(picture("first", seed=9), hits, "AP 43.2 %"), Strip(picture("second", seed=8), hits[3:])]
+    page = write(tmp_path / "page.html", strips, subtitle="about", footer="made by hand")
+    assert len(page.of("article", "strip")) == 2 and len(page.of("li", "hit")) == 5 and len(page.of("img")) == 7
+    for verdict in ("right", "wrong", "junk"):
+        assert len(page.of("li", verdict)) == 1
+        marks = [mark for mark in page.of("span", verdict) if mark["aria-label"] == verdict]
+        assert len(marks) == 2  # on the hit and in the legend
+    assert {"✓", "✕", "–"} <= set(page.texts)
+    for text in (
+        "Title",
+        "about",
+        "made by hand",
+        "AP 43.2 %",
+        "1 of 2 right",
+        "first",
+        "hit 2",
+        "class 2",
+        "0.700",
+        "4",
+    ):
+        assert text in page.texts
+    assert [img["alt"] for img in page.of("img")][:3] == ["first", "hit 0", "hit 1"]
+
+
+def test_without_labels_there_is_no_judgement(tmp_path: Path) -> None:
+    page = write(tmp_path / "page.html", [Strip(picture("q"), [Hit(picture("a"), 0.5)]), Strip(picture("p"), [])])
+    assert page.of("span", "mark") == [] and not any("right" in text for text in page.texts)
+    assert "Nothing found." in page.texts
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_stays_text(tmp_path: Path, name: str) -> None:
+    def failing() -> bytes:
+        raise DataError(f"missing: {name}")
+
+    strip = Strip(picture(name, label=name), [Hit(Picture(name, failing, name), 0.5)], name)
+    table = Table([name, name], [[name, name]], name)
+    chart = Chart(name, b"\x89PNG", name)
+    path = tmp_path / "page.html"
+    write_contact_sheet(path, name, [strip], subtitle=name, summary=[table], charts=[chart], footer=name)
+    page, plain = Page(path.read_text(encoding="utf-8")), write(tmp_path / "plain.html", [strip])
+    harmless = Page((tmp_path / "plain.html").read_text())
+    assert {tag for tag, _ in page.tags} <= {tag for tag, _ in harmless.tags} | {
+        *(
+            "p",
+            "section",
+            "table",
+            "caption",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+            "figure",
+            "figcaption",
+            "h2",
+            "footer",
+        )
+    }
+    assert not plain.of("script") and not page.of("script") and not page.of("svg")
+    for tag, attrs in page.tags:
+        assert not [attr for attr in attrs if attr.startswith("on")], tag
+        assert attrs.get("src", "data:image/").startswith("data:image/")
+    shown = name.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    assert not shown or sum(shown in text for text in page.texts) >= 8
+
+
+def test_the_page_stands_alone(tmp_path: Path) -> None:
+    page = write(tmp_path / "page.html", [Strip(picture("q"), [Hit(picture("a"), 0.5)])])
+    text = (tmp_path / "page.html").read_text()
+    assert not page.of("link") and not page.of("script") and "http://" not in text and "https://" not in text
+    policy = next(meta for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    assert policy["content"] == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert "prefers-color-scheme: dark" in text
+
+
+def thumbnail_of(page: Page, position: int) -> Image.Image:
+    uri = page.of("img")[position]["src"]
+    assert uri.startswith("data:image/jpeg;base64,")
+    return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2], validate=True)))
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted", "tiny"),
+    [
+        ((480, 640), (120, 90), False),
+        ((640, 480), (90, 120), False),
+        (32, (32, 32), True),
+        ((3, 900), (120, 1), False),
+        ((1, 1), (1, 1), True),
+    ],
+)
+def test_thumbnails_are_bounded(
+    tmp_path: Path, size: int | tuple[int, int], wanted: tuple[int, int], tiny: bool
+) -> None:
+    page = write(tmp_path / "page.html", [Strip(picture("q", size), [])])
+    image = thumbnail_of(page, 0)
+    assert image.format == "JPEG" and image.size == wanted and max(image.size) <= THUMBNAIL_PIXELS
+    attrs = page.of("img")[0]
+    assert (attrs["width"], attrs["height"]) == (str(wanted[0]), str(wanted[1]))
+    assert ("tiny" in attrs.get("class", "")) is tiny
+
+
+def test_a_thumbnail_looks_like_its_picture() -> None:
+    image = np.zeros((300, 300, 3), np.uint8)
+    image[:, 150:] = (250, 120, 10)
+    thumbnail = make_thumbnail(encode(image, "PNG"))
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(thumbnail.uri.partition(",")[2]))), np.float64)
+    np.testing.assert_allclose(shown[60, 20], (0, 0, 0), atol=6)
+    np.testing.assert_allclose(shown[60, 100], (250, 120, 10), atol=6)
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (unreadable("missing: photos/gone.jpg does not exist"), "missing: photos/gone.jpg does not exist"),
+        (Picture("text", lambda: b"not a picture at all"), "not-an-image"),
+        (Picture("empty", lambda: b""), "empty"),
+        (Picture("cut", lambda: encode(make_image(np.random.default_rng(0), 90))[:700]), "truncated"),
+    ],
+)
+def test_unreadable_pictures_say_why(tmp_path: Path, bad: Picture, reason: str) -> None:
+    page = write(tmp_path / "page.html", [Strip(bad, [Hit(bad, 0.5, Verdict.WRONG), Hit(picture("ok"), 0.4)])])
+    problems = page.of("div", "problem")
+    assert len(problems) == 2 and all(problem["title"].startswith(reason) for problem in problems)
+    assert len(page.of("img")) == 1 and len(page.of("li", "wrong")) == 1
+
+
+def test_tables_and_charts(tmp_path: Path) -> None:
+    png = encode(make_image(np.random.default_rng(0), 50), "PNG")
+    tables = [Table(["", "mAP"], [["before", "14.6"], ["after", "19.3"]], "Percent"), Table(["a"], [])]
+    page = write(tmp_path / "page.html", [], summary=tables, charts=[Chart("Training", png, "loss")])
+    assert len(page.of("table")) == 2 and len(page.of("td")) == 2
+    assert {"Percent", "before", "19.3", "Training", "loss"} <= set(page.texts)
+    (chart,) = page.of("img")
+    assert base64.b64decode(chart["src"].removeprefix("data:image/png;base64,")) == png
+
+
+def test_each_picture_is_read_once_and_progress_is_told(tmp_path: Path) -> None:
+    reads: list[str] = []
+
+    def read() -> bytes:
+        reads.append("x")
+        return encode(make_image(np.random.default_rng(0), 20))
+
+    shared = Picture("shared", read)
+    told: list[tuple[int, int]] = []
+    strips = [Strip(shared, [Hit(shared, 1.0), Hit(picture("other"), 0.3)]) for _ in range(5)]
+    write(tmp_path / "page.html", strips, progress=lambda done, total: told.append((done, total)))
+    assert len(reads) == 1
+    assert told == [(done, 6) for done in range(1, 7)]
+
+
+def test_the_old_page_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "page.html"
+    write(path, [])
+    before = path.read_bytes()
+
+    def interrupted() -> bytes:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(path, [Strip(Picture("q", interrupted), [])])
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_a_large_page_stays_small(tmp_path: Path) -> None:
+    photos = [picture(f"{i}", 224, seed=i) for i in range(40)]
+    strips = [
+        Strip(photos[i % 40], [Hit(photos[(i + j) % 40], 0.5, Verdict.RIGHT) for j in range(20)]) for i in range(70)
+    ]
+    page = write(tmp_path / "page.html", strips)
+    assert len(page.of("img")) == 70 * 21
+    assert all(img["loading"] == "lazy" and img["decoding"] == "async" for img in page.of("img"))
+    assert (tmp_path / "page.html").stat().st_size < 12 << 20

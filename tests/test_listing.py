@@ -1,0 +1,160 @@
+"""Folders, lists and single pictures, and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sop_faiss.data.decode import drop_reason
+from sop_faiss.data.source import ImageSource, open_source
+from sop_faiss.errors import DataError
+from tests.images import encode, make_image, write_folder, write_shards
+from tests.messages import assert_one_line
+
+PICTURE = encode(make_image(np.random.default_rng(0), 8))
+
+
+def test_folder_with_classes(tmp_path: Path) -> None:
+    source = open_source(write_folder(tmp_path, classes=3, per_class=2))
+    assert isinstance(source, ImageSource)
+    assert source.class_names == ["class_0", "class_1", "class_2"]
+    assert source.labels is not None and source.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert source.keys[:3] == ["class_0/0000", "class_0/0001", "class_1/0000"]
+    assert source.member_of(2) == "class_1/0000.jpg" and source.source_of(2) == "" and source.root == tmp_path
+    assert source.read(2) == (tmp_path / "class_1/0000.jpg").read_bytes()
+
+
+def test_flat_and_mixed_folders(tmp_path: Path) -> None:
+    source = open_source(write_folder(tmp_path, classes=0, per_class=2))
+    assert source.labels is None and source.class_names is None and source.keys == ["0000", "0001"]
+    (tmp_path / "b" / "deep").mkdir(parents=True)
+    (tmp_path / "b" / "deep" / "x.y.JPG").write_bytes(PICTURE)
+    (tmp_path / "0000.png").write_bytes(PICTURE)
+    (tmp_path / "notes.txt").write_text("no picture")
+    source = open_source(tmp_path)
+    assert source.keys == ["0000.jpg", "0000.png", "0001", "x.y"]
+    assert source.labels is not None and source.labels.tolist() == [-1, -1, -1, 0] and source.class_names == ["b"]
+
+
+def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
+    for name in ("a.jpg", "._a.jpg", ".thumbs/a.jpg", "__MACOSX/a.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(PICTURE)
+    assert open_source(tmp_path).keys == ["a"]
+
+
+def test_links_in_folders(tmp_path: Path) -> None:
+    real = write_folder(tmp_path / "real", classes=0, per_class=2)
+    folder = tmp_path / "folder"
+    (folder / "c").mkdir(parents=True)
+    (folder / "a.jpg").symlink_to(real / "0000.jpg")
+    (folder / "c" / "loop").symlink_to(folder)
+    (folder / "d").symlink_to(real)
+    (folder / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    source = open_source(folder)
+    assert source.keys == ["a", "0000", "0001", "gone"]
+    assert source.read(0) == (real / "0000.jpg").read_bytes()
+    with pytest.raises(DataError) as error:
+        source.read(3)
+    assert drop_reason(error.value) == "missing"
+
+
+def test_odd_files_fail_when_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jpg")
+    (tmp_path / "b.jpg").write_bytes(b"")
+    source = open_source(tmp_path)
+    reasons = []
+    for position in range(2):
+        with pytest.raises(DataError) as error:
+            source.read(position)
+        reasons.append(drop_reason(error.value))
+    assert reasons == ["not-a-file", "empty"]
+
+
+def test_folders_that_cannot_be_a_source(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is empty"):
+        open_source(tmp_path)
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(DataError, match="no picture"):
+        open_source(tmp_path)
+    write_shards(tmp_path / "train")
+    with pytest.raises(DataError) as error:
+        open_source(tmp_path)
+    assert_one_line(error, "shards only in its sub-folders", str(tmp_path / "train"))
+    write_folder(tmp_path / "pictures")
+    with pytest.raises(DataError, match="both pictures and shards"):
+        open_source(tmp_path)
+
+
+def test_one_picture(tmp_path: Path) -> None:
+    (tmp_path / "my.cat.jpg").write_bytes(PICTURE)
+    source = open_source(tmp_path / "my.cat.jpg")
+    assert len(source) == 1 and source.keys == ["my.cat"] and source.read(0) == PICTURE and source.root == tmp_path
+
+
+def listed(tmp_path: Path, text: str | bytes, name: str = "list.csv") -> ImageSource:
+    if not (tmp_path / "a").exists():
+        write_folder(tmp_path / "a", classes=0, per_class=3)
+        shutil.copy(tmp_path / "a" / "0000.jpg", tmp_path / "with, comma.jpg")
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return open_source(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.csv", "path,label\na/0000.jpg,dog\n\na/0001.jpg,\n'with, comma.jpg',cat\n".replace("'", '"')),
+        ("list.csv", '\ufeffa/0000.jpg,dog\r\na/0001.jpg\r\n"with, comma.jpg",cat\r\n'),
+        ("list.txt", "a/0000.jpg,dog\na/0001.jpg\n\n with, comma.jpg,cat"),
+        ("list.tsv", "a/0000.jpg\tdog\r\n./a/0001.jpg\t\r\nwith, comma.jpg\tcat\r\n"),
+    ],
+)
+def test_lists_with_names_of_classes(tmp_path: Path, name: str, text: str) -> None:
+    source = listed(tmp_path, text, name)
+    assert [source.member_of(i) for i in range(3)] == ["a/0000.jpg", "a/0001.jpg", "with, comma.jpg"]
+    assert source.labels is not None and source.labels.tolist() == [1, -1, 0]
+    assert source.class_names == ["cat", "dog"] and source.keys == ["0000", "0001", "with, comma"]
+
+
+def test_lists_with_numbers_or_nothing(tmp_path: Path) -> None:
+    source = listed(tmp_path, "a/0000.jpg,7\na/0001.jpg,-1\na/0002.jpg\n")
+    assert source.labels is not None and source.labels.tolist() == [7, -1, -1] and source.class_names is None
+    source = listed(tmp_path, "with, comma.jpg\na/0002.jpg\n", "list.txt")
+    assert source.labels is None and source.keys == ["with, comma", "0002"]
+    source = listed(tmp_path, "a/0000.jpg,07\na/0001.jpg,b1\n")
+    assert source.class_names == ["07", "b1"]
+
+
+def test_lists_with_paths_elsewhere(tmp_path: Path) -> None:
+    write_folder(tmp_path / "b", classes=0, per_class=2)
+    (tmp_path / "lists").mkdir()
+    source = listed(tmp_path, f"../b/0000.jpg\n{tmp_path}/a/0000.jpg\n", "lists/list.txt")
+    assert source.root == tmp_path and source.keys == ["b/0000", "a/0000"]
+    assert source.read(1) == (tmp_path / "a" / "0000.jpg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["no picture"]),
+        ("path,label\n", ["no picture"]),
+        ("a/0000.jpg\nb.jpg\nc.jpg\n", ["line 2", "b.jpg does not exist", "2 of 3"]),
+        ("a/0000.jpg,1\na/../a/0000.jpg,1\n", ["line 2", "line 1", "once"]),
+        ("a/0000.jpg,-2\n", ["line 1", "-2"]),
+        ("a/0000.jpg,1,2\n", ["line 1", "3 columns"]),
+        ("a/0000.jpg\n,3\n", ["line 2", "not a path"]),
+        ("a/0000.jpg\nx\0y.jpg\n", ["list.csv"]),
+        ("a/0000.jpg\na\n", ["line 2", "folder"]),
+        ('a/0000.jpg\n"a/0001.jpg\n', ["line 2", "CSV"]),
+        (b"a/\xff.jpg\n", ["UTF-8"]),
+    ],
+)
+def test_wrong_lists(tmp_path: Path, text: str | bytes, parts: list[str]) -> None:
+    with pytest.raises(DataError) as error:
+        listed(tmp_path, text)
+    assert_one_line(error, "list", *parts)

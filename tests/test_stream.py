@@ -1,0 +1,119 @@
+"""The stream: order, views and masks as pure functions of the step, whatever ranks, workers and restarts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sop_faiss.data.source import open_source
+from sop_faiss.data.stream import Batches, batch_loader, epoch_order, split_holdout
+from sop_faiss.errors import ConfigError, DataError
+from tests.images import write_folder, write_shards
+from tests.runs import tiny_config
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("stream"), classes=2, per_class=10, size=20)
+
+
+def make(shards, tmp_path, *overrides, rank=0, world_size=1) -> Batches:
+    source = open_source(shards)
+    config = tiny_config(tmp_path, *overrides)
+    return Batches(source, np.arange(len(source)), config, patch_size=4, rank=rank, world_size=world_size)
+
+
+def same(a, b) -> bool:
+    names = ("global_views", "local_views", "masks", "image_ids")
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in names)
+
+
+def test_every_image_once_per_epoch_in_another_order(shards, tmp_path):
+    batches = make(shards, tmp_path, "train.batch_size=5")
+    assert batches.steps_per_epoch == 4
+    epochs = [np.concatenate([batches.image_ids(4 * epoch + i) for i in range(4)]) for epoch in range(2)]
+    for order in epochs:
+        assert sorted(order) == list(range(20))
+    assert list(epochs[0]) != list(epochs[1])
+    assert list(epochs[0]) == list(epoch_order(20, 0, 0))
+
+
+def test_a_last_partial_batch_is_left_out(shards, tmp_path):
+    assert make(shards, tmp_path, "train.batch_size=6").steps_per_epoch == 3
+
+
+def test_shapes_and_types(shards, tmp_path):
+    batch = make(shards, tmp_path)[0]
+    assert batch.global_views.shape == (2, 6, 16, 16, 3)
+    assert batch.local_views.shape == (1, 6, 8, 8, 3)
+    assert batch.masks.shape == (2, 6, 16)
+    assert batch.global_views.dtype == torch.uint8
+    assert batch.bad == []
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_and_restarts_change_nothing(shards, tmp_path, workers):
+    expected = [make(shards, tmp_path)[step] for step in range(5)]
+    again = make(shards, tmp_path, f"data.workers={workers}")
+    for start in (0, 3):
+        loaded = list(batch_loader(again, range(start, 5), pin_memory=False))
+        assert len(loaded) == 5 - start
+        assert all(same(a, b) for a, b in zip(expected[start:], loaded, strict=True))
+
+
+def test_ranks_share_a_global_batch(shards, tmp_path):
+    whole = make(shards, tmp_path)
+    parts = [make(shards, tmp_path, rank=rank, world_size=3) for rank in range(3)]
+    for step in (0, 2, 4):
+        joined = [part[step] for part in parts]
+        expected = whole[step]
+        assert torch.equal(torch.cat([part.image_ids for part in joined]), expected.image_ids)
+        assert torch.equal(torch.cat([part.global_views for part in joined], dim=1), expected.global_views)
+        assert torch.equal(torch.cat([part.masks for part in joined], dim=1), expected.masks)
+
+
+def test_cached_pictures_change_nothing(shards, tmp_path):
+    cached = make(shards, tmp_path, "data.decoded_cache_bytes=5000")
+    plain = make(shards, tmp_path)
+    assert all(same(cached[step], plain[step]) for step in (0, 1, 4, 5))
+    assert 0 < cached._decoded_bytes <= 5000
+
+
+def test_a_bad_image_is_replaced_the_same_way_each_time(tmp_path):
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=12, size=20)
+    (folder / "0003.jpg").write_bytes(b"not a picture")
+    (folder / "0007.jpg").write_bytes((folder / "0007.jpg").read_bytes()[:200])
+    batches = make(folder, tmp_path)
+    first, again = [[batches[step] for step in range(2)] for _ in range(2)]
+    assert all(same(a, b) for a, b in zip(first, again, strict=True))
+    bad = [sample for batch in first for sample in batch.bad]
+    assert {sample.position for sample in bad} >= {3, 7}
+    assert {sample.reason for sample in bad} == {"not-an-image", "truncated"}
+    for batch in first:
+        assert len(batch.image_ids) == 6
+        assert not {3, 7} & set(batch.image_ids.tolist())
+
+
+def test_only_bad_images_is_an_error(tmp_path):
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=6, size=20)
+    for path in folder.iterdir():
+        path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="in a row cannot be read"):
+        make(folder, tmp_path)[0]
+
+
+def test_impossible_batches(shards, tmp_path):
+    with pytest.raises(ConfigError, match="exceeds the 20 training images"):
+        make(shards, tmp_path, "train.batch_size=21")
+    with pytest.raises(ConfigError, match="not divisible by the 4 ranks"):
+        make(shards, tmp_path, world_size=4)
+
+
+def test_holdout_is_a_seeded_split():
+    trained, held = split_holdout(100, 0.2, 7)
+    assert len(held) == 20
+    assert sorted([*trained, *held]) == list(range(100))
+    assert np.array_equal(held, split_holdout(100, 0.2, 7)[1])
+    assert not np.array_equal(held, split_holdout(100, 0.2, 8)[1])
+    assert len(split_holdout(100, 0.0, 7)[1]) == 0

@@ -1,0 +1,286 @@
+"""The loop: one step written out by hand, exact resume, kills, signals, and runs that stop themselves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sop_faiss.data.source import open_source
+from sop_faiss.data.stream import Batches
+from sop_faiss.errors import CheckpointError, ConfigError, DataError, RunStoppedError
+from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint, read_tensors
+from sop_faiss.pipeline.train import describe_run, run_training
+from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
+from sop_faiss.train.loop import normalise, train_step
+from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.state import RunState
+from tests.images import write_folder, write_shards
+from tests.runs import tiny_config, tiny_config_file
+
+TIMINGS = ("images_per_second", "data_wait_share")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("train"), classes=2, per_class=12, size=20)
+
+
+def records(run: Path) -> list[dict]:
+    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in read_metrics(run)]
+
+
+def fresh(tmp_path, shards, *overrides) -> tuple[RunState, Batches]:
+    config = tiny_config(tmp_path, *overrides)
+    source = open_source(shards)
+    batches = Batches(source, np.arange(len(source)), config, 4)
+    return RunState(config, torch.device("cpu"), len(source), batches.steps_per_epoch), batches
+
+
+@pytest.mark.parametrize("anchors", ["random", "fixed_rows"])
+def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
+    overrides = ("model.drop_path=0", f"sop.anchors={anchors}", "optim.momentum=0.9", "optim.warmup_epochs=0")
+    (state, batches), (twin, _) = fresh(tmp_path, shards, *overrides), fresh(tmp_path, shards, *overrides)
+    batch = batches[0]
+    metrics = train_step(state, batch)
+
+    # by hand, with the twin's parts
+    views = normalise(batch.global_views, twin.config, twin.device)
+    local = normalise(batch.local_views, twin.config, twin.device)
+    stored = twin.draw_stored_patches(6, 16)
+    teacher = [twin.teacher.backbone(view) for view in views]
+    teacher_cls = torch.stack([twin.teacher.projector(tokens.cls) for tokens in teacher])
+    teacher_patches = torch.stack([twin.teacher.projector(tokens.patches) for tokens in teacher])
+    student = [twin.student.backbone(view, mask) for view, mask in zip(views, batch.masks, strict=True)]
+    student_cls = [twin.student.projector(tokens.cls) for tokens in student]
+    student_cls.append(twin.student.projector(twin.student.backbone(local[0]).cls))
+    student_patches = torch.stack([twin.student.projector(tokens.patches) for tokens in student])
+    first = cls_loss(torch.stack(student_cls), teacher_cls, twin.cls.maker.draw(), 0.1, 0.04)
+    second = patch_loss(
+        student_patches[batch.masks],
+        teacher_patches[batch.masks],
+        masked_row_weights(batch.masks.flatten(0, 1)),
+        twin.patch.maker.draw(),
+        0.1,
+        0.04,
+    )
+    loss = first.loss + second.loss
+    assert float(metrics["loss"]) == pytest.approx(loss.item(), rel=1e-5)
+    loss.backward()
+    settings = twin.schedules.at(0)
+    for group in twin.optimizer.param_groups:
+        group["lr"], group["weight_decay"] = settings.learning_rate, settings.weight_decay * group["decays"]
+    for p in twin.student.parameters():
+        p.grad *= min(1.0, 3.0 / (p.grad.norm().item() + 1e-6))
+    twin.optimizer.step()
+    for ours, theirs in zip(state.student.parameters(), twin.student.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    for ours, old, new in zip(
+        state.teacher.parameters(), twin.teacher.parameters(), twin.student.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours, 0.9 * old + 0.1 * new, rtol=1e-4, atol=1e-5)
+    # stored once, after the step: view 2 of the teacher before its update
+    torch.testing.assert_close(state.cls.memory.embeddings[:6], teacher_cls[1], rtol=1e-4, atol=1e-5)
+    expected = teacher_patches[1][torch.arange(6), stored]
+    torch.testing.assert_close(state.patch.memory.embeddings[:6], expected, rtol=1e-4, atol=1e-5)
+    assert state.cls.memory.image_ids[:7].tolist() == [*batch.image_ids.tolist(), -1]
+    assert state.cls.memory.stored == 6
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("loss.patch_weight=0",),
+        ("loss.cls_weight=0",),
+        ("masks.kind=random",),
+        ("masks.kind=none", "loss.patch_weight=0"),
+        ("views.local_count=0",),
+        ("views.global_count=1",),
+        ("views.global_count=3",),
+        ("model.global_token=mean",),
+        ("sop.anchors=fixed_vectors", "memory.fill=teacher"),
+        ("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"),
+        ("train.precision=bf16",),
+        ("neighbors.engine=torch", "neighbors.exclude_same_image=always"),
+    ],
+)
+def test_every_setting_trains(tmp_path, shards, overrides):
+    config = tiny_config(tmp_path, f"data.train={shards}", "train.epochs=1", *overrides)
+    result = run_training(config, tmp_path / "run")
+    assert result.finished
+    assert result.step == 4
+    for line in read_metrics(tmp_path / "run"):
+        assert line["loss"] is not None
+        assert ("loss_patch" in line) == (config.loss.patch_weight > 0)
+        assert ("loss_cls" in line) == (config.loss.cls_weight > 0)
+
+
+def test_a_loss_switched_off_has_no_memory(tmp_path, shards):
+    state, _ = fresh(tmp_path, shards, "loss.patch_weight=0")
+    assert state.patch is None
+    assert set(state.levels) == {"cls"}
+
+
+def test_a_student_comes_to_agree_with_a_teacher_that_stands_still(tmp_path, shards):
+    still = ("optim.momentum=1.0", "model.drop_path=0", "loss.patch_weight=0", "loss.teacher_temp=0.04")
+    config = tiny_config(tmp_path, f"data.train={shards}", "train.epochs=30", *still)
+    run_training(config, tmp_path / "run")
+    lines = read_metrics(tmp_path / "run")
+    gaps = [line["loss_cls_over_lnK"] - line["teacher_entropy_cls_over_lnK"] for line in lines]
+    assert np.mean(gaps[-20:]) < 0.8 * np.mean(gaps[:5])
+
+
+def test_metrics_have_the_contracts_keys(tmp_path, shards):
+    config = tiny_config(
+        tmp_path, f"data.train={shards}", "train.epochs=2", "data.holdout_share=0.25", "evaluate.test=holdout",
+        "evaluate.every_steps=2", "evaluate.k=5",
+    )  # fmt: skip
+    run_training(config, tmp_path / "run")
+    lines = read_metrics(tmp_path / "run")
+    trained = [line for line in lines if "loss" in line]
+    for key in (
+        "step", "epoch", "images", "loss", "loss_cls", "loss_patch", "loss_cls_over_lnK", "loss_patch_over_lnK",
+        "teacher_entropy_cls_over_lnK", "teacher_entropy_patch_over_lnK",
+    ):  # fmt: skip
+        assert all(key in line for line in trained)
+    scored = [line for line in lines if "knn_top1_k5" in line]
+    assert [line["step"] for line in scored] == [0, 2, 4, 6]
+    assert all(0 <= line["knn_top1_k5"] <= 100 for line in scored)
+    assert all(0 < line["teacher_entropy_cls_over_lnK"] <= 1.0001 for line in trained)
+
+
+@pytest.mark.parametrize("anchors", ["random", "fixed_vectors"])
+def test_resume_is_exact(tmp_path, shards, anchors):
+    overrides = (f"data.train={shards}", f"sop.anchors={anchors}", "train.epochs=3")
+    run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole")
+    run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=5"), tmp_path / "parts")
+    run_training(tiny_config(tmp_path, *overrides, "data.workers=1"), tmp_path / "parts", resume=True)
+    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+    last = [find_checkpoint(tmp_path / name) for name in ("whole", "parts")]
+    for file in ("student", "teacher", "optimizer", "memories"):
+        one, two = (read_tensors(checkpoint, file) for checkpoint in last)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one), file
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, shards, caplog):
+    overrides = (f"data.train={shards}", "train.epochs=3", "train.keep_last=2")
+    run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole")
+    run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=8"), tmp_path / "run")
+    assert [path.name for path in checkpoint_directories(tmp_path / "run")] == ["step_00000008", "step_00000006"]
+    newest = checkpoint_directories(tmp_path / "run")[0] / "memories.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-3] ^= 1
+    newest.write_bytes(content)
+    run_training(tiny_config(tmp_path, *overrides), tmp_path / "run", resume=True)
+    assert "is damaged" in caplog.text
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    for checkpoint in checkpoint_directories(tmp_path / "run"):
+        (checkpoint / "student.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        run_training(tiny_config(tmp_path, *overrides), tmp_path / "run", resume=True)
+
+
+def command(config: Path, run: Path, shards: Path, *overrides: str) -> list[str]:
+    return [
+        sys.executable, "-m", "sop_faiss.cli.train", str(config), f"data.train={shards}", "train.epochs=10",
+        "train.checkpoint_every_steps=2", *overrides, "--output", str(run), "--resume",
+    ]  # fmt: skip
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(line["step"] >= step for line in read_metrics(run)):
+            return
+        time.sleep(0.02)
+
+
+def test_killed_runs_go_on_as_if_nothing_had_happened(tmp_path, shards):
+    config = tiny_config_file(tmp_path)
+    subprocess.run(command(config, tmp_path / "whole", shards), check=True, capture_output=True)
+    for step in (3, 17):
+        process = subprocess.Popen(command(config, tmp_path / "killed", shards), stderr=subprocess.DEVNULL)
+        wait_for_step(tmp_path / "killed", step, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command(config, tmp_path / "killed", shards), check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout)["finished"] is True
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+
+
+def test_sigterm_saves_and_exits_75(tmp_path, shards):
+    arguments = command(tiny_config_file(tmp_path), tmp_path / "run", shards, "train.epochs=2000")
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wait_for_step(tmp_path / "run", 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 75
+    stopped_at = int(find_checkpoint(tmp_path / "run").name.removeprefix("step_"))
+    assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_a_dump(tmp_path, shards, monkeypatch):
+    from sop_faiss.train import loop
+
+    real = loop.train_step
+
+    def broken(state, batch):
+        metrics = real(state, batch)
+        return {**metrics, "loss": torch.tensor(float("nan"))} if state.step == 5 else metrics
+
+    monkeypatch.setattr(loop, "train_step", broken)
+    with pytest.raises(RunStoppedError, match="loss is nan at step 5"):
+        run_training(tiny_config(tmp_path, f"data.train={shards}"), tmp_path / "run")
+    dump = json.loads((tmp_path / "run" / "stopped.json").read_text())
+    assert len(dump["image_ids"]) == 6
+    assert find_checkpoint(tmp_path / "run").name == "step_00000003"
+
+
+def test_bad_images_are_listed_and_too_many_stop_the_run(tmp_path):
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=12, size=20)
+    (folder / "0003.jpg").write_bytes(b"not a picture")
+    config = tiny_config(tmp_path, f"data.train={folder}", "data.max_bad_fraction=0.2", "train.epochs=2")
+    assert run_training(config, tmp_path / "some").finished
+    listed = [json.loads(line) for line in (tmp_path / "some" / "bad_samples.jsonl").read_text().splitlines()]
+    assert {entry["key"] for entry in listed} == {"0003"}
+    with pytest.raises(DataError, match=r"data\.max_bad_fraction = 0\.01"):
+        run_training(tiny_config(tmp_path, f"data.train={folder}", "data.max_bad_fraction=0.01"), tmp_path / "too_many")
+
+
+def test_outputs_are_never_overwritten(tmp_path, shards):
+    config = tiny_config(tmp_path, f"data.train={shards}", "train.epochs=1")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("precious")
+    with pytest.raises(ConfigError, match="already exists and is not empty"):
+        run_training(config, tmp_path / "other")
+    with pytest.raises(ConfigError, match="something else than a run"):
+        run_training(config, tmp_path / "other", resume=True)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
+    run_training(config, tmp_path / "run")
+    with pytest.raises(ConfigError, match="add --resume"):
+        run_training(config, tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"started with optim\.base_lr = 0\.01, not 0\.02"):
+        run_training(
+            tiny_config(tmp_path, f"data.train={shards}", "train.epochs=1", "optim.base_lr=0.02"),
+            tmp_path / "run",
+            resume=True,
+        )
+
+
+def test_a_dry_run_describes_and_writes_nothing(tmp_path, shards):
+    described = describe_run(tiny_config(tmp_path, f"data.train={shards}"))
+    assert described["training_images"] == 24
+    assert described["steps"] == 24
+    assert described["memories_bytes"] == (40 + 24) * 8 * 4
+
+
+def test_no_training_images(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.train is empty"):
+        describe_run(tiny_config(tmp_path))
