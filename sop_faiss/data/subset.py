@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +26,12 @@ class Subset:
         """The whole source as the user named it."""
         return self.source.description
 
-    @property
+    @cached_property
     def keys(self) -> list[str]:
         """See `ImageSource.keys`."""
         return [self.source.keys[position] for position in self.positions]
 
-    @property
+    @cached_property
     def labels(self) -> Int64[np.ndarray, " m"] | None:
         """See `ImageSource.labels`."""
         return None if self.source.labels is None else self.source.labels[self.positions]

@@ -24,6 +24,7 @@ from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.progress import ProgressCallback
+from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.schedules import Schedules
@@ -168,6 +169,8 @@ def run_training(
         RunStoppedError: the run stopped itself.
     """
     device = distributed.join_process_group(config.train.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     try:
         source, trained, held_out = _open_training_images(config)
         batches, state = _assemble(config, device, source, trained)

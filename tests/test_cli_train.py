@@ -1,0 +1,131 @@
+"""`sop-train` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sop_faiss.cli.train import main
+from sop_faiss.train.monitor import read_metrics
+from tests.images import write_folder, write_shards
+from tests.runs import tiny_config_file
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def one_line_error(result, status: int = 1) -> str:
+    assert result.exit_code == status, result.output + result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+    return lines[0]
+
+
+@pytest.fixture
+def config(tmp_path):
+    return tiny_config_file(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return write_shards(tmp_path_factory.mktemp("cli"), classes=2, per_class=6, size=20)
+
+
+def test_help_explains_itself():
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout
+    assert "torchrun" in result.stdout
+
+
+def test_train_then_resume_to_the_end(tmp_path, config, shards):
+    common = (config, f"data.train={shards}", "train.epochs=2", "--output", tmp_path / "run")
+    first = run(*common, "train.stop_after_steps=2")
+    assert first.exit_code == 0, first.stderr
+    assert json.loads(first.stdout)["step"] == 2
+    second = run(*common, "--resume")
+    assert json.loads(second.stdout)["step"] == 4
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    assert "training: 4 of 4 steps" in second.stderr
+    for name in ("config.yaml", "metrics.jsonl", "latest", "checkpoints", "events"):
+        assert (tmp_path / "run" / name).exists()
+    assert (tmp_path / "run" / "latest").read_text() == "step_00000004\n"
+
+
+def test_dry_run_prints_and_writes_nothing(tmp_path, config, shards):
+    result = run(config, f"data.train={shards}", "--dry-run")
+    assert result.exit_code == 0
+    assert '"steps": 12' in result.stdout
+    assert "num_anchors: 8" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
+
+
+def test_output_is_required(config, shards):
+    result = run(config, f"data.train={shards}")
+    assert result.exit_code == 2
+    assert "--output" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("train.batchsize=4",), "did you mean train.batch_size"),
+        (("sop.cls.num_anchors=100",), "exceeds memory.cls_capacity"),
+        (("sop.cls.num_supports=60",), "wanted fewer than memory.cls_capacity"),
+        (("views.global_size=18",), "not divisible by the backbone's patch"),
+        (("train.batch_size=100",), "exceeds the 12 training images"),
+        (("model.backbone=vit_huge_patch99",), "timm has no model of this name"),
+        (("train.device=cuda:9",), "wanted cpu, cuda or auto"),
+        (("data.train=missing/",), "missing"),
+        (("data.train=",), "data.train is empty"),
+        (("evaluate.test=missing", "evaluate.train=missing", "evaluate.every_steps=1"), "missing"),
+        (("neighbors.exclude_same_image=maybe",), "wanted one of auto, always, never"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path, config, shards, overrides, message):
+    output = tmp_path / "run"
+    result = run(config, f"data.train={shards}", *overrides, "--output", output)
+    assert message in one_line_error(result)
+    assert not output.exists()
+
+
+def test_unlabelled_images_cannot_be_scored(tmp_path, config):
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=8, size=20)
+    result = run(
+        config, f"data.train={folder}", "data.holdout_share=0.25", "evaluate.test=holdout", "evaluate.every_steps=1",
+        "--output", tmp_path / "run",
+    )  # fmt: skip
+    assert "without labels" in one_line_error(result)
+
+
+def test_an_unknown_configuration(tmp_path):
+    assert "no such file" in one_line_error(run("nonsense", "--output", tmp_path / "run"))
+
+
+def test_a_file_as_output(tmp_path, config, shards):
+    output = tmp_path / "file"
+    output.write_text("precious")
+    assert "already exists" in one_line_error(run(config, f"data.train={shards}", "--output", output))
+    assert output.read_text() == "precious"
+
+
+def test_a_cut_shard_is_named(tmp_path, config, shards):
+    shard = sorted(shards.glob("*.tar"))[0]
+    cut = tmp_path / "cut-000000.tar"
+    cut.write_bytes(shard.read_bytes()[:3000])
+    assert "cut-000000.tar" in one_line_error(run(config, f"data.train={cut}", "--output", tmp_path / "run"))
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path, config, shards):
+    output = tmp_path / "run"
+    common = (config, f"data.train={shards}", "train.epochs=1", "--output", output)
+    assert run(*common).exit_code == 0
+    before = (output / "config.yaml").read_text()
+    result = run(*common, "model.embed_dim=32", "--resume")
+    assert "started with model.embed_dim = 24, not 32" in one_line_error(result)
+    assert (output / "config.yaml").read_text() == before

@@ -1,0 +1,93 @@
+"""Gather and average, with and without a process group; one rank and two give the same training."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sop_faiss import distributed
+from sop_faiss.errors import ConfigError
+from sop_faiss.train.monitor import read_metrics
+from tests.images import write_shards
+from tests.runs import tiny_config_file
+
+ROOT = Path(__file__).resolve().parent.parent
+
+GATHER = """
+import torch
+from sop_faiss import distributed
+distributed.join_process_group("cpu")
+rank = distributed.rank()
+rows = torch.arange(3 * rank, dtype=torch.float32).view(-1, 1) + 10 * rank  # 0, 3, 6 ... rows
+gathered = distributed.gather_rows(rows)
+assert gathered.flatten().tolist() == [10, 11, 12], gathered
+mean = distributed.average(torch.tensor([float(rank)]))
+assert mean.tolist() == [0.5], mean
+distributed.leave_process_group()
+assert distributed.world_size() == 1
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def launch(arguments: list[str], ranks: int) -> None:
+    """What torchrun does, for ranks of this machine."""
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = []
+    for rank in range(ranks):
+        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *arguments], env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        )
+    for process in processes:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors.decode()
+
+
+def test_alone():
+    rows = torch.arange(6).view(3, 2)
+    assert distributed.gather_rows(rows) is rows
+    assert distributed.average(rows) is rows
+    assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
+    assert distributed.join_process_group("cpu") == torch.device("cpu")
+
+
+def test_devices_that_are_not_there():
+    with pytest.raises(ConfigError, match="wanted cpu, cuda or auto"):
+        distributed.join_process_group("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="no CUDA device"):
+            distributed.join_process_group("cuda")
+
+
+@pytest.mark.distributed
+def test_two_ranks_gather_unequal_rows():
+    launch(["-c", GATHER], 2)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("anchors", ["random"])
+def test_one_and_two_ranks_train_alike(tmp_path, anchors):
+    shards = write_shards(tmp_path / "shards", classes=2, per_class=12, size=20)
+    common = [
+        "-m", "sop_faiss.cli.train", str(tiny_config_file(tmp_path)), f"data.train={shards}", "train.epochs=2",
+        "model.drop_path=0", f"sop.anchors={anchors}",
+    ]  # fmt: skip
+    for ranks in (1, 2):
+        launch([*common, "--output", str(tmp_path / f"ranks{ranks}")], ranks)
+    one, two = (read_metrics(tmp_path / f"ranks{ranks}") for ranks in (1, 2))
+    assert len(one) == len(two) == 8
+    for a, b in zip(one, two, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)

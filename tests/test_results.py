@@ -1,0 +1,55 @@
+"""The JSON of a measurement: its keys, an environment without names or paths, and places that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sop_faiss.errors import SopError
+from sop_faiss.evaluate.results import environment, require_writable, write_result
+
+
+def test_environment_says_versions_but_neither_host_nor_paths() -> None:
+    found = environment()
+    assert {"sop_faiss", "python", "numpy", "torch", "timm", "faiss", "platform", "cpus", "gpu", "date"} == set(found)
+    assert found["python"] == platform.python_version()
+    assert found["torch"] and found["faiss"]
+    text = json.dumps(found)
+    assert platform.node() not in text or len(platform.node()) < 4
+    assert str(Path.home()) not in text and str(Path.cwd()) not in text
+
+
+def test_result_has_the_contracts_keys(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "result.json"
+    encoder = {"name": "made", "fingerprint": "f" * 64, "more": "is left out"}
+    write_result(file, "sop-knn", "photos", {"k": 20}, {"top1_k20": 70.0}, encoder, 1.23456)
+    content = json.loads(file.read_text())
+    assert list(content) == ["command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"]
+    assert content["encoder"] == {"name": "made", "fingerprint": "f" * 64}
+    assert (content["metrics"], content["seconds"]) == ({"top1_k20": 70.0}, 1.235)
+
+
+def test_nan_is_not_written_and_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    arguments: tuple[Any, ...] = ("sop-knn", "photos", {}, {"top1_k20": 1.0}, {"name": "", "fingerprint": ""}, 1.0)
+    write_result(file, *arguments)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="JSON"):
+        write_result(file, *arguments[:3], {"top1_k20": float("nan")}, *arguments[4:])
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    require_writable(None)
+    require_writable(tmp_path / "a" / "b" / "c.json")
+    (tmp_path / "file").write_text("")
+    require_writable(tmp_path / "file")
+    with pytest.raises(SopError, match="is a directory"):
+        require_writable(tmp_path)
+    with pytest.raises(SopError, match="cannot be written"):
+        require_writable(tmp_path / "file" / "x.json")
