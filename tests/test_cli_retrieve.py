@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from torch import Tensor
 
 from sop_faiss.cli.retrieve import main
 from sop_faiss.model.encoder import Encoder
@@ -154,7 +155,12 @@ def seen_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the batches that reach the encoder from now on."""
     shapes: list[tuple[int, ...]] = []
     forward = Encoder.forward
-    monkeypatch.setattr(Encoder, "forward", lambda self, images: shapes.append(images.shape) or forward(self, images))
+
+    def noting_forward(self: Encoder, images: Tensor) -> Tensor:
+        shapes.append(tuple(images.shape))
+        return forward(self, images)
+
+    monkeypatch.setattr(Encoder, "forward", noting_forward)
     return shapes
 
 

@@ -35,11 +35,12 @@ def test_result_has_the_contracts_keys(tmp_path: Path) -> None:
 
 def test_nan_is_not_written_and_leaves_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    arguments: tuple[Any, ...] = ("sop-knn", "photos", {}, {"top1_k20": 1.0}, {"name": "", "fingerprint": ""}, 1.0)
-    write_result(file, *arguments)
+    choices: dict[str, Any] = {"command": "sop-knn", "dataset": "photos", "protocol": {}, "seconds": 1.0}
+    choices["encoder"] = {"name": "", "fingerprint": ""}
+    write_result(file, metrics={"top1_k20": 1.0}, **choices)
     before = file.read_bytes()
     with pytest.raises(ValueError, match="JSON"):
-        write_result(file, *arguments[:3], {"top1_k20": float("nan")}, *arguments[4:])
+        write_result(file, metrics={"top1_k20": float("nan")}, **choices)
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 

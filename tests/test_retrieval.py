@@ -19,7 +19,7 @@ from tests.ground_truths import GRADED_GND, PLAIN_GND, REAL_GND, changed, needs_
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
 
 
 def test_protocol_by_default_and_by_name(tmp_path: Path) -> None:
