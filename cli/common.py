@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import errno
 import functools
+import importlib.metadata
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +19,19 @@ import click
 from sop_faiss.errors import RunStoppedError, SopError
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["EXIT_INTERRUPTED", "EXIT_STOPPED", "EXIT_USER", "one_line", "progress_reporter", "run_command"]
+__all__ = [
+    "CONTEXT_SETTINGS",
+    "EXIT_INTERRUPTED",
+    "EXIT_STOPPED",
+    "EXIT_USER",
+    "one_line",
+    "page_footer",
+    "progress_reporter",
+    "run_command",
+]
+
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
+"""Of every command."""
 
 EXIT_USER = 1
 """A user's mistake, a full disk, too little memory."""
@@ -26,6 +42,13 @@ EXIT_INTERRUPTED = 130
 
 PLAIN_INTERVAL_SECONDS = 10.0
 
+# How torch (on the CPU, CUDA and its libraries) and FAISS say in a plain RuntimeError that they got no memory.
+_NO_MEMORY = re.compile(
+    r"out of memory|not enough memory|can(?:'|no)t allocate memory|alloc(?:ation)?[_ ]fail|bad_alloc", re.IGNORECASE
+)
+_SAID_LENGTH = 160
+_LOWER = "lower the batch size, the image size or the capacities of the memories, or use another device"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -35,6 +58,7 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
 
     Mistakes, full disks, missing permissions and too little memory exit with 1, a run that stopped itself with 3,
     Ctrl-C with 130. A closed pipe (`| head`) ends quietly. Everything else is a bug of ours and keeps its traceback.
+    Of the processes that `torchrun` starts, only the first prints the line.
     """
 
     @functools.wraps(function)
@@ -60,8 +84,17 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    click.echo(f"error: {one_line(message)}", err=True)
+    if _speaks():
+        click.echo(f"error: {one_line(message)}", err=True)
     sys.exit(status)
+
+
+def _speaks() -> bool:
+    """Whether this process reports errors: of the processes that `torchrun` starts, only the first."""
+    try:
+        return int(os.environ.get("RANK", "0")) <= 0
+    except ValueError:
+        return True
 
 
 def one_line(message: str) -> str:
@@ -77,20 +110,28 @@ def _leave_closed_pipe() -> NoReturn:
 
 
 def _os_message(error: OSError) -> str:
+    if error.errno == errno.ENOMEM:
+        return _memory_message(error)
     what = error.strerror or str(error)
     return f"{what}: {error.filename}" if error.filename is not None else what
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    torch = sys.modules.get("torch")  # a command that never imported torch need not import it to fail
-    return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
 
 
 def _memory_message(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return "out of memory: lower the batch size, the image size or the number of workers"
-    first = str(error).partition(".")[0]
-    return f"out of GPU memory ({first}): lower the batch size or the image size, or use --device cpu"
+    """What was asked for, where the error says so, and what to do."""
+    sentences = [sentence.strip() for sentence in re.split(r"[.;]\s|\n", str(error))]
+    first = sentences[0] if isinstance(error, MemoryError) else ""
+    said = next((sentence for sentence in sentences if _NO_MEMORY.search(sentence)), first).rstrip(".")[:_SAID_LENGTH]
+    return f"out of memory{f' ({said})' if said else ''}: {_LOWER}"
+
+
+def page_footer(command: str) -> str:
+    """The last line of a page: what made it, and when."""
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{command}, sop-faiss {importlib.metadata.version('sop-faiss')}, {date}"
 
 
 @contextlib.contextmanager

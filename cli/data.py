@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import EXIT_USER, one_line, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, progress_reporter, run_command
 from sop_faiss.data.check import CheckReport, check
 from sop_faiss.data.decode import MAX_PIXELS
 from sop_faiss.data.digits import write_digits
@@ -20,7 +20,7 @@ __all__ = ["main"]
 _SHOWN = 10  # lines of bad pictures; the rest is in the manifest or the JSON
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")
 def main() -> None:
     """Pictures in: pack them into shards, check shards, write a small demo set.

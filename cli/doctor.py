@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import EXIT_USER, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, run_command
 from sop_faiss.files import write_json
 from sop_faiss.pipeline.doctor import Diagnosis, examine
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
 
 
-@click.command()
+@click.command(context_settings=CONTEXT_SETTINGS)
 @click.option(
     "--json",
     "json_file",
@@ -53,3 +53,7 @@ def _text(diagnosis: Diagnosis) -> str:
         if check.remedy:
             lines.append(f"        -> {check.remedy}")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import encoder_options
-from sop_faiss.model.encoder import EncoderSpec
-from sop_faiss.pipeline.embed import EmbedOptions, embed
+from sop_faiss.model.spec import EncoderSpec
 
 
 @click.command(
-    epilog="Any Parquet reader opens the result. To search it: sop-index build FEATURES INDEX.",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Any Parquet reader opens the result. To search it: sop-index build --features FEATURES --out INDEX.",
 )
 @encoder_options
 @click.option("--data", required=True, metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list.")
@@ -52,6 +52,8 @@ def main(
       sop-embed --model dino:dino_vits16.pth --arch vit_small_patch16_224 \\
           --data photos/ --out features/
     """
+    from sop_faiss.pipeline.embed import EmbedOptions, embed
+
     options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction)
     with progress_reporter("embedding", "pictures") as progress:
         manifest = embed(encoder, data, out, options, result_json=result_json, progress=progress)

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import click
 
-from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.model.spec import EncoderSpec
 
 __all__ = ["encoder_options"]
 

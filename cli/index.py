@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, page_footer, progress_reporter, run_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.files import write_json
-from sop_faiss.index.search import FeatureIndex
-from sop_faiss.index.store import IndexManifest
-from sop_faiss.model.encoder import EncoderSpec
-from sop_faiss.pipeline.index import build
-from sop_faiss.pipeline.search import SearchOptions, SearchResult, search_index
-from sop_faiss.pipeline.search_output import as_records, write_search_csv, write_search_page
+from sop_faiss.model.spec import EncoderSpec
+
+if TYPE_CHECKING:
+    from sop_faiss.index.store import IndexManifest
+    from sop_faiss.pipeline.search import SearchResult
 
 _STDOUT = Path("-")
 _FILE = click.Path(path_type=Path, allow_dash=True)
 _FOLDER = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(context_settings=CONTEXT_SETTINGS)
 def main() -> None:
     """Build, search and inspect k-NN indices of pictures.
 
@@ -42,7 +39,7 @@ def main() -> None:
 @click.option("--data", metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.")
 @click.option("--out", required=True, type=_FOLDER, metavar="DIR", help="A new or empty directory.")
 @click.option("--factory", default="Flat", show_default=True, metavar="F", help="FAISS factory: Flat (exact search).")
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option(
     "--max-bad-fraction",
     type=float,
@@ -67,6 +64,8 @@ def build_command(
       sop-index build --features features/ --out photos.index
       sop-index build --model runs/photos --data photos/ --out photos.index
     """
+    from sop_faiss.pipeline.index import build
+
     with progress_reporter("embedding", "pictures") as progress:
         manifest = build(
             out,
@@ -93,7 +92,7 @@ def build_command(
 @click.option("--csv", "csv_file", type=_FOLDER, metavar="FILE", help="Write one line per query and neighbour.")
 @click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of pictures that stands alone.")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option(
     "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Of --data: share that may be unusable."
 )
@@ -123,6 +122,10 @@ def search_command(
       sop-index search photos.index --key IMG_0042 -k 20
       sop-index search photos.index --data queries/ --model runs/photos --csv found.csv
     """
+    from sop_faiss.index.search import FeatureIndex
+    from sop_faiss.pipeline.search import SearchOptions, search_index
+    from sop_faiss.pipeline.search_output import as_records, write_search_csv, write_search_page
+
     options = SearchOptions(k, threshold, images_root, batch_size, max_bad_fraction)
     opened = FeatureIndex.open(index)
     with progress_reporter("embedding", "pictures") as progress:
@@ -133,7 +136,8 @@ def search_command(
         write_search_csv(csv_file, result)
     if html_file is not None:
         with progress_reporter("drawing", "pictures") as progress:
-            write_search_page(html_file, opened, result, images_root=images_root, footer=_footer(), progress=progress)
+            footer = page_footer("sop-index search")
+            write_search_page(html_file, opened, result, images_root=images_root, footer=footer, progress=progress)
     if json_file is not None:
         content = {
             "command": "sop-index search",
@@ -170,9 +174,10 @@ def info_command(index: Path, json_file: Path | None) -> None:
     Example:
       sop-index info photos.index
     """
-    opened = FeatureIndex.open(index)
-    manifest = opened.manifest
-    labelled = 0 if opened.ids.labels is None else int((opened.ids.labels >= 0).sum())
+    from sop_faiss.index.store import read_verified
+
+    manifest, ids = read_verified(index)
+    labelled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
     size = sum(int(file["bytes"]) for file in manifest.files.values())
     facts = {
         "factory": manifest.factory,
@@ -235,13 +240,12 @@ def _found_text(result: SearchResult) -> str:
     return "\n\n".join(blocks)
 
 
-def _footer() -> str:
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"sop-index search, sop-faiss {importlib.metadata.version('sop-faiss')}, {date}"
-
-
 def _write_json(file: Path, content: Any) -> None:
     if file == _STDOUT:
         click.echo(json.dumps(content, indent=1, allow_nan=False))
     else:
         write_json(file, content)
+
+
+if __name__ == "__main__":
+    main()

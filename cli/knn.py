@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.tables import print_table
-from sop_faiss.evaluate.knn import KS, TEMPERATURE
-from sop_faiss.evaluate.results import require_writable
-from sop_faiss.model.encoder import EncoderSpec
-from sop_faiss.pipeline.knn import KnnOptions, KnnResult, evaluate_knn
+from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
+from sop_faiss.files import require_writable
+from sop_faiss.model.spec import EncoderSpec
+
+if TYPE_CHECKING:
+    from sop_faiss.pipeline.knn import KnnResult
 
 _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 
 
-@click.command()
+@click.command(context_settings=CONTEXT_SETTINGS)
 @optional_encoder_options
 @click.option("--train", required=True, metavar="SRC", help=f"The pictures that vote: {_SRC}")
 @click.option("--test", required=True, metavar="SRC", help=f"The pictures to classify: {_SRC}")
@@ -56,6 +59,8 @@ def main(
           --train photos/train --test photos/test --json knn.json
       sop-knn --train features/train --test features/test -k 20
     """
+    from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
+
     require_writable(json_file)
     options = KnnOptions(ks, temperature, batch_size, workers, max_bad_fraction)
     with progress_reporter("embedding", "pictures") as progress:
@@ -84,3 +89,7 @@ def _remark(k: int, result: KnnResult) -> str:
     clamped = result.protocol["ks_clamped_to_train_images"].get(str(k))
     remarks = ["best"] if k == result.protocol["best_k"] else []
     return ", ".join(remarks + ([f"all {clamped:,} training pictures"] if clamped else []))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, page_footer, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.cli.tables import print_table
-from sop_faiss.evaluate.results import require_writable
-from sop_faiss.model.encoder import EncoderSpec
-from sop_faiss.pipeline.retrieve import RetrieveOptions, evaluate_retrieval
-from sop_faiss.pipeline.retrieve_output import metrics_table, write_per_query, write_retrieval_page
+from sop_faiss.files import require_writable
+from sop_faiss.model.spec import EncoderSpec
 
 _PATH = click.Path(path_type=Path)
 
 
-@click.command()
+@click.command(context_settings=CONTEXT_SETTINGS)
 @encoder_options
 @click.option(
     "--dataset",
@@ -70,6 +66,9 @@ def main(
       sop-retrieve --model dino:dino_vitb16.pth --arch vit_base_patch16_224 --size 512 \\
           --dataset roxford5k --data-root datasets --json roxford5k.json
     """
+    from sop_faiss.pipeline.retrieve import RetrieveOptions, evaluate_retrieval
+    from sop_faiss.pipeline.retrieve_output import metrics_table, write_per_query, write_retrieval_page
+
     for file in (json_file, html_file, csv_file):
         require_writable(file)
     options = RetrieveOptions(square, top, batch_size, workers)
@@ -83,7 +82,7 @@ def main(
         write_per_query(csv_file, result)
     if html_file is not None:
         with progress_reporter("drawing", "pictures") as progress:
-            write_retrieval_page(html_file, result, footer=_footer(), progress=progress)
+            write_retrieval_page(html_file, result, footer=page_footer("sop-retrieve"), progress=progress)
     title = (
         f"{result.encoder['name']}: {len(result.queries):,} queries in {len(result.data.gallery):,} pictures of "
         f"{dataset}, protocol {result.rules.name}, percent"
@@ -91,6 +90,5 @@ def main(
     print_table(title, *metrics_table(result))
 
 
-def _footer() -> str:
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return f"sop-retrieve, sop-faiss {importlib.metadata.version('sop-faiss')}, {date}"
+if __name__ == "__main__":
+    main()

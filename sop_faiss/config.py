@@ -7,6 +7,7 @@ Durations are in epochs here and in steps everywhere else.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import resources
@@ -53,6 +54,17 @@ def _require_range(name: str, bounds: tuple[float, float], low: float, high: flo
     _require(low <= bounds[0] <= bounds[1] <= high, f"{name} = {bounds}: wanted {low} <= smaller <= larger <= {high}")
 
 
+def _require_finite(section: str, settings: Any) -> None:
+    """Refuse NaN and infinity in any field of a section."""
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            _require(
+                not isinstance(number, float) or math.isfinite(number),
+                f"{section}.{entry.name} = {value}: wanted finite numbers",
+            )
+
+
 def _require_share(name: str, value: float) -> None:
     _require(0.0 <= value <= 1.0, f"{name} = {value}: wanted a share between 0 and 1")
 
@@ -75,6 +87,7 @@ class DataConfig:
     """Keep decoded pictures in memory, up to this many bytes per worker (0: none). For small images."""
 
     def __post_init__(self) -> None:
+        _require_finite("data", self)
         _require(self.workers >= 0, f"data.workers = {self.workers}: wanted 0 or more")
         _require(0.0 <= self.holdout_share < 1.0, f"data.holdout_share = {self.holdout_share}: wanted 0 <= share < 1")
         _require_share("data.max_bad_fraction", self.max_bad_fraction)
@@ -125,6 +138,7 @@ class ViewsConfig:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
+        _require_finite("views", self)
         _require(self.global_count >= 1, f"views.global_count = {self.global_count}: wanted 1 or more")
         _require(self.local_count >= 0, f"views.local_count = {self.local_count}: wanted 0 or more")
         _require(
@@ -145,6 +159,11 @@ class ViewsConfig:
         for name in ("max_rotation_degrees", "max_shear_degrees"):
             _require(0.0 <= getattr(self, name) <= 80.0, f"views.{name} = {getattr(self, name)}: wanted 0 to 80")
         _require(min(self.std) > 0, f"views.std = {self.std}: wanted positive numbers")
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            _require(
+                0 <= min(value) <= max(value) <= 1, f"views.{name} = {value}: wanted values of 0 to 1, not 0 to 255"
+            )
 
     @property
     def count(self) -> int:
@@ -168,6 +187,7 @@ class MasksConfig:
     """Height over width of a block."""
 
     def __post_init__(self) -> None:
+        _require_finite("masks", self)
         _require_one_of("masks.kind", self.kind, ("block", "random", "none"))
         _require_share("masks.probability", self.probability)
         _require_range("masks.ratio", self.ratio, 0.0, 1.0)
@@ -201,6 +221,7 @@ class ModelConfig:
     """d: dimension of the unit-norm embeddings and of the memories."""
 
     def __post_init__(self) -> None:
+        _require_finite("model", self)
         _require(bool(self.backbone), "model.backbone is empty: wanted the name of a timm ViT or Swin")
         _require_one_of("model.global_token", self.global_token, ("cls", "mean"))
         _require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
@@ -275,6 +296,7 @@ class SopConfig:
     """`random` every step, `fixed_rows` (same positions), or `fixed_vectors` (copied at step 0)."""
 
     def __post_init__(self) -> None:
+        _require_finite("sop", self)
         _require_one_of("sop.contributions", self.contributions, ("similarity", "smooth", "one_hot"))
         _require_one_of("sop.anchors", self.anchors, ("random", "fixed_rows", "fixed_vectors"))
         for name in ("cls", "patch"):
@@ -305,6 +327,7 @@ class LossConfig:
     """lambda_2; 0 switches the patch loss off."""
 
     def __post_init__(self) -> None:
+        _require_finite("loss", self)
         for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
             _require(getattr(self, name) >= 0.005, f"loss.{name} = {getattr(self, name)}: wanted 0.005 or more")
         _require(self.teacher_temp_epochs >= 0, f"loss.teacher_temp_epochs = {self.teacher_temp_epochs}: wanted >= 0")
@@ -332,11 +355,12 @@ class OptimConfig:
     """Gradient norm limit of each parameter by itself; 0 switches it off."""
     beta1: float = 0.9
     beta2: float = 0.999
-    momentum: float = 0.994
+    momentum: float = 0.996
     """The teacher keeps this share of itself per step (EMA); cosine to `momentum_end`."""
     momentum_end: float = 1.0
 
     def __post_init__(self) -> None:
+        _require_finite("optim", self)
         _require(self.base_lr > 0, f"optim.base_lr = {self.base_lr}: wanted more than 0")
         _require(self.min_lr >= 0, f"optim.min_lr = {self.min_lr}: wanted 0 or more")
         _require(self.warmup_epochs >= 0, f"optim.warmup_epochs = {self.warmup_epochs}: wanted 0 or more")
@@ -371,6 +395,7 @@ class TrainConfig:
     log_every_steps: int = 20
 
     def __post_init__(self) -> None:
+        _require_finite("train", self)
         _require(self.epochs > 0, f"train.epochs = {self.epochs}: wanted more than 0")
         _require(self.batch_size >= 1, f"train.batch_size = {self.batch_size}: wanted 1 or more")
         _require(0 <= self.seed < 2**63, f"train.seed = {self.seed}: wanted 0 or more")
@@ -395,12 +420,17 @@ class EvaluateConfig:
     k: int = 20
     batch_size: int = 256
     max_train_images: int = 0
-    """Use only the first this many gallery images (0: all)."""
+    """Use only this many gallery images, a seeded draw (0: all)."""
 
     def __post_init__(self) -> None:
         _require(self.every_steps >= 0, f"evaluate.every_steps = {self.every_steps}: wanted 0 or more")
         _require(self.k >= 1, f"evaluate.k = {self.k}: wanted 1 or more")
         _require(self.batch_size >= 1, f"evaluate.batch_size = {self.batch_size}: wanted 1 or more")
+        _require(self.max_train_images >= 0, f"evaluate.max_train_images = {self.max_train_images}: wanted 0 or more")
+        _require(
+            not self.every_steps or bool(self.test),
+            f"evaluate.every_steps = {self.every_steps} without evaluate.test: name labelled images to score on",
+        )
         _require(
             self.test != "holdout" or not self.train,
             "evaluate.test = holdout is scored against the other training images: leave evaluate.train empty",
@@ -448,6 +478,18 @@ class Config:
         _require(
             self.loss.patch_weight == 0 or self.masks.kind != "none",
             "masks.kind = none leaves the patch loss without patches: set loss.patch_weight=0 as well",
+        )
+        masks = self.masks
+        never = masks.random_ratio == 0 if masks.kind == "random" else 0 in (masks.probability, masks.ratio[1])
+        _require(
+            self.loss.patch_weight == 0 or masks.kind == "none" or not never,
+            "masks hides no patch (probability or ratio 0), which leaves the patch loss without any: "
+            "raise it, or set loss.patch_weight=0",
+        )
+        _require(
+            self.optim.warmup_epochs <= self.train.epochs,
+            f"optim.warmup_epochs = {self.optim.warmup_epochs} exceeds train.epochs = {self.train.epochs}: "
+            "the learning rate would never reach its peak; lower the warm-up",
         )
         _require(
             self.evaluate.test != "holdout" or self.data.holdout_share > 0,
@@ -551,7 +593,11 @@ def load_config(name_or_file: str | Path, overrides: Iterable[str] = ()) -> Conf
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or "value"
             raise ConfigError(f"{origin}: {key}: {str(error).splitlines()[0]}") from None
-    built = OmegaConf.to_object(merged)
+    try:
+        built = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "value"
+        raise ConfigError(f"config {path} with overrides: {key}: {str(error).splitlines()[0]}") from None
     if not isinstance(built, Config):
         raise ConfigError(f"config {path} is not a configuration")
     return built

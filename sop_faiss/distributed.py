@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import os
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
-from sop_faiss.errors import ConfigError
+from sop_faiss.errors import ConfigError, SopError
 
-__all__ = ["average", "gather_rows", "is_main", "join_process_group", "leave_process_group", "rank", "world_size"]
+__all__ = [
+    "average",
+    "decide",
+    "derive_seed",
+    "gather_objects",
+    "gather_rows",
+    "is_main",
+    "join_process_group",
+    "leave_process_group",
+    "rank",
+    "world_size",
+]
+
+T = TypeVar("T")
+_PATIENCE = datetime.timedelta(hours=4)
+"""How long ranks wait for each other: one of them scores or saves while the others wait."""
+
+
+def derive_seed(*key: int | str) -> int:
+    """A seed of 63 bits for one purpose; different keys give unrelated seeds."""
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") >> 1
+
+
+def _environment_number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise ConfigError(f"{name} = {text!r} in the environment: wanted a number, as torchrun sets it")
+    return int(text)
 
 
 def _active() -> bool:
@@ -49,10 +80,20 @@ def join_process_group(device: str) -> torch.device:
     use_cuda = device != "cpu" and torch.cuda.is_available()
     chosen = torch.device("cpu")
     if use_cuda:
-        chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        local_rank = _environment_number("LOCAL_RANK", 0)
+        if local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"rank {local_rank} of this machine has no GPU: torch sees {torch.cuda.device_count()}; "
+                "lower --nproc-per-node, or set train.device=cpu"
+            )
+        chosen = torch.device("cuda", local_rank)
         torch.cuda.set_device(chosen)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not _active():
-        dist.init_process_group("nccl" if use_cuda else "gloo")
+    if _environment_number("WORLD_SIZE", 1) > 1 and not _active():
+        try:
+            dist.init_process_group("nccl" if use_cuda else "gloo", timeout=_PATIENCE)
+        except (ValueError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"cannot join the other ranks ({reason}): start them with torchrun") from None
     return chosen
 
 
@@ -83,3 +124,36 @@ def average(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     total = values.clone()
     dist.all_reduce(total)
     return total / world_size()
+
+
+def gather_objects(value: T) -> list[T]:
+    """Every rank's value, in rank order, on every rank; for small Python objects."""
+    if not _active():
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def decide(question: Callable[[], T]) -> T:
+    """Ask the main rank alone, and give all ranks its answer, or the error it met.
+
+    Args:
+        question: looks at files, or writes some; its answer must be picklable.
+
+    Raises:
+        SopError: what `question` raised on the main rank, on every rank.
+    """
+    if not _active():
+        return question()
+    outcome: list[Any] = [None, None]
+    if is_main():
+        try:
+            outcome[0] = question()
+        except SopError as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    answer: T = outcome[0]
+    return answer

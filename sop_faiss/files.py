@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, checksums, JSON."""
+"""Files that are whole or absent: atomic writes, checksums, JSON; and whether an output may be written at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,40 @@ from typing import Any
 
 from sop_faiss.errors import SopError
 
-__all__ = ["atomic_directory", "atomic_file", "read_json", "sha256_file", "write_json"]
+__all__ = [
+    "atomic_directory",
+    "atomic_file",
+    "read_json",
+    "refuse_occupied",
+    "require_writable",
+    "sha256_file",
+    "write_json",
+]
+
+
+def refuse_occupied(out: Path) -> None:
+    """Refuse an output directory that holds something, before hours of work instead of after.
+
+    Raises:
+        SopError: `out` is a file, or a directory that is not empty.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
+
+
+def require_writable(path: Path | None) -> None:
+    """Check before long work that its result, a file, can be written there; None is fine.
+
+    Raises:
+        SopError: the path is a directory, or the place cannot be written to.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise SopError(f"output {path} is a directory: name a file in it")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise SopError(f"output {path} cannot be written: {above} is not a directory, or not writable")
 
 
 def sync_directory(directory: Path) -> None:
@@ -66,8 +99,8 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         SopError: `path` exists, is not empty, and `overwrite` is off.
     """
-    if path.exists() and not overwrite and (not path.is_dir() or any(path.iterdir())):
-        raise SopError(f"output {path} already exists and is not empty: choose another or remove it")
+    if not overwrite:
+        refuse_occupied(path)
     temporary = _temporary_sibling(path)
     temporary.mkdir(parents=True)
     aside = temporary.with_suffix(".old")

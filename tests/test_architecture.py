@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     {"errors"},
-    {"files", "progress"},
+    {"files", "progress", "unit_rows"},
     {"config"},
     {"distributed"},
     {"neighbors"},

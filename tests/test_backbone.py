@@ -91,6 +91,8 @@ def test_a_seed_determines_the_weights_and_leaves_the_global_generator():
         (ModelConfig(backbone="vit_tiny_patch16_224", window_size=7), "does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", patch_size=64), "exceeds views.global_size"),
         (ModelConfig(backbone="vit_tiny_patch16_224", embed_dim=25), "model.backbone"),
+        (ModelConfig(backbone="vit_medium_patch16_gap_240"), r"no \[CLS\] token"),
+        (ModelConfig(backbone="vit_tiny_r_s16_p8_224"), "convolutional stem"),
     ],
 )
 def test_impossible_backbones_are_one_line(config, message):

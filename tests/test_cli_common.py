@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from sop_faiss.cli import common
-from sop_faiss.cli.common import one_line, progress_reporter, run_command
+from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command
 from sop_faiss.errors import CheckpointError, DataError, RunStoppedError
 
 
@@ -37,12 +38,7 @@ def run(error: BaseException) -> tuple[int, str, str]:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.tar"), 1, "error: No space left on device: out.tar\n"),
         (PermissionError(errno.EACCES, "Permission denied"), 1, "error: Permission denied\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
-        (MemoryError(), 1, "error: out of memory: lower the batch size"),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
-            1,
-            "error: out of GPU memory (CUDA out",
-        ),
+        (MemoryError(), 1, "error: out of memory: lower the batch size, the image size or the capacities of the memor"),
     ],
 )
 def test_errors_are_one_line(error: BaseException, status: int, message: str) -> None:
@@ -51,13 +47,68 @@ def test_errors_are_one_line(error: BaseException, status: int, message: str) ->
     assert stderr.startswith(message) and stderr.count("\n") == 1
 
 
-def test_bugs_keep_their_traceback() -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"), "CUDA out of memory"),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+                "to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000000000000 bytes",
+        ),
+        (
+            RuntimeError("[enforce fail] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9 B."),
+            "DefaultCPUAllocator: not enough memory: you tried to allocate 9 B",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        ),
+        (
+            RuntimeError(
+                "Error in virtual void* faiss::gpu::StandardGpuResourcesImpl::allocMemory(const AllocRequest&) at "
+                "x.cpp:489:\nStandardGpuResources: alloc fail type FlatData dev 0 (cudaMalloc error out of memory [2])"
+            ),
+            "StandardGpuResources: alloc fail type FlatData dev 0 (cudaMalloc error out of memory [2])",
+        ),
+        (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
+        (MemoryError("std::bad_alloc"), "std::bad_alloc"),
+        (MemoryError("Unable to allocate 7.28 TiB for an array"), "Unable to allocate 7.28 TiB for an array"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "[Errno 12] Cannot allocate memory"),
+    ],
+)
+def test_no_memory_is_one_line_that_says_what_to_lower(error: Exception, said: str) -> None:
+    code, _, stderr = run(error)
+    assert code == 1 and stderr.count("\n") == 1
+    assert stderr.startswith(f"error: out of memory ({said}): lower the batch size") and "another device" in stderr
+
+
+def test_no_memory_on_the_cpu_for_real() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert run(caught.value)[2].startswith("error: out of memory (DefaultCPUAllocator: ")
+
+
+@pytest.mark.parametrize("bug", [ZeroDivisionError(), RuntimeError("shape '[2]' is invalid"), ValueError("bad_alloc")])
+def test_bugs_keep_their_traceback(bug: Exception) -> None:
     @click.command()
     @run_command
     def command() -> None:
-        raise ZeroDivisionError
+        raise bug
 
-    assert isinstance(CliRunner().invoke(command).exception, ZeroDivisionError)
+    assert CliRunner().invoke(command).exception is bug
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [("0", True), ("1", False), ("17", False), ("head", True), ("", True)])
+def test_of_several_processes_the_first_speaks(monkeypatch: pytest.MonkeyPatch, rank: str, speaks: bool) -> None:
+    monkeypatch.setenv("RANK", rank)
+    assert run(DataError("x")) == (1, "result so far\n", "error: x\n" if speaks else "")
+
+
+def test_page_footer() -> None:
+    assert re.fullmatch(r"sop-x y, sop-faiss \d+\.\d+\S*, \d{4}-\d\d-\d\d \d\d:\d\d UTC", page_footer("sop-x y"))
 
 
 def test_a_closed_pipe_is_quiet() -> None:

@@ -96,7 +96,7 @@ def test_bad_input_of_check(tmp_path: Path) -> None:
     assert_error(run("check", f"{tmp_path}/x-*.tar"), "no shard matches")
     assert_error(run("check", tmp_path), "is empty")
     shards = write_shards(tmp_path / "shards")
-    result = run("check", shards, "--json", "/proc/nothing/report.json")
+    result = run("check", shards, "--json", shards / "photos-000000.tar" / "report.json")
     assert result.exit_code == 1 and "error: " in result.stderr and "Traceback" not in result.output
 
 

@@ -41,6 +41,7 @@ def test_help_explains_itself() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
     assert "sop-embed --model runs/photos --data photos/ --out features/" in result.output
+    assert "sop-index build --features FEATURES --out INDEX" in " ".join(result.output.split())
 
 
 def test_run_embeds_a_folder(run: Path, photos: Path, tmp_path: Path) -> None:

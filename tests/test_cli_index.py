@@ -94,6 +94,7 @@ def test_bad_pictures_are_counted(place: Path, tmp_path: Path) -> None:
         (["--features", "{place}/photos.index"], "not the manifest of a feature store"),
         (["--model", "{place}/absent", "--data", "{photos}"], "does not exist"),
         (["--model", "{run}", "--data", "{place}/absent"], "does not exist"),
+        (["--model", "{run}", "--data", "{photos}", "--batch-size", "0"], "batch_size = 0"),
     ],
 )
 def test_build_refuses_in_one_line(place: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -244,6 +245,7 @@ def test_moved_pictures(place: Path, tmp_path: Path) -> None:
         (["{index}", "--key", "class_0/0000", "-k", "12"], "wanted 1 <= k <= 11"),
         (["{index}", "{picture}", "--model", "{run}", "-k", "13"], "wanted 1 <= k <= 12"),
         (["{index}", "{picture}", "--model", "{run}", "-k", "0"], "wanted 1 <= k <= 12"),
+        (["{index}", "{picture}", "--model", "{run}", "--batch-size", "-1"], "batch_size = -1"),
         (["{index}", "{picture}", "--model", "{run}", "--threshold", "1.5"], "threshold = 1.5"),
         (["{index}", "{picture}", "--model", "{run}", "--threshold", "nan"], "threshold = nan"),
         (["{index}", "{picture}", "--model", "{run}", "--student"], "fingerprint"),
@@ -308,7 +310,6 @@ def test_info_of_a_damaged_index(place: Path, tmp_path: Path) -> None:
 
 
 def test_as_a_process(place: Path) -> None:
-    command = "from sop_faiss.cli.index import main; main()"
-    arguments = [sys.executable, "-c", command, "info", str(place / "absent")]
+    arguments = [sys.executable, "-m", "sop_faiss.cli.index", "info", str(place / "absent")]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1

@@ -60,6 +60,14 @@ def test_packaged_configurations_load(name):
         ("justakey", "wanted key=value"),
         ("=3", "wanted key=value"),
         ("model.num_heads=5", "not divisible"),
+        ("train.epochs=inf", "wanted finite numbers"),
+        ("train.batch_size=???", "train.batch_size"),
+        ("data.train=${HOME}/x", "data.train"),
+        ("views.mean=[128,128,128]", "not 0 to 255"),
+        ("masks.ratio=[0,0]", "hides no patch"),
+        ("optim.warmup_epochs=100", "exceeds train.epochs"),
+        ("evaluate.every_steps=5", "without evaluate.test"),
+        ("evaluate.max_train_images=-5", "wanted 0 or more"),
     ],
 )
 def test_wrong_values_are_one_line(tmp_path, override, message):

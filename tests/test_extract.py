@@ -166,7 +166,7 @@ def test_no_usable_picture_is_an_error(encoder: Encoder, tmp_path: Path) -> None
         extract_features(encoder, open_source(folder), max_bad_fraction=1.0)
 
 
-@pytest.mark.parametrize(("value", "message"), [(np.nan, "NaN or infinite"), (0.0, "are zero")])
+@pytest.mark.parametrize(("value", "message"), [(np.nan, "NaN or infinite"), (0.0, "is zero")])
 def test_features_that_are_no_direction_are_refused(tmp_path: Path, mixed: Path, value: float, message: str) -> None:
     broken = load_encoder(str(write_run(tmp_path / "run")))
     with torch.no_grad():

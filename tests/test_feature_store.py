@@ -99,10 +99,10 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def broken_stores() -> list[tuple[str, FeatureStore, str]]:
     cases = []
     for name, value, message in (
-        ("nan", np.nan, "1 of 7 features hold NaN or infinity"),
-        ("infinity", np.inf, "hold NaN or infinity"),
-        ("zero", 0.0, r"1 of 7 features are zero \(first 'photo/3'\)"),
-        ("long", 2.0, "norm of 4.472 instead of 1"),
+        ("nan", np.nan, r"1 of 7 rows are not unit vectors \('photo/3' is NaN or infinite\)"),
+        ("infinity", np.inf, "'photo/3' is NaN or infinite"),
+        ("zero", 0.0, "'photo/3' is zero"),
+        ("long", 2.0, "'photo/3' is of norm 4.472"),
     ):
         store = make_store()
         store.features[3] = value
@@ -138,7 +138,7 @@ def test_unusable_features_are_not_read(tmp_path: Path, value: float, monkeypatc
     store.features[3, :] = value
     monkeypatch.setattr(FeatureStore, "check", lambda self: None)
     store.write(tmp_path / "store")
-    with pytest.raises(FeatureError, match=r"1 of 7 features .* \(first 'photo/3'\)"):
+    with pytest.raises(FeatureError, match=r"features: 1 of 7 rows .* \('photo/3' is "):
         FeatureStore.read(tmp_path / "store")
 
 

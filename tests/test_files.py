@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import pytest
 
 from sop_faiss.errors import SopError
-from sop_faiss.files import atomic_directory, atomic_file, read_json, sha256_file, write_json
+from sop_faiss.files import (
+    atomic_directory,
+    atomic_file,
+    read_json,
+    refuse_occupied,
+    require_writable,
+    sha256_file,
+    write_json,
+)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -54,3 +63,33 @@ def test_json_and_checksums(tmp_path):
             read_json(path)
     with pytest.raises(SopError, match="does not exist"):
         read_json(tmp_path / "none.json")
+
+
+def test_occupied_outputs_are_refused(tmp_path):
+    refuse_occupied(tmp_path / "new")
+    refuse_occupied(tmp_path)
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path, tmp_path / "file"):
+        with pytest.raises(SopError, match="already exists and is not empty"):
+            refuse_occupied(out)
+
+
+def test_places_that_cannot_be_written(tmp_path):
+    require_writable(None)
+    require_writable(tmp_path / "a" / "b" / "c.json")
+    (tmp_path / "file").write_text("")
+    require_writable(tmp_path / "file")
+    with pytest.raises(SopError, match="is a directory"):
+        require_writable(tmp_path)
+    with pytest.raises(SopError, match="cannot be written"):
+        require_writable(tmp_path / "file" / "x.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_cannot_be_written(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(SopError, match="not writable"):
+            require_writable(tmp_path / "x.json")
+    finally:
+        tmp_path.chmod(0o700)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sop_faiss.errors import ConfigError, DataError, FeatureError
 from sop_faiss.evaluate import knn
-from sop_faiss.evaluate.knn import knn_classify, used_ks
-from sop_faiss.evaluate.similarity import require_unit_rows
+from sop_faiss.evaluate.knn import knn_classify
+from sop_faiss.evaluate.knn_choices import used_ks
+from sop_faiss.unit_rows import require_unit_rows
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

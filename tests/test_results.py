@@ -1,4 +1,4 @@
-"""The JSON of a measurement: its keys, an environment without names or paths, and places that cannot be written."""
+"""The JSON of a measurement: its keys, and an environment without names or paths."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from sop_faiss.errors import SopError
-from sop_faiss.evaluate.results import environment, require_writable, write_result
+from sop_faiss.evaluate.results import environment, write_result
 
 
 def test_environment_says_versions_but_neither_host_nor_paths() -> None:
@@ -43,14 +42,3 @@ def test_nan_is_not_written_and_leaves_the_old_file(tmp_path: Path) -> None:
         write_result(file, metrics={"top1_k20": float("nan")}, **choices)
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
-
-
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    require_writable(None)
-    require_writable(tmp_path / "a" / "b" / "c.json")
-    (tmp_path / "file").write_text("")
-    require_writable(tmp_path / "file")
-    with pytest.raises(SopError, match="is a directory"):
-        require_writable(tmp_path)
-    with pytest.raises(SopError, match="cannot be written"):
-        require_writable(tmp_path / "file" / "x.json")

@@ -99,8 +99,11 @@ def test_only_bad_images_is_an_error(tmp_path):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=6, size=20)
     for path in folder.iterdir():
         path.write_bytes(b"nothing")
-    with pytest.raises(DataError, match="in a row cannot be read"):
-        make(folder, tmp_path)[0]
+    for workers in (0, 1):
+        batches = make(folder, tmp_path, f"data.workers={workers}")
+        with pytest.raises(DataError, match="in a row cannot be read") as caught:
+            next(batch_loader(batches, range(1), pin_memory=False))
+        assert "Traceback" not in str(caught.value)
 
 
 def test_impossible_batches(shards, tmp_path):
@@ -117,3 +120,14 @@ def test_holdout_is_a_seeded_split():
     assert np.array_equal(held, split_holdout(100, 0.2, 7)[1])
     assert not np.array_equal(held, split_holdout(100, 0.2, 8)[1])
     assert len(split_holdout(100, 0.0, 7)[1]) == 0
+
+
+def test_the_digest_tells_other_images_apart(shards, tmp_path):
+    digest = make(shards, tmp_path).digest()
+    assert digest == make(shards, tmp_path, "data.workers=1").digest()
+    source = open_source(shards)
+    assert Batches(source, np.arange(19), tiny_config(tmp_path), 4).digest() != digest
+
+
+def test_without_a_cls_loss_no_local_views_are_made(shards, tmp_path):
+    assert len(make(shards, tmp_path, "loss.cls_weight=0").make(0).local_views) == 0

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.model.encoder import _assemble
+from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.timm_trunk import TimmTrunk
 from tests.encoders import random_images, timm_features, timm_network
 
@@ -84,7 +85,7 @@ def test_vit_of_another_grid_keeps_the_files_positions(tmp_path: Path) -> None:
 def test_network_of_one_size_only_says_so() -> None:
     trunk = TimmTrunk(timm.create_model("test_vit", num_classes=0), "test_vit", any_size=False)
     assert trunk.fixed
-    encoder = EncoderSpec("timm:test_vit")._assemble(trunk, "test_vit", [])
+    encoder = _assemble(EncoderSpec("timm:test_vit"), trunk, "test_vit", [])
     with pytest.raises(ConfigError, match="only square images of 160"):
         encoder.check_preprocess(encoder.preprocess.keeping_aspect())
 

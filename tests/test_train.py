@@ -40,8 +40,7 @@ def records(run: Path) -> list[dict]:
 def fresh(tmp_path, shards, *overrides) -> tuple[RunState, Batches]:
     config = tiny_config(tmp_path, *overrides)
     source = open_source(shards)
-    batches = Batches(source, np.arange(len(source)), config, 4)
-    return RunState(config, torch.device("cpu"), len(source), batches.steps_per_epoch), batches
+    return RunState(config, torch.device("cpu"), len(source)), Batches(source, np.arange(len(source)), config, 4)
 
 
 @pytest.mark.parametrize("anchors", ["random", "fixed_rows"])
@@ -201,6 +200,7 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
         if any(line["step"] >= step for line in read_metrics(run)):
             return
         time.sleep(0.02)
+    pytest.fail(f"the run ended or hung before step {step}")
 
 
 def test_killed_runs_go_on_as_if_nothing_had_happened(tmp_path, shards):
@@ -210,7 +210,7 @@ def test_killed_runs_go_on_as_if_nothing_had_happened(tmp_path, shards):
         process = subprocess.Popen(command(config, tmp_path / "killed", shards), stderr=subprocess.DEVNULL)
         wait_for_step(tmp_path / "killed", step, process)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        assert process.wait() == -signal.SIGKILL
     done = subprocess.run(command(config, tmp_path / "killed", shards), check=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["finished"] is True
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
@@ -284,3 +284,59 @@ def test_a_dry_run_describes_and_writes_nothing(tmp_path, shards):
 def test_no_training_images(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.train is empty"):
         describe_run(tiny_config(tmp_path))
+
+
+def test_a_gradient_that_is_not_finite_is_never_saved(tmp_path, shards, monkeypatch):
+    from sop_faiss.train import loop
+
+    real = loop.clip_each_gradient
+
+    def poisoned(network, limit):
+        next(iter(network.parameters())).grad.fill_(float("inf"))
+        return real(network, limit)
+
+    config = tiny_config(tmp_path, f"data.train={shards}", "train.stop_after_steps=3")
+    run_training(config, tmp_path / "run")
+    monkeypatch.setattr(loop, "clip_each_gradient", poisoned)
+    with pytest.raises(RunStoppedError, match="gradient_norm is inf at step 4"):
+        run_training(tiny_config(tmp_path, f"data.train={shards}"), tmp_path / "run", resume=True)
+    assert find_checkpoint(tmp_path / "run").name == "step_00000003"
+
+
+def test_any_seed_trains(tmp_path, shards):
+    seed = 2**63 - 1
+    config = tiny_config(tmp_path, f"data.train={shards}", f"train.seed={seed}", "train.stop_after_steps=1")
+    assert run_training(config, tmp_path / "run").finished
+
+
+def test_resume_on_other_images_is_refused(tmp_path):
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=12, size=20)
+    config = tiny_config(tmp_path, f"data.train={folder}", "train.epochs=2", "train.stop_after_steps=2")
+    run_training(config, tmp_path / "run")
+    (folder / "0004.jpg").rename(folder / "new.jpg")
+    with pytest.raises(CheckpointError, match="other images"):
+        run_training(tiny_config(tmp_path, f"data.train={folder}", "train.epochs=2"), tmp_path / "run", resume=True)
+
+
+def test_the_best_teacher_is_kept_and_can_be_loaded(tmp_path, shards):
+    from sop_faiss.model.encoder import load_encoder
+
+    config = tiny_config(
+        tmp_path, f"data.train={shards}", "train.epochs=2", "data.holdout_share=0.25", "evaluate.test=holdout",
+        "evaluate.every_steps=1", "evaluate.k=5",
+    )  # fmt: skip
+    run_training(config, tmp_path / "run")
+    scores = [line["knn_top1_k5"] for line in read_metrics(tmp_path / "run") if line.get("knn_top1_k5") is not None]
+    best = json.loads((tmp_path / "run" / "best" / "state.json").read_text())
+    assert best["scores"]["knn_top1_k5"] == max(scores[1:])
+    assert load_encoder(str(tmp_path / "run" / "best")).feature_dim == 24
+
+
+def test_leftovers_of_a_kill_are_cleared(tmp_path, shards):
+    common = (f"data.train={shards}", "train.epochs=2")
+    run_training(tiny_config(tmp_path, *common, "train.stop_after_steps=3"), tmp_path / "run")
+    half = tmp_path / "run" / "checkpoints" / ".step_00000006.ab12cd34.tmp"
+    half.mkdir()
+    (half / "student.safetensors").write_bytes(b"half")
+    run_training(tiny_config(tmp_path, *common), tmp_path / "run", resume=True)
+    assert not half.exists()

@@ -11,7 +11,6 @@ from sop_faiss.config import MasksConfig
 
 __all__ = ["draw_mask"]
 
-_SMALLEST_BLOCK = 4  # patches, as in BEiT and iBOT
 _TRIES = 10
 
 
@@ -44,10 +43,11 @@ def _hide_blocks(
     rows, cols = mask.shape
     hidden = 0
     log_aspect = np.log(config.aspect)
+    smallest = (min(rows, cols) // 3) ** 2  # area of a block in patches, as in iBOT: 16 on a grid of 14 x 14
     while hidden < wanted:
         most = wanted - hidden
         for _ in range(_TRIES):
-            area = generator.uniform(min(_SMALLEST_BLOCK, most), most)
+            area = generator.uniform(min(smallest, most), most)
             aspect = math.exp(generator.uniform(*log_aspect))
             height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if not (0 < height < rows and 0 < width < cols):

@@ -7,6 +7,7 @@ and resuming is starting to count there.
 
 from __future__ import annotations
 
+import hashlib
 import signal
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def split_holdout(count: int, share: float, seed: int) -> tuple[Int64[np.ndarray
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-class Batches(Dataset[Batch]):
+class Batches(Dataset["Batch | DataError"]):
     """Batches by step number.
 
     Args:
@@ -110,6 +111,7 @@ class Batches(Dataset[Batch]):
         self.steps_per_epoch = len(positions) // batch_size
         self.batch_size_per_rank = batch_size // world_size
         self._offset = rank * self.batch_size_per_rank
+        self.local_count = config.views.local_count if config.loss.cls_weight else 0
         self._order: tuple[int, Int64[np.ndarray, " m"]] = (-1, positions[:0])
         self._decoded: OrderedDict[int, UInt8[np.ndarray, "h w 3"]] = OrderedDict()
         self._decoded_bytes = 0
@@ -123,7 +125,21 @@ class Batches(Dataset[Batch]):
         start = within * self.config.train.batch_size + self._offset
         return self._order[1][start : start + self.batch_size_per_rank]
 
-    def __getitem__(self, step: int) -> Batch:
+    def digest(self) -> str:
+        """What the images are and in which order, as 64 hex digits; a run is resumed on the same ones."""
+        digest = hashlib.sha256(self.positions.tobytes())
+        for key in self.source.keys:
+            digest.update(key.encode() + b"\n")
+        return digest.hexdigest()
+
+    def __getitem__(self, step: int) -> Batch | DataError:
+        """The batch of a step, or why there is none: a value, since worker processes garble raised errors."""
+        try:
+            return self.make(step)
+        except DataError as error:
+            return error
+
+    def make(self, step: int) -> Batch:
         """Make the batch of a step.
 
         Raises:
@@ -131,9 +147,8 @@ class Batches(Dataset[Batch]):
         """
         views, masks = self.config.views, self.config.masks
         count, epoch = self.batch_size_per_rank, step // self.steps_per_epoch
-        sides = [views.global_size] * views.global_count + [views.local_size] * views.local_count
         global_views = np.empty((views.global_count, count, views.global_size, views.global_size, 3), np.uint8)
-        local_views = np.empty((views.local_count, count, views.local_size, views.local_size, 3), np.uint8)
+        local_views = np.empty((self.local_count, count, views.local_size, views.local_size, 3), np.uint8)
         grid = views.global_size // self.patch_size
         hidden = np.zeros((views.global_count, count, grid * grid), bool)
         image_ids = self.image_ids(step).copy()
@@ -141,7 +156,7 @@ class Batches(Dataset[Batch]):
         for i, wanted in enumerate(image_ids):
             image_id, picture = self._readable_picture(int(wanted), epoch, bad)
             image_ids[i] = image_id
-            for view in range(len(sides)):
+            for view in range(views.global_count + self.local_count):
                 generator = view_generator(self.config.train.seed, epoch, image_id, view)
                 is_global = view < views.global_count
                 slot = global_views[view, i] if is_global else local_views[view - views.global_count, i]
@@ -187,7 +202,11 @@ def _start_worker(_: int) -> None:
 
 
 def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[Batch]:
-    """The batches of `steps`, made ahead by `data.workers` processes (in this one if 0)."""
+    """The batches of `steps`, made ahead by `data.workers` processes (in this one if 0).
+
+    Raises:
+        DataError: no readable image was found in place of a bad one, or a worker died.
+    """
     workers = batches.config.data.workers
     loader = DataLoader(
         batches,
@@ -199,4 +218,15 @@ def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[B
         multiprocessing_context="fork" if workers else None,
         pin_memory=pin_memory,
     )
-    return iter(loader)
+    try:
+        for batch in loader:
+            if isinstance(batch, DataError):
+                raise batch
+            yield batch
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"a process that prepares images died ({reason}): too little memory? lower data.workers"
+        ) from None

@@ -12,35 +12,17 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.errors import DataError
+from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices, used_ks
 from sop_faiss.evaluate.metrics import top_positions
-from sop_faiss.evaluate.similarity import require_unit_rows, similarity_rows
+from sop_faiss.evaluate.similarity import similarity_rows
 from sop_faiss.neighbors.exact import NearestRows, nearest_rows
+from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["KS", "TEMPERATURE", "check_choices", "knn_classify", "used_ks"]
+__all__ = ["knn_classify"]
 
-KS = (10, 20, 100, 200)
-"""The numbers of neighbours that DINO reports."""
-TEMPERATURE = 0.07
 QUERY_BLOCK = 8192
 """Test rows searched together."""
-
-
-def used_ks(ks: Sequence[int], train_count: int) -> dict[int, int]:
-    """How many neighbours each asked k really uses: k, but never more than there are training images."""
-    return {k: min(k, train_count) for k in ks}
-
-
-def check_choices(ks: Sequence[int], temperature: float) -> None:
-    """Check the numbers of neighbours and the temperature.
-
-    Raises:
-        ConfigError: no k is given, one is below 1, or the temperature is not above 0.
-    """
-    if not ks or min(ks) < 1:
-        raise ConfigError(f"k = {', '.join(map(str, ks)) or 'nothing'}: wanted at least one k, each at least 1")
-    if not temperature > 0:
-        raise ConfigError(f"temperature {temperature} of the k-NN votes: wanted above 0")
 
 
 def knn_classify(

@@ -10,28 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sop_faiss.errors import SopError
 from sop_faiss.files import write_json
 
-__all__ = ["environment", "require_writable", "write_result"]
+__all__ = ["environment", "write_result"]
 
 FAISS_PACKAGES = ("faiss-gpu", "faiss-cpu", "faiss-gpu-cu12", "faiss-gpu-cu11")
 """PyPI packages that install the module faiss."""
-
-
-def require_writable(path: Path | None) -> None:
-    """Check before long work that its result can be written there; None is fine.
-
-    Raises:
-        SopError: the path is a directory, or the place cannot be written to.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise SopError(f"output {path} is a directory: name a file in it")
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise SopError(f"output {path} cannot be written: {above} is not a directory, or not writable")
 
 
 def environment() -> dict[str, str | int | None]:

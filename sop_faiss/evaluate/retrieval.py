@@ -25,7 +25,8 @@ from sop_faiss.evaluate.metrics import (
     recall_at_1,
     top_positions,
 )
-from sop_faiss.evaluate.similarity import require_unit_rows, similarity_rows
+from sop_faiss.evaluate.similarity import similarity_rows
+from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = [
     "PROTOCOLS",

@@ -1,4 +1,4 @@
-"""Cosine similarities of every query to a whole gallery, and the check that must stand before them."""
+"""Cosine similarities of every query to a whole gallery."""
 
 from __future__ import annotations
 
@@ -7,35 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float32
 
-from sop_faiss.errors import FeatureError
-
-__all__ = ["require_unit_rows", "similarity_rows"]
-
-TOLERANCE = 1e-3
-"""Allowed departure of a row's norm from 1: twice what rounding to float16 can do."""
-
-
-def require_unit_rows(features: Float32[np.ndarray, "n d"], name: str) -> None:
-    """Check that every row is a finite vector of norm 1.
-
-    Args:
-        features: one vector per row.
-        name: what they are, in the plural, for the message.
-
-    Raises:
-        FeatureError: a row is NaN, infinite, zero or of another norm.
-    """
-    norms = np.sqrt(np.einsum("nd,nd->n", features, features, dtype=np.float64))
-    wrong = ~(np.abs(norms - 1) <= TOLERANCE)  # NaN is wrong as well
-    if not wrong.any():
-        return
-    first = int(np.argmax(wrong))
-    norm = norms[first]
-    kind = "NaN or infinite" if not np.isfinite(norm) else "zero" if norm == 0 else f"of norm {norm:.4g}"
-    raise FeatureError(
-        f"{name}: {int(wrong.sum())} of {len(features)} rows are not unit vectors (row {first} is {kind}); "
-        "extract them again, and divide each by its norm"
-    )
+__all__ = ["similarity_rows"]
 
 
 def similarity_rows(
@@ -50,8 +22,8 @@ def similarity_rows(
     block it is computed in, which would move images of nearly equal similarity. Each product is computed once.
 
     Args:
-        queries: one query per row.
-        gallery: one image per row.
+        queries: one query per row, of unit norm (`require_unit_rows`).
+        gallery: one image per row, likewise.
         gallery_block: gallery rows held in float64 at a time.
         matrix_elements: similarities held at a time, which sets how many queries go together.
     """

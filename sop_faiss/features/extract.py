@@ -16,11 +16,12 @@ from torch import Tensor
 
 from sop_faiss.data.decode import decode_image, drop_reason
 from sop_faiss.data.source import ImageSource
-from sop_faiss.errors import ConfigError, DataError, FeatureError
+from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.model.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
+from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["embed_images", "extract_features"]
 
@@ -231,10 +232,8 @@ def _forward(encoder: Encoder, preprocess: Preprocess, batch: UInt8[Tensor, "b h
 
 
 def _require_usable(features: Float32[np.ndarray, "b d"], names: list[str]) -> None:
-    norms = np.linalg.norm(features, axis=1)
-    for row in np.flatnonzero(~(np.abs(norms - 1.0) < 1e-3)):
-        what = "are zero" if norms[row] < 0.5 else "are NaN or infinite"
-        raise FeatureError(f"the encoder's features of {names[row]} {what}: its weights or its preprocessing are wrong")
+    remedy = "its weights or its preprocessing are wrong"
+    require_unit_rows(features, "the encoder's features", names=names, remedy=remedy)
 
 
 def _manifest(

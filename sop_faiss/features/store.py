@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
+from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["FEATURE_DTYPES", "MANIFEST_NAME", "FeatureStore", "require_dtype"]
 
@@ -62,7 +62,7 @@ class FeatureStore:
             FeatureError: columns of different lengths, a repeated key, or a row that is not finite or not of unit norm.
         """
         self._check_columns()
-        _check_unit_norm(self.features, self.keys, _TOLERANCE["float32"])
+        _check_features(self.features, self.keys, "float32")
 
     def _check_columns(self) -> None:
         count = len(self.features)
@@ -143,7 +143,7 @@ class FeatureStore:
             columns.append(rows.drop_columns(["feature"]))
         table = pa.concat_tables(columns)
         keys = table["key"].to_pylist()
-        _check_unit_norm(features, keys, _TOLERANCE[manifest["feature_dtype"]])
+        _check_features(features, keys, manifest["feature_dtype"])
         if manifest["feature_dtype"] != "float32":
             features /= np.linalg.norm(features, axis=1, keepdims=True)
         labels = table["label"].fill_null(-1).to_numpy().astype(np.int64)
@@ -176,19 +176,11 @@ def _parts(count: int, dimension: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + rows, count)
 
 
-def _check_unit_norm(features: Float32[np.ndarray, "n d"], keys: list[str], tolerance: float) -> None:
+def _check_features(features: Float32[np.ndarray, "n d"], keys: list[str], stored_as: str) -> None:
     if features.size == 0:
         raise FeatureError("there are no features: wanted at least one row")
-    norms = np.sqrt(np.einsum("nd,nd->n", features, features, dtype=np.float64))
-    bad = np.flatnonzero(~(np.abs(norms - 1.0) <= tolerance))  # NaN fails every comparison
-    if not len(bad):
-        return
-    first = bad[0]
-    if not math.isfinite(norms[first]):
-        what = "hold NaN or infinity"
-    else:
-        what = "are zero" if norms[first] == 0 else f"have a norm of {norms[first]:.4g} instead of 1"
-    raise FeatureError(f"{len(bad)} of {len(features)} features {what} (first {keys[first]!r}): extract them again")
+    tolerance = _TOLERANCE[stored_as]
+    require_unit_rows(features, "features", tolerance=tolerance, names=keys, remedy="extract them again")
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:

@@ -7,26 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.data.source import ImageSource
-from sop_faiss.errors import FeatureError, SopError
+from sop_faiss.errors import FeatureError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.files import atomic_directory
+from sop_faiss.files import atomic_directory, refuse_occupied
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.neighbors.factories import METRIC, check_factory, make_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["build_index", "build_index_of_pictures", "refuse_occupied"]
-
-
-def refuse_occupied(out: Path) -> None:
-    """Refuse an output that holds something, before hours of work instead of after.
-
-    Raises:
-        SopError: `out` is a file, or a directory that is not empty.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
+__all__ = ["build_index", "build_index_of_pictures"]
 
 
 def build_index(store: FeatureStore, out: Path, factory: str = "Flat") -> IndexManifest:

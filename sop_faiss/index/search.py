@@ -13,15 +13,13 @@ import torch
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
-from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest
+from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.model.preprocess import Preprocess
 from sop_faiss.neighbors.exact import NearestRows
 from sop_faiss.neighbors.factories import METRIC, VectorIndex, read_index
+from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["UNIT_NORM_TOLERANCE", "EncoderLike", "FeatureIndex", "Neighbors"]
-
-UNIT_NORM_TOLERANCE = 1e-3
-"""How far a query's norm may be from 1: twice what rounding to float16 can do."""
+__all__ = ["EncoderLike", "FeatureIndex", "Neighbors"]
 
 
 @runtime_checkable
@@ -82,17 +80,9 @@ class FeatureIndex:
             IndexMismatchError: a file is missing, damaged, of a foreign version, or belongs to another index.
         """
         directory = Path(directory)
-        manifest = IndexManifest.read(directory)
+        manifest, ids = read_verified(directory, vectors=verify)
         if manifest.metric != METRIC:
             raise IndexMismatchError(f"{directory} has metric {manifest.metric!r}, wanted {METRIC!r}")
-        manifest.check_file(directory, IDS_FILE)
-        manifest.check_file(directory, INDEX_FILE, checksum=verify)
-        ids = IdTable.read(directory / IDS_FILE)
-        if len(ids.keys) != manifest.count:
-            raise IndexMismatchError(
-                f"{directory / IDS_FILE} names {len(ids.keys)} images, the manifest {manifest.count}: "
-                "files of different indices were mixed"
-            )
         vectors = read_index(directory / INDEX_FILE, manifest.factory, manifest.dimension, manifest.count)
         return cls(directory, manifest, ids, vectors)
 
@@ -158,8 +148,7 @@ class FeatureIndex:
 
         Args:
             x: one unit-norm feature (d,) or one per row (q, d), of this index's encoder; any float dtype, any strides,
-                any device. Norms are checked, not repaired (`UNIT_NORM_TOLERANCE`): a feature that was
-                never normalised hides a mistake upstream.
+                any device. Norms are checked, not repaired (`require_unit_rows`).
             k: how many neighbours; 1 <= k <= len(self).
 
         Raises:
@@ -208,7 +197,7 @@ class FeatureIndex:
                 f"queries have shape {x.shape}, wanted (number, {self.dimension}): "
                 "use the encoder the index was built with"
             )
-        _check_unit_norm(queries)
+        require_unit_rows(queries, "queries")
         return queries
 
     def _named(self, found: NearestRows) -> Neighbors:
@@ -219,17 +208,6 @@ class FeatureIndex:
             keys=[[self.ids.keys[row] for row in line] for line in found.rows.tolist()],
             labels=None if labels is None else labels[found.rows],
         )
-
-
-def _check_unit_norm(queries: Float32[np.ndarray, "q d"]) -> None:
-    """Refuse the first query that is not finite or not of unit norm."""
-    norms = np.sqrt(np.einsum("qd,qd->q", queries, queries, dtype=np.float64))
-    wrong = np.flatnonzero(~(np.abs(norms - 1) <= UNIT_NORM_TOLERANCE))  # NaN fails every comparison
-    if wrong.size:
-        row = int(wrong[0])
-        if not np.isfinite(norms[row]):
-            raise FeatureError(f"query {row} holds NaN or infinity: extract its feature again")
-        raise FeatureError(f"query {row} has norm {norms[row]:.6g}, wanted 1: divide each query by its norm")
 
 
 def _closest(key: str, keys: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from jaxtyping import Int64
 from sop_faiss.errors import FeatureError, IndexMismatchError
 from sop_faiss.files import sha256_file
 
-__all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest"]
+__all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "describe_file", "read_verified"]
 
 INDEX_FILE = "index.faiss"
 IDS_FILE = "ids.parquet"
@@ -182,6 +182,28 @@ class IndexManifest:
             )
         if checksum and sha256_file(path) != wanted["sha256"]:
             raise IndexMismatchError(f"{path} fails its checksum: it was damaged or belongs to another index")
+
+
+def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManifest, IdTable]:
+    """Check an index's files against its manifest, and read all but the vectors; needs neither torch nor FAISS.
+
+    Args:
+        directory: made by `build_index`; it may have been moved or copied since.
+        vectors: compare every byte of the vectors with its checksum, not only their length.
+
+    Raises:
+        IndexMismatchError: a file is missing, damaged, of a foreign version, or belongs to another index.
+    """
+    manifest = IndexManifest.read(directory)
+    manifest.check_file(directory, IDS_FILE)
+    manifest.check_file(directory, INDEX_FILE, checksum=vectors)
+    ids = IdTable.read(directory / IDS_FILE)
+    if len(ids.keys) != manifest.count:
+        raise IndexMismatchError(
+            f"{directory / IDS_FILE} names {len(ids.keys)} images, the manifest {manifest.count}: "
+            "files of different indices were mixed"
+        )
+    return manifest, ids
 
 
 def describe_file(path: Path) -> dict[str, Any]:

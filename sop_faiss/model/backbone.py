@@ -75,10 +75,10 @@ class VitBackbone(Backbone):
     """A timm vision transformer; position embeddings are interpolated to the size of the view."""
 
     def __init__(self, trunk: VisionTransformer) -> None:
-        if trunk.num_prefix_tokens < 1:
-            raise ConfigError(
-                "model.backbone has no [CLS] token: choose a timm ViT with one, such as vit_small_patch16_224"
-            )
+        if trunk.cls_token is None or not isinstance(trunk.fc_norm, nn.Identity):
+            raise ConfigError("model.backbone has no [CLS] token of its own: choose another, as vit_small_patch16_224")
+        if tuple(trunk.patch_embed.proj.kernel_size) != tuple(trunk.patch_embed.patch_size):
+            raise ConfigError("model.backbone cuts its patches from a convolutional stem: choose a plain timm ViT")
         super().__init__(trunk, trunk.embed_dim, trunk.patch_embed.patch_size[0], trunk.embed_dim)
 
     def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
@@ -155,6 +155,6 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
 
 def seeded_backbone(config: ModelConfig, image_size: int, seed: int, drop_path: float = 0.0) -> Backbone:
     """`build_backbone` with the weights that `seed` determines; torch's global generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         torch.manual_seed(seed)
         return build_backbone(config, image_size, drop_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ __all__ = ["FORMAT", "checkpoint_directories", "find_checkpoint", "read_state", 
 
 _log = logging.getLogger(__name__)
 FORMAT = "sop_faiss checkpoint 1"
+_STEP_NAME = re.compile(r"step_\d{8}")
 
 
 def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
         state = read_json(checkpoint / "state.json")
     except SopError as error:
         raise CheckpointError(f"checkpoint {checkpoint}: {error}") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") != FORMAT or not isinstance(state.get("sha256"), dict):
         raise CheckpointError(f"checkpoint {checkpoint} is not of the format {FORMAT!r}")
     for name, wanted in state["sha256"].items() if verify else ():
         path = checkpoint / name
@@ -42,7 +44,8 @@ def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
 
 def checkpoint_directories(run: Path) -> list[Path]:
     """The checkpoints of a run, newest first; those still being written are left out."""
-    return sorted((run / "checkpoints").glob("step_[0-9]*"), reverse=True)
+    found = (run / "checkpoints").glob("step_*")
+    return sorted((path for path in found if _STEP_NAME.fullmatch(path.name)), reverse=True)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,10 +23,11 @@ from sop_faiss.model.backbone import Backbone
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from sop_faiss.model.sop_trunk import SopTrunk, trained_trunk, untrained_trunk
+from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.timm_trunk import TimmTrunk, filled_trunk, random_trunk
 from sop_faiss.model.weights import read_official, read_weights
 
-__all__ = ["Encoder", "EncoderSpec", "encoder_of_backbone", "load_encoder"]
+__all__ = ["Encoder", "EncoderSpec", "encoder_of_backbone", "encoder_of_spec", "load_encoder"]
 
 _log = logging.getLogger(__name__)
 _MODEL_FORMS = "wanted a run directory, a checkpoint in one, timm:NAME, dino:FILE or config:NAME"
@@ -90,113 +90,60 @@ class Encoder(nn.Module):
             )
 
 
-@dataclass(frozen=True)
-class EncoderSpec:
-    """Which encoder a user means; `load` finds and checks it. The commands' options of the same names fill it."""
+def encoder_of_spec(spec: EncoderSpec) -> Encoder:
+    """The encoder that a user means, in evaluation mode, on its device.
 
-    model: str
-    """M: a run directory or a checkpoint in it, `timm:NAME`, `dino:FILE`, or `config:NAME|FILE`."""
-    weights: Path | None = None
-    """Weights file of a `timm:` model: .safetensors, .pth or .bin."""
-    arch: str | None = None
-    """timm name of the ViT or Swin in a `dino:` file."""
-    random_weights: int | None = None
-    """Seed of random weights, for a baseline: of `timm:` and `config:` models."""
-    pooling: str | None = None
-    """`cls`, `mean` or `pooled`; None: the model's own."""
-    size: int | None = None
-    """Side of the images in pixels; None: the model's own."""
-    mean: tuple[float, float, float] | None = None
-    """Of the images, per channel, in [0, 1]; None: what the model was trained with."""
-    std: tuple[float, float, float] | None = None
-    student: bool = False
-    """The student of a run or of an official checkpoint instead of the teacher."""
-    by_position: bool = False
-    """Match the tensors of `weights` by order and shape: weights of the same network saved under other names."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `cuda:N`, or `auto`: CUDA where there is one."""
+    Raises:
+        CheckpointError: weights are missing, damaged, or of another model.
+        ConfigError: the model is unknown, or an option does not apply to it.
+    """
+    device = choose_device(spec.device)
+    spec.refuse_idle_options()
+    left_out: list[str] = []
+    trunk: SopTrunk | TimmTrunk
+    name = spec.model
+    if spec.kind == "run":
+        trunk, checkpoint = trained_trunk(_existing_run(spec.place), student=spec.student)
+        name = f"{spec.model} ({'student' if spec.student else 'teacher'} of {checkpoint.name})"
+    elif spec.kind == "config":
+        trunk = untrained_trunk(spec.place, _seed(spec.random_weights, spec.model))
+    elif spec.kind == "dino":
+        trunk, left_out = _official(spec)
+    elif spec.weights is None:
+        trunk = random_trunk(spec.place, _seed(spec.random_weights, spec.model))
+    else:
+        tensors = read_weights(spec.weights)
+        trunk, left_out = filled_trunk(spec.place, tensors, file=spec.weights, by_position=spec.by_position)
+    if left_out:
+        few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
+        _log.warning("%s: %d tensors of the file are no part of the encoder (%s)", name, len(left_out), few)
+    if spec.random_weights is not None:
+        name = f"{name} (random weights, seed {spec.random_weights})"
+    return _assemble(spec, trunk, name, left_out).to(device)
 
-    def load(self) -> Encoder:
-        """Make the encoder, in evaluation mode, on its device.
 
-        Raises:
-            CheckpointError: weights are missing, damaged, or of another model.
-            ConfigError: the model is unknown, or an option does not apply to it.
-        """
-        device = choose_device(self.device)
-        kind, colon, rest = self.model.partition(":")
-        if not colon or kind not in ("timm", "dino", "config"):
-            kind, rest = "run", self.model
-        self._refuse_idle_options(kind)
-        left_out: list[str] = []
-        trunk: SopTrunk | TimmTrunk
-        name = self.model
-        if kind == "run":
-            trunk, checkpoint = trained_trunk(_existing_run(rest), student=self.student)
-            name = f"{self.model} ({'student' if self.student else 'teacher'} of {checkpoint.name})"
-        elif kind == "config":
-            trunk = untrained_trunk(rest, _seed(self.random_weights, self.model))
-        elif kind == "dino":
-            trunk, left_out = self._official(rest)
-        elif self.weights is None:
-            trunk = random_trunk(rest, _seed(self.random_weights, self.model))
-        else:
-            tensors = read_weights(self.weights)
-            trunk, left_out = filled_trunk(rest, tensors, file=self.weights, by_position=self.by_position)
-        if left_out:
-            few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
-            _log.warning("%s: %d tensors of the file are no part of the encoder (%s)", name, len(left_out), few)
-        if self.random_weights is not None:
-            name = f"{name} (random weights, seed {self.random_weights})"
-        return self._assemble(trunk, name, left_out).to(device)
+def _official(spec: EncoderSpec) -> tuple[TimmTrunk, list[str]]:
+    if spec.arch is None:
+        raise ConfigError(f"{spec.model} needs --arch, the timm name of its network, such as vit_small_patch16_224")
+    file = Path(spec.place)
+    return filled_trunk(spec.arch, read_official(file, student=spec.student), file=file)
 
-    def _official(self, file: str) -> tuple[TimmTrunk, list[str]]:
-        if self.arch is None:
-            raise ConfigError(f"{self.model} needs --arch, the timm name of its network, such as vit_small_patch16_224")
-        return filled_trunk(self.arch, read_official(Path(file), student=self.student), file=Path(file))
 
-    def _refuse_idle_options(self, kind: str) -> None:
-        """An option that the kind of model does not read is an error, never ignored."""
-        given = {
-            "weights": self.weights is not None,
-            "arch": self.arch is not None,
-            "random_weights": self.random_weights is not None,
-            "student": self.student,
-            "by_position": self.by_position,
-        }
-        read_by = {
-            "run": ("student",),
-            "timm": ("weights", "random_weights", "by_position"),
-            "dino": ("arch", "student"),
-            "config": ("random_weights",),
-        }
-        for option, is_given in given.items():
-            if is_given and option not in read_by[kind]:
-                flag = "--" + option.replace("_", "-")
-                users = [
-                    f"{other}:" if other != "run" else "a run" for other, read in read_by.items() if option in read
-                ]
-                raise ConfigError(f"{flag} does not apply to {self.model}: it is for {' and '.join(users)}")
-        if self.weights is not None and self.random_weights is not None:
-            raise ConfigError("--weights and --random-weights exclude each other: take one")
-        if self.by_position and self.weights is None:
-            raise ConfigError("--by-position says how to read --weights: give a weights file")
-
-    def _assemble(self, trunk: SopTrunk | TimmTrunk, name: str, left_out: list[str]) -> Encoder:
-        pooling = self.pooling or trunk.poolings[0]
-        if pooling not in trunk.poolings:
-            raise ConfigError(f"{self.model} has no pooling {pooling!r}: wanted one of {', '.join(trunk.poolings)}")
-        preprocess = Preprocess.square(
-            trunk.native_size if self.size is None else self.size,
-            mean=self.mean or _triple(trunk.mean) or IMAGENET_MEAN,
-            std=self.std or _triple(trunk.std) or IMAGENET_STD,
-            multiple=trunk.multiple,
-        )
-        trunk.eval().requires_grad_(False)
-        encoder = Encoder(trunk, name, preprocess, pooling, 0, tuple(left_out)).eval()
-        encoder.check_preprocess(preprocess)
-        encoder.feature_dim = _probe(encoder)
-        return encoder
+def _assemble(spec: EncoderSpec, trunk: SopTrunk | TimmTrunk, name: str, left_out: list[str]) -> Encoder:
+    pooling = spec.pooling or trunk.poolings[0]
+    if pooling not in trunk.poolings:
+        raise ConfigError(f"{spec.model} has no pooling {pooling!r}: wanted one of {', '.join(trunk.poolings)}")
+    preprocess = Preprocess.square(
+        trunk.native_size if spec.size is None else spec.size,
+        mean=spec.mean or _triple(trunk.mean) or IMAGENET_MEAN,
+        std=spec.std or _triple(trunk.std) or IMAGENET_STD,
+        multiple=trunk.multiple,
+    )
+    trunk.eval().requires_grad_(False)
+    encoder = Encoder(trunk, name, preprocess, pooling, 0, tuple(left_out)).eval()
+    encoder.check_preprocess(preprocess)
+    encoder.feature_dim = _probe(encoder)
+    return encoder
 
 
 def _existing_run(text: str) -> Path:

@@ -1,7 +1,7 @@
 """From a decoded picture to what an encoder sees: resize, crop or keep whole, normalise (design 6.3).
 
-Resizing is torch's antialiased bicubic on uint8: within 2 of 255 levels of PIL's in any pixel and 0.01 on average, five
-times as fast, and the same for every batch and thread.
+Resizing is torch's antialiased bicubic on uint8, for its speed: within 2 of 255 levels of PIL's in any pixel and 0.01
+on average, and the same for every batch and thread.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Preprocess:
     def normalise(self, images: UInt8[Tensor, "b h w 3"]) -> Float32[Tensor, "b 3 h w"]:
         """Bytes to float32 with the mean taken off and divided by std, on the images' device.
 
-        Channels are the second dimension and the last in memory, which convolutions on a CPU run faster on.
+        Channels are the second dimension and the last in memory, the layout that convolutions on a CPU like best.
         """
         mean = torch.tensor(self.mean, device=images.device) * 255.0
         std = torch.tensor(self.std, device=images.device) * 255.0

@@ -51,9 +51,7 @@ class TimmTrunk(nn.Module):
 
     def __init__(self, network: nn.Module, name: str, *, any_size: bool) -> None:
         super().__init__()
-        self.network = network.to(
-            memory_format=torch.channels_last
-        )  # as images come; 1.4 to 2.5 times as fast on a CPU
+        self.network = network.to(memory_format=torch.channels_last)  # the layout that images come in
         self.timm_name = name.partition(".")[0]
         settings = _settings(name)
         self.mean: tuple[float, ...] = tuple(settings.get("mean", ()))

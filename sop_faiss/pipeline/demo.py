@@ -42,7 +42,7 @@ KNN_GAIN, MAP_GAIN = 10.0, 3.0
 _K = 20
 _QUERIES_SHOWN = 20
 _FEWEST_PHOTOS = 16
-_MARKER = "this folder was made by make demo and is made anew by it"
+_MARKER = "what is in this folder was made by make demo, which makes it anew"
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,14 @@ class DemoResult:
 
 
 def _fresh_folder(out: Path) -> None:
-    """Make the demo's folder; one that an earlier demo made is cleared, anything else is left alone."""
+    """Make the demo's folder; of an earlier demo only what it made itself is removed, anything else is left alone."""
     marker = out / ".made-by-demo"
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not marker.is_file():
-            raise ConfigError(f"{out} exists and was not made by the demo: choose another --out or remove it")
-        shutil.rmtree(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not marker.is_file():
+        raise ConfigError(f"{out} exists and was not made by the demo: choose another --out or remove it")
+    for name in ("data", "run", "index"):
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+    (out / "results.html").unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     marker.write_text(_MARKER + "\n", encoding="utf-8")
 
@@ -149,6 +151,10 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
         DataError: there are too few pictures.
         SopError: as the steps raise.
     """
+    if out.resolve() in (Path(images).resolve(), *Path(images).resolve().parents):
+        raise ConfigError(
+            f"the pictures {images} lie inside --out {out}, which the demo writes anew: choose another --out"
+        )
     count = len(open_source(images))
     if count < _FEWEST_PHOTOS:
         raise DataError(f"{images} has {count} pictures: the demo wants {_FEWEST_PHOTOS} or more to learn from")
@@ -156,6 +162,10 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
     with stage("packing", "images") as progress:
         packed = pack(images, out / "data", resize=160, progress=progress)
     usable = packed.samples
+    if usable < _FEWEST_PHOTOS:
+        raise DataError(
+            f"only {usable} of the {count} pictures of {images} are usable: the demo wants {_FEWEST_PHOTOS}"
+        )
     batch_size = min(64, usable)
     capacity = max(64, min(2048, usable))
     sizes = [

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.data.source import open_source
-from sop_faiss.evaluate.results import require_writable, write_result
+from sop_faiss.evaluate.results import write_result
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import require_dtype
-from sop_faiss.index.build import refuse_occupied
-from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.files import refuse_occupied, require_writable
+from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["EmbedOptions", "embed"]

@@ -12,7 +12,8 @@ from jaxtyping import Int64
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import Encoder, EncoderSpec
+from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.extraction import extract_each
 from sop_faiss.progress import ProgressCallback
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.index.build import build_index, build_index_of_pictures, refuse_occupied
+from sop_faiss.files import refuse_occupied
+from sop_faiss.index.build import build_index, build_index_of_pictures
 from sop_faiss.index.store import IndexManifest
-from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.neighbors.factories import check_factory
 from sop_faiss.progress import ProgressCallback
 

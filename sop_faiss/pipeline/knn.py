@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.knn import KS, TEMPERATURE, check_choices, knn_classify, used_ks
+from sop_faiss.evaluate.knn import knn_classify
+from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices, used_ks
 from sop_faiss.evaluate.results import write_result
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
 from sop_faiss.progress import ProgressCallback
 

@@ -13,7 +13,7 @@ from sop_faiss.evaluate.results import write_result
 from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
 from sop_faiss.files import sha256_file
-from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.extraction import extract_each
 from sop_faiss.progress import ProgressCallback
 

@@ -17,7 +17,8 @@ from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.pictures import index_pictures
 from sop_faiss.index.search import FeatureIndex, Neighbors
-from sop_faiss.model.encoder import Encoder, EncoderSpec
+from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 
 __all__ = [

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, load_config, to_yaml
@@ -19,13 +18,13 @@ from sop_faiss.errors import CheckpointError, ConfigError, DataError
 from sop_faiss.evaluate.knn import knn_classify
 from sop_faiss.features.extract import extract_features
 from sop_faiss.files import atomic_file
-from sop_faiss.model.backbone import seeded_backbone
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
-from sop_faiss.train.loop import train_steps
+from sop_faiss.train.checkpoint import clear_leftovers
+from sop_faiss.train.loop import StopRequest, train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.state import RunState
@@ -86,7 +85,7 @@ def _check_same_run(run: Path, config: Config) -> None:
 
 
 def _prepare_output(output: Path, config: Config, resume: bool) -> Path | None:
-    """Make the run directory, or find the checkpoint to go on from."""
+    """Make the run directory, or find the checkpoint to go on from. For the main rank."""
     started = output.exists() and (not output.is_dir() or any(output.iterdir()))
     if started and not resume:
         raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
@@ -97,11 +96,15 @@ def _prepare_output(output: Path, config: Config, resume: bool) -> Path | None:
         _check_same_run(output, config)
         if checkpoint_directories(output):
             checkpoint = find_checkpoint(output)
-    if distributed.is_main():
-        output.mkdir(parents=True, exist_ok=True)
-        with atomic_file(output / "config.yaml") as temporary:
-            temporary.write_text(to_yaml(config), encoding="utf-8")
     return checkpoint
+
+
+def _open_run(output: Path, config: Config, checkpoint: Path | None) -> None:
+    """Write the configuration, and clear what a kill has left. For the main rank, when nothing is refused any more."""
+    output.mkdir(parents=True, exist_ok=True)
+    with atomic_file(output / "config.yaml") as temporary:
+        temporary.write_text(to_yaml(config), encoding="utf-8")
+    clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
 
 
 def _open_training_images(config: Config) -> tuple[ImageSource, np.ndarray, np.ndarray]:
@@ -125,7 +128,10 @@ def _online_knn(
     else:
         gallery, queries = open_source(settings.train), open_source(settings.test)
     if settings.max_train_images:
-        gallery = Subset(gallery, np.arange(min(len(gallery), settings.max_train_images)))
+        chosen = split_holdout(len(gallery), min(1.0, settings.max_train_images / len(gallery)), config.train.seed)[1]
+        gallery = Subset(gallery, chosen)
+    if settings.k > len(gallery):
+        raise ConfigError(f"evaluate.k = {settings.k} exceeds the {len(gallery)} gallery images: lower it")
     for images in (gallery, queries):
         if images.labels is None or (images.labels < 0).any():
             raise DataError(f"{images.description} has images without labels: k-NN needs a label for each")
@@ -172,27 +178,24 @@ def run_training(
     if device.type == "cpu":
         keep_freed_memory()
     try:
-        source, trained, held_out = _open_training_images(config)
-        batches, state = _assemble(config, device, source, trained)
-        evaluate = _online_knn(config, source, trained, held_out, state.teacher)
-        checkpoint = _prepare_output(output, config, resume)
-        if checkpoint is not None:
-            state.resume(checkpoint)
-        finished = train_steps(state, batches, output, evaluate=evaluate, progress=progress)
+        with StopRequest().listening() as stop:
+            checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume))
+            source, trained, held_out = _open_training_images(config)
+            state = RunState(config, device, len(trained))
+            ranks = (distributed.rank(), distributed.world_size())
+            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks)
+            state.data_digest = batches.digest()
+            evaluate = _online_knn(config, source, trained, held_out, state.teacher)
+            if checkpoint is not None:
+                state.resume(checkpoint)
+            distributed.decide(lambda: _open_run(output, config, checkpoint))
+            finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
         merged: dict[str, Any] = {}
         for line in read_metrics(output):
             merged.update(line)
         return TrainingResult(finished, state.step, merged)
     finally:
         distributed.leave_process_group()
-
-
-def _assemble(
-    config: Config, device: torch.device, source: ImageSource, trained: np.ndarray
-) -> tuple[Batches, RunState]:
-    patch_size = seeded_backbone(config.model, config.views.global_size, config.train.seed).patch_size
-    batches = Batches(source, trained, config, patch_size, distributed.rank(), distributed.world_size())
-    return batches, RunState(config, device, len(trained), batches.steps_per_epoch)
 
 
 def describe_run(config: Config) -> dict[str, Any]:

@@ -15,7 +15,15 @@ from sop_faiss.errors import CheckpointError
 from sop_faiss.files import atomic_directory, atomic_file, sha256_file, write_json
 from sop_faiss.model.checkpoint import FORMAT, checkpoint_directories, read_tensors
 
-__all__ = ["flat_optimizer_state", "load_network", "load_optimizer_state", "prune_checkpoints", "write_checkpoint"]
+__all__ = [
+    "clear_leftovers",
+    "flat_optimizer_state",
+    "load_network",
+    "load_optimizer_state",
+    "prune_checkpoints",
+    "write_best",
+    "write_checkpoint",
+]
 
 
 def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Path:
@@ -28,6 +36,18 @@ def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]]
         state: JSON beside them.
     """
     path = run / "checkpoints" / f"step_{step:08d}"
+    _write(path, step, tensors, state)
+    with atomic_file(run / "latest") as temporary:  # for people; `find_checkpoint` looks at what is whole
+        temporary.write_text(path.name + "\n", encoding="utf-8")
+    return path
+
+
+def write_best(run: Path, step: int, tensors: dict[str, dict[str, Tensor]], scores: dict[str, float]) -> None:
+    """Write `best/`: the weights of the best score so far, which encoders can be loaded from but no run resumed."""
+    _write(run / "best", step, tensors, {"scores": scores})
+
+
+def _write(path: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
     with atomic_directory(path, overwrite=True) as temporary:
         checksums = {}
         for name, content in tensors.items():
@@ -35,9 +55,16 @@ def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]]
             save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, file)
             checksums[file.name] = sha256_file(file)
         write_json(temporary / "state.json", {"format": FORMAT, "step": step, **state, "sha256": checksums})
-    with atomic_file(run / "latest") as temporary:
-        temporary.write_text(path.name + "\n", encoding="utf-8")
-    return path
+
+
+def clear_leftovers(run: Path, resumed_step: int) -> None:
+    """Remove what a kill has left half-written, and damaged checkpoints later than the one resumed from."""
+    for path in (run / "checkpoints").glob(".step_*"):
+        if path.name.endswith((".tmp", ".old")):
+            shutil.rmtree(path, ignore_errors=True)
+    for path in checkpoint_directories(run):
+        if int(path.name.removeprefix("step_")) > resumed_step:
+            shutil.rmtree(path)
 
 
 def prune_checkpoints(run: Path, config: TrainConfig) -> None:

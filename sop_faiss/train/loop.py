@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import signal
 import time
@@ -21,14 +20,12 @@ from sop_faiss.data.stream import Batch, Batches, batch_loader
 from sop_faiss.model.teacher import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import LevelLoss, cls_loss, masked_row_weights, patch_loss
-from sop_faiss.train.checkpoint import prune_checkpoints, write_checkpoint
+from sop_faiss.train.checkpoint import prune_checkpoints, write_best, write_checkpoint
 from sop_faiss.train.monitor import Evaluation, Monitor, check_bad_share, check_finite
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
 from sop_faiss.train.state import RunState
 
-__all__ = ["StopRequest", "normalise", "train_step", "train_steps"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["StopRequest", "fill_memories", "normalise", "save", "train_step", "train_steps"]
 
 
 def normalise(views: UInt8[Tensor, "v b s s2 3"], config: Config, device: torch.device) -> Float[Tensor, "v b 3 s s2"]:
@@ -58,18 +55,18 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     masks = batch.masks.to(device, non_blocking=True)
     views, images, patches = masks.shape
     masked = masks.flatten().nonzero().squeeze(1)
-    stored_view = min(1, views - 1)  # the second global view
+    stored_view = _stored_view(views)
     stored = state.draw_stored_patches(images, patches)
     stored = (stored_view * images + torch.arange(images, device=device)) * patches + stored
 
     # 2. Embeddings. The teacher's patches: those the student must predict, and the one each image will store.
     with torch.no_grad(), _autocast(state):
         wanted = torch.cat([masked, stored]) if state.patch else None
-        teacher_cls, teacher_patches = state.teacher(global_views.flatten(0, 1), None, wanted)
+        teacher_cls, teacher_patches = state.teacher(global_views.flatten(0, 1), None, wanted, state.cls is not None)
     with _autocast(state), _seeded_drop_path(state):
         student_cls, student_patches = state.all_views(
             global_views,
-            local_views if state.cls else local_views[:0],
+            local_views,
             masks if config.masks.kind != "none" else None,
             masked if state.patch else None,
             state.cls is not None,
@@ -78,7 +75,7 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     # 3. Prototypes from the memories as the last step left them, and 4. the losses (sections 3.2 and 3.3).
     metrics: dict[str, Tensor | float] = {}
     loss = torch.zeros((), device=device)
-    teacher_cls = teacher_cls.view(views, images, -1)
+    teacher_cls = teacher_cls.view(views if state.cls else 0, images, -1)
     if state.cls is not None and student_cls is not None:
         prototypes = state.cls.maker.draw()
         level = cls_loss(student_cls, teacher_cls, prototypes, loss_config.student_temp, settings.teacher_temp)
@@ -129,9 +126,13 @@ def _seeded_drop_path(state: RunState) -> Iterator[None]:
     """Drop path draws from torch's global generators: inside, they follow (seed, step, rank) alone."""
     cuda = [state.device] if state.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        ranks = distributed.world_size()
-        torch.manual_seed((state.config.train.seed + 1) * 2**40 + state.step * ranks + distributed.rank())
+        torch.manual_seed(distributed.derive_seed("drop path", state.config.train.seed, state.step, distributed.rank()))
         yield
+
+
+def _stored_view(views: int) -> int:
+    """The global view whose teacher embeddings the memories take in: the second."""
+    return min(1, views - 1)
 
 
 def _level_metrics(name: str, level: LevelLoss, count: int) -> dict[str, Tensor | float]:
@@ -172,26 +173,24 @@ class StopRequest:
 def fill_memories(state: RunState, batches: Batches) -> None:
     """Store teacher embeddings until no random row is left (memory.fill = teacher), before the first gradient."""
     needed = max(level.memory.capacity for level in state.levels.values())
-    step = 0
-    while step * state.config.train.batch_size < needed:
-        batch = batches[step]
-        views = normalise(batch.global_views[-1:], state.config, state.device).flatten(0, 1)
-        patches = batch.masks.shape[-1]
-        rows = torch.arange(len(views), device=state.device) * patches
-        rows = rows + state.draw_stored_patches(len(views), patches)
+    steps = range(-(-needed // state.config.train.batch_size))
+    for batch in batch_loader(batches, steps, pin_memory=state.device.type == "cuda"):
+        views, images, patches = batch.masks.shape
+        kept = batch.global_views[_stored_view(views)].unsqueeze(0)
+        rows = torch.arange(images, device=state.device) * patches + state.draw_stored_patches(images, patches)
         with _autocast(state):
-            cls, patch = state.teacher(views, None, rows)
+            cls, patch = state.teacher(normalise(kept, state.config, state.device).flatten(0, 1), None, rows)
         image_ids = distributed.gather_rows(batch.image_ids.to(state.device))
         for level, embeddings in ((state.cls, cls), (state.patch, patch)):
             if level is not None:
                 level.memory.store(distributed.gather_rows(embeddings), image_ids)
-        step += 1
 
 
 def train_steps(
     state: RunState,
     batches: Batches,
     run: Path,
+    stop: StopRequest,
     *,
     evaluate: Evaluation | None = None,
     progress: ProgressCallback | None = None,
@@ -202,6 +201,7 @@ def train_steps(
         state: the run, fresh or resumed.
         batches: this rank's batches by step.
         run: the run directory; only the main rank writes there.
+        stop: says when a signal has asked to stop.
         evaluate: scores the teacher every `evaluate.every_steps`; called on the main rank.
         progress: called after every step with steps done and steps in all.
 
@@ -209,7 +209,7 @@ def train_steps(
         True when the run came to its end (or to `train.stop_after_steps`), False when a signal stopped it.
 
     Raises:
-        RunStoppedError: the loss is not finite.
+        RunStoppedError: the loss or a gradient is not finite.
         DataError: too many images cannot be read.
     """
     config = state.config.train
@@ -220,20 +220,18 @@ def train_steps(
         if state.step == 0:
             if state.config.memory.fill == "teacher":
                 fill_memories(state, batches)
-            _score(state, monitor, evaluate, last)
-        loader = batch_loader(batches, range(state.step, last), pin_memory=state.device.type == "cuda")
-        with StopRequest().listening() as stop:
-            for batch in _timed(loader, monitor):
-                metrics = train_step(state, batch)
-                _keep_records(state, batch, metrics, monitor, run, len(batches.positions))
-                _score(state, monitor, evaluate, last)
-                stopping = stop.anywhere(state.device)
-                if stopping or state.step == last or state.step % config.checkpoint_every_steps == 0:
-                    save(state, run)
-                if progress is not None:
-                    progress(state.step, last)
-                if stopping:
-                    return state.step == last
+            _score(state, run, monitor, evaluate)
+        for batch in _timed(batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor):
+            metrics = train_step(state, batch)
+            _keep_records(state, batch, metrics, monitor, run, len(batches.positions))
+            _score(state, run, monitor, evaluate)
+            stopping = stop.anywhere(state.device)
+            if stopping or state.step == last or state.step % config.checkpoint_every_steps == 0:
+                save(state, run)
+            if progress is not None:
+                progress(state.step, last)
+            if stopping:
+                return state.step == last
         return True
     finally:
         if monitor is not None:
@@ -267,32 +265,38 @@ def _keep_records(
     run: Path,
     images: int,
 ) -> None:
-    """Count bad samples, look at the loss, and log every `log_every_steps`."""
-    bad = distributed.average(torch.tensor(float(len(batch.bad)), device=state.device)) * distributed.world_size()
-    state.bad_samples += round(float(bad))
-    if monitor is not None:
-        monitor.bad_samples(batch.bad)
-    limit = state.config.data.max_bad_fraction
-    check_bad_share(state.bad_samples, state.images_seen, images, limit)
-    logs = state.step % state.config.train.log_every_steps == 0 or state.step == 1
-    mean_loss = distributed.average(torch.as_tensor(metrics["loss"]))
-    values = {key: float(value) for key, value in metrics.items()} if logs else {}
+    """Count bad samples, stop at numbers that are not finite, and log every `log_every_steps`; means over all ranks."""
+    names = list(metrics)
+    bad_here = torch.tensor([float(len(batch.bad))], device=state.device)
+    here = torch.stack([torch.as_tensor(metrics[name], device=state.device).float() for name in names])
+    *means, mean_bad = distributed.average(torch.cat([here, bad_here])).tolist()
+    values = dict(zip(names, means, strict=True))
+    if mean_bad > 0:
+        bad = [sample for rank_samples in distributed.gather_objects(batch.bad) for sample in rank_samples]
+        state.bad_samples += len(bad)
+        if monitor is not None:
+            monitor.bad_samples(bad, state.step)
+        check_bad_share(state.bad_samples, state.images_seen, images, state.config.data.max_bad_fraction)
     place = {
-        "step": float(state.step),
+        "step": state.step,
         "epoch": state.step / state.schedules.steps_per_epoch,
-        "images": float(state.images_seen),
+        "images": state.images_seen,
     }
-    whole = {**place, **values, "loss": float(mean_loss)}
-    check_finite(whole, batch.image_ids.tolist(), run)
-    if logs and monitor is not None:
-        monitor.log({**whole, **monitor.speed(state.images_seen)})
+    check_finite({**place, **values}, batch.image_ids.tolist(), run)
+    if monitor is not None and (state.step % state.config.train.log_every_steps == 0 or state.step == 1):
+        monitor.log({**place, **values, **monitor.speed(state.images_seen)})
 
 
-def _score(state: RunState, monitor: Monitor | None, evaluate: Evaluation | None, last: int) -> None:
-    """Evaluate at step 0, at multiples of `evaluate.every_steps`, and at the end."""
-    every = state.config.evaluate.every_steps
+def _score(state: RunState, run: Path, monitor: Monitor | None, evaluate: Evaluation | None) -> None:
+    """Evaluate at step 0, at multiples of `evaluate.every_steps`, and at the end; keep the best teacher in `best/`."""
+    every, step = state.config.evaluate.every_steps, state.step
     if monitor is None or evaluate is None or not every:
         return
-    if state.step % every == 0 or state.step == last:
-        epoch = state.step / state.schedules.steps_per_epoch
-        monitor.log({"step": float(state.step), "epoch": epoch, "images": float(state.images_seen), **evaluate()})
+    if step % every == 0 or step == state.schedules.total_steps:
+        scores = evaluate()
+        epoch = step / state.schedules.steps_per_epoch
+        monitor.log({"step": step, "epoch": epoch, "images": state.images_seen, **scores})
+        score = next(iter(scores.values()))
+        if step > 0 and (state.best_score is None or score > state.best_score):
+            state.best_score = score
+            write_best(run, step, {"teacher": state.teacher.state_dict()}, scores)

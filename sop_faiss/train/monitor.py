@@ -27,13 +27,12 @@ Evaluation = Callable[[], dict[str, float]]
 """Scores the teacher as it is now; handed in from above, since training does not know of evaluation."""
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`; a last line cut by a kill is left out."""
-    path = run / "metrics.jsonl"
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a .jsonl file up to one that a kill has cut."""
     if not path.is_file():
         return []
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    lines: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             lines.append(json.loads(line))
         except json.JSONDecodeError:
@@ -41,21 +40,35 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`; a last line cut by a kill is left out."""
+    return _read_lines(run / "metrics.jsonl")
+
+
+def _keep_records_until(path: Path, step: int) -> None:
+    """Drop the lines of later steps; all of them if no step was kept."""
+    if not path.is_file():
+        return
+    kept = [line for line in _read_lines(path) if 0 < step >= line["step"]]
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+
 class Monitor:
     """Writes the run's records; only the main rank holds one.
 
     Args:
         run: the run directory.
-        resumed_step: records of later steps are dropped, since these steps will be made again.
+        resumed_step: records of later steps are dropped, since these steps will be made again; 0: all.
     """
 
     def __init__(self, run: Path, resumed_step: int = 0) -> None:
         self.run = run
-        kept = [line for line in read_metrics(run) if line["step"] <= resumed_step]
-        with atomic_file(run / "metrics.jsonl") as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        for name in ("metrics.jsonl", "bad_samples.jsonl"):
+            _keep_records_until(run / name, resumed_step)
+        (run / "stopped.json").unlink(missing_ok=True)
         self._stream = (run / "metrics.jsonl").open("a", encoding="utf-8")
-        self._board = SummaryWriter(run / "events", purge_step=resumed_step + 1 if resumed_step else None)
+        self._board = SummaryWriter(run / "events", purge_step=resumed_step + 1 if resumed_step else 0)
         self._bad_shown = 0
         self._started, self._waited = time.monotonic(), 0.0
         self._images = 0
@@ -84,13 +97,11 @@ class Monitor:
         self._started, self._waited, self._images = now, 0.0, images
         return result
 
-    def bad_samples(self, bad: list[BadSample]) -> None:
-        """List images that could not be read in `bad_samples.jsonl`; the first ones also in the log."""
-        if not bad:
-            return
+    def bad_samples(self, bad: list[BadSample], step: int) -> None:
+        """List images that a step could not read in `bad_samples.jsonl`; the first ones also in the log."""
         with (self.run / "bad_samples.jsonl").open("a", encoding="utf-8") as stream:
             for sample in bad:
-                stream.write(json.dumps(vars(sample)) + "\n")
+                stream.write(json.dumps({"step": step, **vars(sample)}) + "\n")
         for sample in bad[: max(0, _BAD_LINES_SHOWN - self._bad_shown)]:
             _log.warning("bad image %s: %s", sample.key, sample.message)
         self._bad_shown += len(bad)
@@ -124,17 +135,18 @@ def check_bad_share(bad: int, asked: int, images: int, limit: float) -> None:
 
 
 def check_finite(metrics: dict[str, float], image_ids: list[int], run: Path) -> None:
-    """Stop at a loss that is not finite, and leave `stopped.json` with what led there.
+    """Stop at a loss or gradient that is not finite, and leave `stopped.json` with what led there.
 
     Raises:
-        RunStoppedError: the loss is NaN or infinite.
+        RunStoppedError: the loss or the gradient's norm is NaN or infinite.
     """
-    if math.isfinite(metrics["loss"]):
+    what = next((name for name in ("loss", "gradient_norm") if not math.isfinite(metrics[name])), None)
+    if what is None:
         return
     if distributed.is_main():
         dump = {key: repr(value) for key, value in metrics.items()}
         write_json(run / "stopped.json", {**dump, "image_ids": image_ids})
     raise RunStoppedError(
-        f"the loss is {metrics['loss']} at step {int(metrics['step'])}: the last checkpoint is intact, stopped.json "
-        "tells what led here; lower optim.base_lr, or set train.precision=float32"
+        f"{what} is {metrics[what]} at step {metrics['step']}: nothing of this step was saved, stopped.json tells what "
+        "led here; start a run with another --output and a lower optim.base_lr, or with train.precision=float32"
     )

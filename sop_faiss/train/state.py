@@ -58,13 +58,12 @@ class RunState:
         config: of the run.
         device: of this rank.
         images: number of training images.
-        steps_per_epoch: optimiser updates per pass over them.
     """
 
-    def __init__(self, config: Config, device: torch.device, images: int, steps_per_epoch: int) -> None:
+    def __init__(self, config: Config, device: torch.device, images: int) -> None:
         self.config = config
         self.device = device
-        self.schedules = Schedules(config, steps_per_epoch)
+        self.schedules = Schedules(config, max(1, images // config.train.batch_size))
         self.student, self.teacher = build_student_and_teacher(config)
         self.student.to(device).train()
         self.teacher.to(device).eval()
@@ -75,21 +74,25 @@ class RunState:
         self.optimizer = make_optimizer(self.student, config.optim)
         self.cls = self._level("cls", config.loss.cls_weight, config.memory.cls_capacity, images)
         self.patch = self._level("patch", config.loss.patch_weight, config.memory.patch_capacity, images)
-        self.patch_generator = torch.Generator().manual_seed(config.train.seed + 3)
+        self.patch_generator = torch.Generator().manual_seed(distributed.derive_seed("stored patch", config.train.seed))
         """Draws the patch that each image stores; the same on all ranks."""
-        use_bf16 = config.train.precision == "bf16" or (config.train.precision == "auto" and device.type == "cuda")
+        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        use_bf16 = config.train.precision == "bf16" or (config.train.precision == "auto" and has_bf16)
         self.autocast_dtype = torch.bfloat16 if use_bf16 else None
         self.step = 0
         self.images_seen = 0
         self.bad_samples = 0
+        self.best_score: float | None = None
+        self.data_digest = ""
+        """Which images the run is trained on; see `Batches.digest`."""
 
     def _level(self, name: str, weight: float, capacity: int, images: int) -> Level | None:
         if weight == 0:
             return None
         sop, neighbors = self.config.sop, self.config.neighbors
         level: LevelConfig = getattr(sop, name)
-        seed = self.config.train.seed + {"cls": 1, "patch": 2}[name]
         exclude = neighbors.exclude_same_image
+        seed = distributed.derive_seed("memory", name, self.config.train.seed)
         generator = torch.Generator().manual_seed(seed)
         dim = self.config.model.embedding_dim
         memory = Memory(capacity, dim, generator, self.device, neighbors.engine)
@@ -132,7 +135,12 @@ class RunState:
 
     def counters(self) -> dict[str, Any]:
         """The rest."""
-        return {"images_seen": self.images_seen, "bad_samples": self.bad_samples}
+        return {
+            "images_seen": self.images_seen,
+            "bad_samples": self.bad_samples,
+            "best_score": self.best_score,
+            "data_digest": self.data_digest,
+        }
 
     def resume(self, checkpoint: Path) -> None:
         """Go on from a checkpoint, as if the run had never stopped.
@@ -141,13 +149,22 @@ class RunState:
             CheckpointError: it is damaged or of another configuration.
         """
         state = read_state(checkpoint, verify=False)
+        if state.get("data_digest") != self.data_digest:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.name} was trained on other images than data.train names now (some were added, "
+                "removed or renamed): resume on the same, or start another run"
+            )
         load_network(self.student, checkpoint, "student")
         load_network(self.teacher, checkpoint, "teacher")
         load_optimizer_state(self.optimizer, self.student, read_tensors(checkpoint, "optimizer"))
         memories = read_tensors(checkpoint, "memories")
+        if "patch_generator" not in memories:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} lacks the generator of stored patches: it is of another kind"
+            )
         self.patch_generator.set_state(memories["patch_generator"])
         for name, level in self.levels.items():
             level.load_tensors(name, memories)
         self.step, self.images_seen = int(state["step"]), int(state["images_seen"])
-        self.bad_samples = int(state["bad_samples"])
+        self.bad_samples, self.best_score = int(state["bad_samples"]), state["best_score"]
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)

@@ -1,0 +1,100 @@
+"""Which encoder a user means; apart from the encoders, so that a command reads its options without loading torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sop_faiss.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sop_faiss.model.encoder import Encoder
+
+__all__ = ["EncoderSpec"]
+
+_READ_BY = {
+    "run": ("student",),
+    "timm": ("weights", "random_weights", "by_position"),
+    "dino": ("arch", "student"),
+    "config": ("random_weights",),
+}
+"""The options that each kind of model reads, of those that some kind does not."""
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Which encoder a user means; `load` finds and checks it. The commands' options of the same names fill it."""
+
+    model: str
+    """M: a run directory or a checkpoint in it, `timm:NAME`, `dino:FILE`, or `config:NAME|FILE`."""
+    weights: Path | None = None
+    """Weights file of a `timm:` model: .safetensors, .pth or .bin."""
+    arch: str | None = None
+    """timm name of the ViT or Swin in a `dino:` file."""
+    random_weights: int | None = None
+    """Seed of random weights, for a baseline: of `timm:` and `config:` models."""
+    pooling: str | None = None
+    """`cls`, `mean` or `pooled`; None: the model's own."""
+    size: int | None = None
+    """Side of the images in pixels; None: the model's own."""
+    mean: tuple[float, float, float] | None = None
+    """Of the images, per channel, in [0, 1]; None: what the model was trained with."""
+    std: tuple[float, float, float] | None = None
+    student: bool = False
+    """The student of a run or of an official checkpoint instead of the teacher."""
+    by_position: bool = False
+    """Match the tensors of `weights` by order and shape: weights of the same network saved under other names."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: CUDA where there is one."""
+
+    def load(self) -> Encoder:
+        """Make the encoder, in evaluation mode, on its device.
+
+        Raises:
+            CheckpointError: weights are missing, damaged, or of another model.
+            ConfigError: the model is unknown, or an option does not apply to it.
+        """
+        from sop_faiss.model.encoder import encoder_of_spec
+
+        return encoder_of_spec(self)
+
+    @property
+    def kind(self) -> str:
+        """What `model` names: `run`, `timm`, `dino` or `config`."""
+        return self._split[0]
+
+    @property
+    def place(self) -> str:
+        """`model` without the prefix of its kind."""
+        return self._split[1]
+
+    @property
+    def _split(self) -> tuple[str, str]:
+        kind, colon, rest = self.model.partition(":")
+        return (kind, rest) if colon and kind in _READ_BY and kind != "run" else ("run", self.model)
+
+    def refuse_idle_options(self) -> None:
+        """An option that the kind of model does not read is an error, never ignored.
+
+        Raises:
+            ConfigError: there is one, or two exclude each other.
+        """
+        given = {
+            "weights": self.weights is not None,
+            "arch": self.arch is not None,
+            "random_weights": self.random_weights is not None,
+            "student": self.student,
+            "by_position": self.by_position,
+        }
+        for option, is_given in given.items():
+            if is_given and option not in _READ_BY[self.kind]:
+                flag = "--" + option.replace("_", "-")
+                users = [
+                    f"{other}:" if other != "run" else "a run" for other, read in _READ_BY.items() if option in read
+                ]
+                raise ConfigError(f"{flag} does not apply to {self.model}: it is for {' and '.join(users)}")
+        if self.weights is not None and self.random_weights is not None:
+            raise ConfigError("--weights and --random-weights exclude each other: take one")
+        if self.by_position and self.weights is None:
+            raise ConfigError("--by-position says how to read --weights: give a weights file")

@@ -1,0 +1,74 @@
+"""What needs no network loads neither torch nor timm; every command runs by `python -m` and knows -h."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.index.build import build_index
+from tests.images import write_shards
+
+HEAVY = ("torch", "torchvision", "timm", "faiss")
+
+# Runs a module as `python -m` does; what it loaded and its exit status come as the last line of stderr.
+RUN = f"""
+import json, runpy, sys
+module, status = sys.argv.pop(1), None
+try:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+except SystemExit as leaving:
+    status = leaving.code
+print(json.dumps([status, [name for name in {HEAVY} if name in sys.modules]]), file=sys.stderr)
+"""
+
+
+def run(command: str, *arguments: object) -> tuple[str, int, list[str]]:
+    """What it printed, its exit status, and which heavy modules it loaded."""
+    words = [sys.executable, "-c", RUN, f"sop_faiss.cli.{command}", *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    status, loaded = json.loads(done.stderr.splitlines()[-1])
+    return done.stdout, status or 0, loaded
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("data",),
+        ("demo",),
+        ("doctor",),
+        ("embed",),
+        ("index",),
+        ("index", "build"),
+        ("index", "search"),
+        ("knn",),
+        ("retrieve",),
+        ("train",),
+    ],
+    ids=" ".join,
+)
+def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
+    printed, status, loaded = run(*command, "--help")
+    assert "Usage: " in printed and "-h, --help" in printed and status == 0
+    assert loaded == []
+
+
+def test_info_loads_nothing_heavy(tmp_path: Path) -> None:
+    made_by = {"encoder": {"name": "n", "fingerprint": "f"}, "preprocess": {}, "pooling": "cls", "root": str(tmp_path)}
+    names = ["a", "b", "c"]
+    build_index(FeatureStore(names, None, [""] * 3, names, np.eye(3, dtype=np.float32), made_by), tmp_path / "index")
+    printed, status, loaded = run("index", "info", tmp_path / "index")
+    assert "3 of dimension 3" in printed and "every byte verified" in printed and status == 0
+    assert loaded == []
+
+
+def test_checking_shards_loads_nothing_heavy(tmp_path: Path) -> None:
+    printed, status, loaded = run("data", "check", write_shards(tmp_path))
+    assert "no problems" in printed and status == 0
+    assert loaded == []
