@@ -111,7 +111,8 @@ def build_student_and_teacher(config: Config) -> tuple[Network, Network]:
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
     """teacher = momentum * teacher + (1 - momentum) * student, for every parameter; buffers are copied."""
-    ours, theirs = list(teacher.parameters()), list(student.parameters())
+    ours: list[Tensor] = list(teacher.parameters())
+    theirs: list[Tensor] = list(student.parameters())
     torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
     for buffer, source in zip(teacher.buffers(), student.buffers(), strict=True):
         buffer.copy_(source)

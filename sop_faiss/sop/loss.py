@@ -10,7 +10,7 @@ which is the row p Y in O(K S) instead of O(K S K), and in log space
     log P_a = logaddexp( lse_{m in a}(log p_m + log(w_m - c_m)),  lse_m(log p_m + log c_m) ).
 
 The cross-entropy and its gradient are computed together, a block of rows at a time, so that the logits of all rows
-are never held: memory does not grow with the number of tasks, and time is one matrix product each way.
+are never held; a task leaves only its gradient, as large as the embeddings.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ def cls_loss(
 ) -> LevelLoss:
     """[CLS] loss: views of an image agree in their assignment (equation 6; design 2.4).
 
+    Departs: the released code takes the softmax in bfloat16 and log(p**-q), infinite at p = 0; here float32 and log space.
     The mean over all pairs of a student view i and a teacher view j != i of the cross-entropy between their
     assignments, then over images and tasks. The cross-entropy is linear in its target, so each student view is compared
     once, with the mean of the teacher views it is paired with.

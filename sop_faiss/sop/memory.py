@@ -62,7 +62,10 @@ class Memory:
 
     @torch.no_grad()
     def store(self, embeddings: Float[Tensor, "b d"], image_ids: Int64[Tensor, " b"]) -> None:
-        """Overwrite the oldest rows, in order; of more rows than the memory holds, the last ones stay."""
+        """Overwrite the oldest rows, in order; of more rows than the memory holds, the last ones stay.
+
+        Departs: the released code takes only batches that divide the capacity.
+        """
         count = len(embeddings)
         start = (self.pointer + max(0, count - self.capacity)) % self.capacity
         embeddings, image_ids = embeddings[-self.capacity :], image_ids[-self.capacity :]

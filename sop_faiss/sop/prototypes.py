@@ -119,13 +119,17 @@ class PrototypeMaker:
         return Prototypes(self.memory, vectors, support_rows, similarities, weights)
 
     def _draw_rows(self) -> Int64[Tensor, "T K"]:
+        """Uniform draws. Departs: for [CLS] the released code draws K and keeps the K/2 of "low energy"."""
         draws = [self.memory.sample(self.level.num_anchors, self.generator) for _ in range(self.level.tasks)]
         return torch.stack(draws)
 
     def _supports(
         self, vectors: Float32[Tensor, "T K d"], rows: Int64[Tensor, "T K"], ids: Int64[Tensor, "T K"]
     ) -> tuple[Int64[Tensor, "T K k"], Float32[Tensor, "T K k"]]:
-        """Each anchor's k nearest other rows. Never the anchor itself, also among its duplicates."""
+        """Each anchor's k nearest other rows. Never the anchor itself, also among its duplicates.
+
+        Departs: the released code also leaves out all other anchors of the task; here a row may serve several prototypes.
+        """
         tasks, count, dim = vectors.shape
         k = self.level.num_supports
         if k == 0:
