@@ -163,8 +163,13 @@ class Batches(Dataset["Batch | DataError"]):
                 write_view(picture, view, views, generator, slot)
                 if is_global:
                     hidden[view, i] = draw_mask(grid, grid, masks, generator)
-        views_and_masks = [torch.from_numpy(array) for array in (global_views, local_views, hidden)]
-        return Batch(*views_and_masks, image_ids=torch.from_numpy(image_ids), bad=bad)
+        return Batch(
+            global_views=torch.from_numpy(global_views),
+            local_views=torch.from_numpy(local_views),
+            masks=torch.from_numpy(hidden),
+            image_ids=torch.from_numpy(image_ids),
+            bad=bad,
+        )
 
     def _readable_picture(
         self, wanted: int, epoch: int, bad: list[BadSample]

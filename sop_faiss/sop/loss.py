@@ -187,7 +187,7 @@ def cls_loss(
 ) -> LevelLoss:
     """[CLS] loss: views of an image agree in their assignment (equation 6; design 2.4).
 
-    Departs: the released code takes the softmax in bfloat16 and log(p**-q), infinite at p = 0; here float32 and log space.
+    Departs: the released code takes a bfloat16 softmax and log(p**-q), infinite at p = 0; here float32, in log space.
     The mean over all pairs of a student view i and a teacher view j != i of the cross-entropy between their
     assignments, then over images and tasks. The cross-entropy is linear in its target, so each student view is compared
     once, with the mean of the teacher views it is paired with.

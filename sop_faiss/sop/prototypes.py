@@ -128,7 +128,7 @@ class PrototypeMaker:
     ) -> tuple[Int64[Tensor, "T K k"], Float32[Tensor, "T K k"]]:
         """Each anchor's k nearest other rows. Never the anchor itself, also among its duplicates.
 
-        Departs: the released code also leaves out all other anchors of the task; here a row may serve several prototypes.
+        Departs: the released code also leaves out the task's other anchors; here a row may serve several prototypes.
         """
         tasks, count, dim = vectors.shape
         k = self.level.num_supports
