@@ -23,7 +23,7 @@ demo: setup
 	$(BIN)/python -m sop_faiss.cli.demo $(if $(IMAGES),--images "$(IMAGES)",) --out demo
 
 test: setup lint types
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

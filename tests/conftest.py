@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import hypothesis

@@ -98,7 +98,7 @@ def test_unlabelled_images_cannot_be_scored(tmp_path, config):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=8, size=20)
     result = run(
         config, f"data.train={folder}", "data.holdout_share=0.25", "evaluate.test=holdout", "evaluate.every_steps=1",
-        "--output", tmp_path / "run",
+        "evaluate.k=2", "--output", tmp_path / "run",
     )  # fmt: skip
     assert "without labels" in one_line_error(result)
 

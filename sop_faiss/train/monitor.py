@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ class Monitor:
         """Add time that the loop spent waiting for data."""
         self._waited += seconds
 
-    def log(self, metrics: dict[str, float]) -> None:
+    def log(self, metrics: Mapping[str, float | int]) -> None:
         """Write one line; values that are not finite become null."""
         line = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self._stream.write(json.dumps(line) + "\n")
@@ -134,7 +134,7 @@ def check_bad_share(bad: int, asked: int, images: int, limit: float) -> None:
         )
 
 
-def check_finite(metrics: dict[str, float], image_ids: list[int], run: Path) -> None:
+def check_finite(metrics: Mapping[str, float | int], image_ids: list[int], run: Path) -> None:
     """Stop at a loss or gradient that is not finite, and leave `stopped.json` with what led there.
 
     Raises:
