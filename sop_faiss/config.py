@@ -518,6 +518,8 @@ def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "")
                 near = [option for option in known if option.rsplit(".", 1)[-1] == str(key).rsplit(".", 1)[-1]][:1]
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"{origin}: unknown configuration key {name}{hint}")
+        if value == "???":
+            raise ConfigError(f"{origin}: {name} = ??? is a placeholder: give a value")
         if isinstance(value, dict):
             _reject_unknown_keys(value, origin, f"{name}.")
 

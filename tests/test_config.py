@@ -50,7 +50,7 @@ def test_packaged_configurations_load(name):
         ("sop.cls.num_supports=40", "wanted fewer than memory.cls_capacity"),
         ("sop.patch.num_anchors=25", "exceeds memory.patch_capacity"),
         ("sop.eps=0.9", "wanted 0 <= eps"),
-        ("sop.eps=nan", "wanted 0 <= eps"),
+        ("sop.eps=nan", "wanted finite numbers"),
         ("sop.contributions=smoth", "did you mean 'smooth'"),
         ("loss.student_temp=0", "wanted 0.005 or more"),
         ("train.precision=fp16", "wanted one of auto, float32, bf16"),

@@ -57,4 +57,4 @@ def test_cosine_is_clamped_outside_the_run():
 
 
 def test_a_run_has_at_least_one_step():
-    assert Schedules(Config(train=TrainConfig(epochs=0.001)), 3).total_steps == 1
+    assert Schedules(Config(optim=OptimConfig(warmup_epochs=0.0), train=TrainConfig(epochs=0.001)), 3).total_steps == 1

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import timm
 import torch
 from jaxtyping import Bool, Float
+from timm.layers import PatchEmbed
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -77,7 +78,7 @@ class VitBackbone(Backbone):
     def __init__(self, trunk: VisionTransformer) -> None:
         if trunk.cls_token is None or not isinstance(trunk.fc_norm, nn.Identity):
             raise ConfigError("model.backbone has no [CLS] token of its own: choose another, as vit_small_patch16_224")
-        if tuple(trunk.patch_embed.proj.kernel_size) != tuple(trunk.patch_embed.patch_size):
+        if not isinstance(trunk.patch_embed, PatchEmbed):
             raise ConfigError("model.backbone cuts its patches from a convolutional stem: choose a plain timm ViT")
         super().__init__(trunk, trunk.embed_dim, trunk.patch_embed.patch_size[0], trunk.embed_dim)
 

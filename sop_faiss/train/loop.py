@@ -75,8 +75,8 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     # 3. Prototypes from the memories as the last step left them, and 4. the losses (sections 3.2 and 3.3).
     metrics: dict[str, Tensor | float] = {}
     loss = torch.zeros((), device=device)
-    teacher_cls = teacher_cls.view(views if state.cls else 0, images, -1)
     if state.cls is not None and student_cls is not None:
+        teacher_cls = teacher_cls.view(views, images, -1)
         prototypes = state.cls.maker.draw()
         level = cls_loss(student_cls, teacher_cls, prototypes, loss_config.student_temp, settings.teacher_temp)
         loss = loss + loss_config.cls_weight * level.loss
