@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from sop_faiss.config import load_config
+from sop_faiss.config import Config, load_config
 from sop_faiss.data.decode import decode_image
 from sop_faiss.data.digits import write_digits
 from sop_faiss.data.pack import pack
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.data.subset import Subset
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.errors import ConfigError, DataError, RunStoppedError
 from sop_faiss.evaluate.knn import knn_classify
 from sop_faiss.evaluate.retrieval import choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
@@ -78,6 +78,11 @@ def _fresh_folder(out: Path) -> None:
     marker.write_text(_MARKER + "\n", encoding="utf-8")
 
 
+def _train(config: Config, out: Path, progress: ProgressCallback) -> None:
+    if not run_training(config, out / "run", progress=progress).finished:
+        raise RunStoppedError("the demo was stopped by a signal: run it again")
+
+
 def _pixels(source: ImageSource) -> Float32[np.ndarray, "n d"]:
     """Unit-norm raw pixels, the naive feature."""
     rows = np.stack([decode_image(source.read(i)).ravel() for i in range(len(source))]).astype(np.float32)
@@ -122,7 +127,7 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
         scores.append(_score_encoder("before (random weights)", before, data))
         progress(2, 2)
     with stage("training", "steps") as progress:
-        run_training(config, out / "run", progress=progress)
+        _train(config, out, progress)
     after = EncoderSpec(str(out / "run"), device="cpu")
     with stage("scoring the trained encoder", "steps") as progress:
         scores.append(_score_encoder("after (trained)", after.load(), data))
@@ -178,7 +183,7 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
         f"sop.patch.num_anchors={capacity // 4}",
     ]
     with stage("training", "steps") as progress:
-        run_training(load_config("photos_demo", sizes), out / "run", progress=progress)
+        _train(load_config("photos_demo", sizes), out, progress)
     return DemoResult(_index_and_page(out, str(out / "data"), None, (), stage), [], True)
 
 
