@@ -15,7 +15,6 @@ are never held; a task leaves only its gradient, as large as the embeddings.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,10 +167,6 @@ class LevelLoss:
     """Mean cross-entropy of the rows compared, in nats, detached; ln K when the student assigns uniformly."""
     teacher_entropy: Float[Tensor, ""]
     """Mean entropy of the teacher's assignments, in nats, detached; ln K when they are uniform."""
-
-    def over_ln(self, count: int) -> tuple[float, float]:
-        """Cross-entropy and teacher entropy as shares of ln K."""
-        return float(self.cross_entropy) / math.log(count), float(self.teacher_entropy) / math.log(count)
 
 
 def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
