@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from sop_faiss.cli.knn import main
 from sop_faiss.features.store import FeatureStore
 from tests.images import encode, make_image, write_folder, write_shards
+from tests.messages import command_fails
 
 RESNET = ("--model", "timm:test_resnet", "--random-weights", "0", "--size", "32")
 MANIFEST: dict[str, Any] = {
@@ -31,15 +32,8 @@ def run(*arguments: object) -> Result:
 
 
 def fails(*arguments: object) -> str:
-    """Run, check that it ends with one line on stderr, nothing on stdout and status 1, and return the line."""
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert isinstance(result.exception, SystemExit), result.exception
-    assert result.stdout == ""
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "Traceback" not in result.stderr
-    assert result.stderr.rstrip("\n").endswith(lines[0])
-    return lines[0]
+    """Run, check that it fails as commands do, and return its line."""
+    return command_fails(main, *arguments)
 
 
 def write_store(directory: Path, seed: int, labels: np.ndarray | None, rows: int = 12, **manifest: Any) -> Path:

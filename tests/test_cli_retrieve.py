@@ -17,6 +17,7 @@ from torch import Tensor
 from sop_faiss.cli.retrieve import main
 from sop_faiss.model.encoder import Encoder
 from tests.images import encode, make_image
+from tests.messages import command_fails
 
 RESNET = ("--model", "timm:test_resnet", "--random-weights", "0", "--size", "32")
 PER_CLASS = 4
@@ -28,14 +29,8 @@ def run(*arguments: object) -> Result:
 
 
 def fails(*arguments: object) -> str:
-    """Run, check that it ends with one line on stderr, nothing on stdout and status 1, and return the line."""
-    result = run(*arguments)
-    assert result.exit_code == 1, result.output
-    assert isinstance(result.exception, SystemExit), result.exception
-    assert result.stdout == ""
-    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1 and "Traceback" not in result.stderr
-    return lines[0]
+    """Run, check that it fails as commands do, and return its line."""
+    return command_fails(main, *arguments)
 
 
 def plain_gnd() -> dict[str, Any]:
