@@ -1,0 +1,31 @@
+"""The configuration of a run: frozen dataclasses, their checks, YAML files and dotted overrides.
+
+Every knob of the method is a field here, with its meaning and the paper's value as default (design 2.5).
+Durations are in epochs here and in steps everywhere else.
+"""
+
+from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
+from sop_faiss.config.load import find_config, load_config, packaged_configs, to_yaml
+from sop_faiss.config.method import LevelConfig, LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig
+from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
+from sop_faiss.config.schema import Config
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "EvaluateConfig",
+    "LevelConfig",
+    "LossConfig",
+    "MasksConfig",
+    "MemoryConfig",
+    "ModelConfig",
+    "NeighborsConfig",
+    "OptimConfig",
+    "SopConfig",
+    "TrainConfig",
+    "ViewsConfig",
+    "find_config",
+    "load_config",
+    "packaged_configs",
+    "to_yaml",
+]

@@ -1,0 +1,135 @@
+"""The sections of a configuration about images: where they are, their views, and their masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sop_faiss.config.checks import require, require_finite, require_one_of, require_range, require_share
+
+__all__ = ["DataConfig", "MasksConfig", "ViewsConfig"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the training images are and how they are read."""
+
+    train: str = ""
+    """SRC of the training images: shard pattern, folder, or list."""
+    workers: int = 2
+    """Processes that decode and augment, per rank; 0 does it in the training process."""
+    holdout_share: float = 0.0
+    """Share of the images left out of training (a seeded draw); `evaluate` may score on them."""
+    max_bad_fraction: float = 0.01
+    """Stop when more than this share of the samples asked for could not be read."""
+    max_image_pixels: int = 64_000_000
+    """Larger pictures are refused before they are decoded."""
+    decoded_cache_bytes: int = 0
+    """Keep decoded pictures in memory, up to this many bytes per worker (0: none). For small images."""
+
+    def __post_init__(self) -> None:
+        require_finite("data", self)
+        require(self.workers >= 0, f"data.workers = {self.workers}: wanted 0 or more")
+        require(0.0 <= self.holdout_share < 1.0, f"data.holdout_share = {self.holdout_share}: wanted 0 <= share < 1")
+        require_share("data.max_bad_fraction", self.max_bad_fraction)
+        require(self.max_image_pixels > 0, f"data.max_image_pixels = {self.max_image_pixels}: wanted more than 0")
+        require(
+            self.decoded_cache_bytes >= 0,
+            f"data.decoded_cache_bytes = {self.decoded_cache_bytes}: wanted 0 or more",
+        )
+
+
+@dataclass(frozen=True)
+class ViewsConfig:
+    """The multi-crop views of an image (design 2.1; iBOT's augmentations)."""
+
+    global_count: int = 2
+    global_size: int = 224
+    """Side in pixels."""
+    global_scale: tuple[float, float] = (0.25, 1.0)
+    """Area of the crop as a share of the image."""
+    local_count: int = 10
+    local_size: int = 96
+    local_scale: tuple[float, float] = (0.05, 0.25)
+    aspect: tuple[float, float] = (0.75, 4.0 / 3.0)
+    """Width over height of a crop box."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    max_rotation_degrees: float = 0.0
+    """Rotate by an angle uniform in +- this before the crop (0 in the paper; the digits use it)."""
+    max_shear_degrees: float = 0.0
+    jitter: float = 0.8
+    """Probability of colour jitter."""
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.2
+    hue: float = 0.1
+    grey: float = 0.2
+    """Probability of dropping colour."""
+    blur_global1: float = 1.0
+    """Probability of Gaussian blur on the first global view."""
+    blur_global2: float = 0.1
+    """... on every further global view."""
+    blur_local: float = 0.5
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    """Standard deviation in pixels, uniform."""
+    solarize_global2: float = 0.2
+    """Probability of solarization on every global view but the first."""
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        require_finite("views", self)
+        require(self.global_count >= 1, f"views.global_count = {self.global_count}: wanted 1 or more")
+        require(self.local_count >= 0, f"views.local_count = {self.local_count}: wanted 0 or more")
+        require(
+            self.global_count >= 2 or self.local_count >= 1,
+            "views.global_count = 1 and views.local_count = 0: wanted at least two views of an image to compare",
+        )
+        for name in ("global_size", "local_size"):
+            require(8 <= getattr(self, name) <= 4096, f"views.{name} = {getattr(self, name)}: wanted 8 to 4096 pixels")
+        for name in ("global_scale", "local_scale"):
+            require_range(f"views.{name}", getattr(self, name), 1e-4, 1.0)
+        require_range("views.aspect", self.aspect, 0.1, 10.0)
+        require_range("views.blur_sigma", self.blur_sigma, 0.01, 100.0)
+        for name in ("flip", "jitter", "grey", "blur_global1", "blur_global2", "blur_local", "solarize_global2"):
+            require_share(f"views.{name}", getattr(self, name))
+        for name in ("brightness", "contrast", "saturation"):
+            require(0.0 <= getattr(self, name) <= 1.0, f"views.{name} = {getattr(self, name)}: wanted 0 to 1")
+        require(0.0 <= self.hue <= 0.5, f"views.hue = {self.hue}: wanted 0 to 0.5")
+        for name in ("max_rotation_degrees", "max_shear_degrees"):
+            require(0.0 <= getattr(self, name) <= 80.0, f"views.{name} = {getattr(self, name)}: wanted 0 to 80")
+        require(min(self.std) > 0, f"views.std = {self.std}: wanted positive numbers")
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            require(
+                0 <= min(value) <= max(value) <= 1, f"views.{name} = {value}: wanted values of 0 to 1, not 0 to 255"
+            )
+
+    @property
+    def count(self) -> int:
+        """Views per image, V."""
+        return self.global_count + self.local_count
+
+
+@dataclass(frozen=True)
+class MasksConfig:
+    """Which patches of the student's global views are hidden (design 2.1)."""
+
+    kind: str = "block"
+    """`block` (BEiT), `random`, or `none`."""
+    probability: float = 0.5
+    """Probability that a view is masked at all (`block`; `random` masks every view as iBOT's `rand` does)."""
+    ratio: tuple[float, float] = (0.1, 0.5)
+    """Share of patches hidden, uniform in this range (`block`)."""
+    random_ratio: float = 0.7
+    """Share of patches hidden (`random`)."""
+    aspect: tuple[float, float] = (0.3, 1.0 / 0.3)
+    """Height over width of a block."""
+
+    def __post_init__(self) -> None:
+        require_finite("masks", self)
+        require_one_of("masks.kind", self.kind, ("block", "random", "none"))
+        require_share("masks.probability", self.probability)
+        require_range("masks.ratio", self.ratio, 0.0, 1.0)
+        require_share("masks.random_ratio", self.random_ratio)
+        require_range("masks.aspect", self.aspect, 0.05, 20.0)

@@ -1,0 +1,140 @@
+"""YAML files and dotted overrides in, a checked configuration out, and back to YAML."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import asdict, fields, is_dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sop_faiss.config.schema import Config
+from sop_faiss.errors import ConfigError
+
+__all__ = ["find_config", "load_config", "packaged_configs", "to_yaml"]
+
+
+def _known_keys(schema: type[Any], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for entry in fields(schema):
+        name = f"{prefix}{entry.name}"
+        keys.append(name)
+        default = entry.default_factory() if callable(entry.default_factory) else None
+        if default is not None and is_dataclass(default):
+            keys.extend(_known_keys(type(default), f"{name}."))
+    return keys
+
+
+def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "") -> None:
+    known = _known_keys(Config)
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            if not near:
+                near = [option for option in known if option.rsplit(".", 1)[-1] == str(key).rsplit(".", 1)[-1]][:1]
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{origin}: unknown configuration key {name}{hint}")
+        if value == "???":
+            raise ConfigError(f"{origin}: {name} = ??? is a placeholder: give a value")
+        if isinstance(value, dict):
+            _reject_unknown_keys(value, origin, f"{name}.")
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OSError, UnicodeDecodeError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"config {path} cannot be read: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # yaml's own errors, whose classes OmegaConf does not re-export
+        raise ConfigError(f"config {path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"config {path} holds {type(content).__name__}: wanted sections such as 'data:' and 'views:'")
+    return {str(key): value for key, value in content.items()}
+
+
+def packaged_configs() -> dict[str, Path]:
+    """The configurations that come with the package, by name."""
+    folder = resources.files("sop_faiss.configs")
+    return {Path(str(entry)).stem: Path(str(entry)) for entry in folder.iterdir() if str(entry).endswith(".yaml")}
+
+
+def find_config(name_or_file: str | Path) -> Path:
+    """The file of a configuration: a path that exists, else the name of a packaged one.
+
+    Raises:
+        ConfigError: neither; the nearest names are suggested.
+    """
+    path = Path(name_or_file)
+    if path.is_file():
+        return path
+    packaged = packaged_configs()
+    if str(name_or_file) in packaged:
+        return packaged[str(name_or_file)]
+    near = difflib.get_close_matches(str(name_or_file), packaged, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(
+        f"config {name_or_file}: no such file, and the packaged ones are {', '.join(sorted(packaged))}{hint}"
+    )
+
+
+def _parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    pairs = list(overrides)
+    for pair in pairs:
+        if "=" not in pair or not pair.split("=", 1)[0].strip():
+            raise ConfigError(f"override {pair!r}: wanted key=value, for example train.batch_size=64")
+    try:
+        content = OmegaConf.to_container(OmegaConf.from_dotlist(pairs))
+    except Exception as error:
+        raise ConfigError(f"overrides {' '.join(pairs)}: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"overrides {' '.join(pairs)}: wanted key=value pairs")
+    return {str(key): value for key, value in content.items()}
+
+
+def load_config(name_or_file: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a configuration, apply dotted overrides, and check it.
+
+    Args:
+        name_or_file: a YAML file, else the name of a packaged configuration.
+        overrides: `section.field=value` strings, applied in order.
+
+    Raises:
+        ConfigError: an unknown key (the nearest is suggested), a wrong type, or an impossible value.
+    """
+    path = find_config(name_or_file)
+    merged = OmegaConf.structured(Config)
+    _make_writable(merged)
+    for origin, content in ((f"config {path}", _read_mapping(path)), ("overrides", _parse_overrides(overrides))):
+        _reject_unknown_keys(content, origin)
+        try:
+            merged = OmegaConf.merge(merged, content)
+        except OmegaConfBaseException as error:
+            key = getattr(error, "full_key", None) or "value"
+            raise ConfigError(f"{origin}: {key}: {str(error).splitlines()[0]}") from None
+    try:
+        built = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "value"
+        raise ConfigError(f"config {path} with overrides: {key}: {str(error).splitlines()[0]}") from None
+    if not isinstance(built, Config):
+        raise ConfigError(f"config {path} is not a configuration")
+    return built
+
+
+def _make_writable(node: DictConfig) -> None:
+    """Frozen dataclasses make read-only OmegaConf nodes; merging needs them open."""
+    OmegaConf.set_readonly(node, False)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig):
+            _make_writable(child)
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as YAML, readable by `load_config`."""
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))

@@ -1,0 +1,153 @@
+"""The sections of a configuration about the method: networks, memories, prototypes, losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sop_faiss.config.checks import require, require_finite, require_one_of
+
+__all__ = ["LevelConfig", "LossConfig", "MemoryConfig", "ModelConfig", "NeighborsConfig", "SopConfig"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Backbone and projector."""
+
+    backbone: str = "vit_small_patch16_224"
+    """A timm ViT or Swin, made with random weights."""
+    patch_size: int | None = None
+    """Overrides the backbone's own (ViT)."""
+    embed_dim: int | None = None
+    """Overrides the width (ViT)."""
+    depth: int | None = None
+    """Overrides the number of blocks (ViT)."""
+    num_heads: int | None = None
+    """Overrides the attention heads (ViT)."""
+    window_size: int | None = None
+    """Overrides the attention window (Swin)."""
+    drop_path: float = 0.1
+    """Stochastic depth of the student; the teacher has none."""
+    global_token: str = "cls"
+    """What stands for the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`)."""
+    projector_layers: int = 3
+    projector_hidden: int = 2048
+    embedding_dim: int = 256
+    """d: dimension of the unit-norm embeddings and of the memories."""
+
+    def __post_init__(self) -> None:
+        require_finite("model", self)
+        require(bool(self.backbone), "model.backbone is empty: wanted the name of a timm ViT or Swin")
+        require_one_of("model.global_token", self.global_token, ("cls", "mean"))
+        require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
+        require(self.projector_layers >= 1, f"model.projector_layers = {self.projector_layers}: wanted 1 or more")
+        for name in ("projector_hidden", "embedding_dim"):
+            require(getattr(self, name) >= 2, f"model.{name} = {getattr(self, name)}: wanted 2 or more")
+        for name in ("patch_size", "embed_dim", "depth", "num_heads", "window_size"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"model.{name} = {value}: wanted 1 or more")
+        if self.embed_dim is not None and self.num_heads is not None:
+            require(
+                self.embed_dim % self.num_heads == 0,
+                f"model.embed_dim = {self.embed_dim} is not divisible by model.num_heads = {self.num_heads}",
+            )
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """The two FIFO memories (design 2.2)."""
+
+    cls_capacity: int = 65536
+    """N_C, rows of the [CLS] memory."""
+    patch_capacity: int = 8192
+    """N_P, rows of the patch memory."""
+    fill: str = "random"
+    """What the memories hold at first: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
+
+    def __post_init__(self) -> None:
+        for name in ("cls_capacity", "patch_capacity"):
+            require(getattr(self, name) >= 2, f"memory.{name} = {getattr(self, name)}: wanted 2 or more")
+        require_one_of("memory.fill", self.fill, ("random", "teacher"))
+
+
+@dataclass(frozen=True)
+class NeighborsConfig:
+    """How the nearest rows of the anchors are found."""
+
+    engine: str = "auto"
+    """`faiss`, `torch` (exact, by blocks), or `auto`: FAISS wherever it has code for the device."""
+    exclude_same_image: str = "auto"
+    """Rows of the anchor's own image are no supports: `always`, `never`, or `auto`: when the data set has fewer
+    images than twice the memory's capacity, so that the memory holds several rows of an image."""
+
+    def __post_init__(self) -> None:
+        require_one_of("neighbors.engine", self.engine, ("auto", "faiss", "torch"))
+        require_one_of("neighbors.exclude_same_image", self.exclude_same_image, ("auto", "always", "never"))
+
+
+@dataclass(frozen=True)
+class LevelConfig:
+    """The prototypes of one loss level (design 2.3)."""
+
+    num_anchors: int = 4096
+    """K, prototypes (SOPs) per task."""
+    num_supports: int = 8
+    """k, supports per anchor; a prototype has S = k + 1 members."""
+    tasks: int = 4
+    """T, independent draws of prototypes per step; the loss is their mean."""
+
+
+@dataclass(frozen=True)
+class SopConfig:
+    """Self-organizing prototypes (design 2.3, 2.6)."""
+
+    cls: LevelConfig = field(default_factory=LevelConfig)
+    patch: LevelConfig = field(default_factory=lambda: LevelConfig(num_anchors=512, num_supports=0, tasks=1))
+    contributions: str = "similarity"
+    """`similarity` (the released code's, clamped), `smooth` (the paper's pseudo-code), or `one_hot`."""
+    eps: float = 0.1
+    """The anchor gives 1 - eps to its own prototype."""
+    anchors: str = "random"
+    """`random` every step, `fixed_rows` (same positions), or `fixed_vectors` (copied at step 0)."""
+
+    def __post_init__(self) -> None:
+        require_finite("sop", self)
+        require_one_of("sop.contributions", self.contributions, ("similarity", "smooth", "one_hot"))
+        require_one_of("sop.anchors", self.anchors, ("random", "fixed_rows", "fixed_vectors"))
+        for name in ("cls", "patch"):
+            level: LevelConfig = getattr(self, name)
+            require(level.num_anchors >= 2, f"sop.{name}.num_anchors = {level.num_anchors}: wanted 2 or more")
+            require(level.num_supports >= 0, f"sop.{name}.num_supports = {level.num_supports}: wanted 0 or more")
+            require(level.tasks >= 1, f"sop.{name}.tasks = {level.tasks}: wanted 1 or more")
+            limit = 1.0 - 1.0 / level.num_anchors
+            require(
+                0.0 <= self.eps < limit,
+                f"sop.eps = {self.eps}: wanted 0 <= eps < 1 - 1/num_anchors = {limit:.3f}, "
+                "or an anchor would give more to other prototypes than to its own",
+            )
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Temperatures and weights (design 2.4)."""
+
+    student_temp: float = 0.1
+    teacher_temp_start: float = 0.04
+    teacher_temp: float = 0.07
+    """Teacher temperature from `teacher_temp_epochs` on; linear from `teacher_temp_start` before."""
+    teacher_temp_epochs: float = 30.0
+    cls_weight: float = 1.0
+    """lambda_1; 0 switches the [CLS] loss off, with its memory, search and forward."""
+    patch_weight: float = 1.0
+    """lambda_2; 0 switches the patch loss off."""
+
+    def __post_init__(self) -> None:
+        require_finite("loss", self)
+        for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
+            require(getattr(self, name) >= 0.005, f"loss.{name} = {getattr(self, name)}: wanted 0.005 or more")
+        require(self.teacher_temp_epochs >= 0, f"loss.teacher_temp_epochs = {self.teacher_temp_epochs}: wanted >= 0")
+        for name in ("cls_weight", "patch_weight"):
+            require(getattr(self, name) >= 0, f"loss.{name} = {getattr(self, name)}: wanted 0 or more")
+        require(
+            self.cls_weight + self.patch_weight > 0,
+            "loss.cls_weight and loss.patch_weight are both 0: nothing would be learned",
+        )

@@ -1,0 +1,68 @@
+"""The whole configuration, and the checks that concern more than one section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sop_faiss.config.checks import require
+from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
+from sop_faiss.config.method import LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig
+from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
+
+__all__ = ["Config"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that determines a run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    views: ViewsConfig = field(default_factory=ViewsConfig)
+    masks: MasksConfig = field(default_factory=MasksConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
+    sop: SopConfig = field(default_factory=SopConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    def __post_init__(self) -> None:
+        levels = (
+            ("cls", self.loss.cls_weight, self.memory.cls_capacity, self.sop.cls),
+            ("patch", self.loss.patch_weight, self.memory.patch_capacity, self.sop.patch),
+        )
+        for name, weight, capacity, level in levels:
+            if weight == 0:
+                continue
+            require(
+                level.num_anchors <= capacity,
+                f"sop.{name}.num_anchors = {level.num_anchors} exceeds memory.{name}_capacity = {capacity}: "
+                "lower the one or raise the other",
+            )
+            require(
+                level.num_supports < capacity,
+                f"sop.{name}.num_supports = {level.num_supports}: wanted fewer than memory.{name}_capacity = "
+                f"{capacity}, since an anchor is not its own support",
+            )
+        require(
+            self.loss.patch_weight == 0 or self.masks.kind != "none",
+            "masks.kind = none leaves the patch loss without patches: set loss.patch_weight=0 as well",
+        )
+        masks = self.masks
+        never = masks.random_ratio == 0 if masks.kind == "random" else 0 in (masks.probability, masks.ratio[1])
+        require(
+            self.loss.patch_weight == 0 or masks.kind == "none" or not never,
+            "masks hides no patch (probability or ratio 0), which leaves the patch loss without any: "
+            "raise it, or set loss.patch_weight=0",
+        )
+        require(
+            self.optim.warmup_epochs <= self.train.epochs,
+            f"optim.warmup_epochs = {self.optim.warmup_epochs} exceeds train.epochs = {self.train.epochs}: "
+            "the learning rate would never reach its peak; lower the warm-up",
+        )
+        require(
+            self.evaluate.test != "holdout" or self.data.holdout_share > 0,
+            "evaluate.test = holdout needs data.holdout_share above 0",
+        )
