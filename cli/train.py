@@ -29,7 +29,8 @@ def main(config: str, overrides: tuple[str, ...], output: Path | None, resume: b
     """Pretrain an image encoder with SOP, without labels.
 
     CONFIG is a YAML file, else the name of a packaged configuration (vits16, vitb16, vitl16, swint14,
-    imagenette_vit_tiny, cifar10_vit_micro, digits_demo). Every field can be overridden by KEY=VALUE.
+    ablation_vits16_300ep, imagenette_vit_tiny, cifar10_vit_micro, photos_demo, digits_demo).
+    Every field can be overridden by KEY=VALUE.
 
     \b
     Examples:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.train import main
+from sop_faiss.config import packaged_configs
 from sop_faiss.train.monitor import read_metrics
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config_file
@@ -41,6 +42,7 @@ def test_help_explains_itself():
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
     assert "torchrun" in result.stdout
+    assert [name for name in packaged_configs() if name not in result.stdout] == []
 
 
 def test_train_then_resume_to_the_end(tmp_path, config, shards):

@@ -158,6 +158,8 @@ def test_too_many_bad_pictures_are_one_line(encoder: Encoder, tmp_path: Path) ->
     with pytest.raises(DataError, match=r"1 of 8 pictures are unusable so far \(empty 1; first .*0003") as caught:
         extract_features(encoder, open_source(folder))
     assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="every one is needed"):
+        extract_features(encoder, open_source(folder), max_bad_fraction=0.0)
 
 
 def test_no_usable_picture_is_an_error(encoder: Encoder, tmp_path: Path) -> None:

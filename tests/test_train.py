@@ -158,6 +158,15 @@ def test_metrics_have_the_contracts_keys(tmp_path, shards):
     assert all(0 < line["teacher_entropy_cls_over_lnK"] <= 1.0001 for line in trained)
 
 
+def test_a_run_that_is_to_stop_early_is_scored_where_it_stops(tmp_path, shards):
+    config = tiny_config(
+        tmp_path, f"data.train={shards}", "train.epochs=2", "data.holdout_share=0.25", "evaluate.test=holdout",
+        "evaluate.every_steps=4", "evaluate.k=5", "train.stop_after_steps=3",
+    )  # fmt: skip
+    run_training(config, tmp_path / "run")
+    assert [line["step"] for line in read_metrics(tmp_path / "run") if "knn_top1_k5" in line] == [0, 3]
+
+
 @pytest.mark.parametrize("anchors", ["random", "fixed_vectors"])
 def test_resume_is_exact(tmp_path, shards, anchors):
     overrides = (f"data.train={shards}", f"sop.anchors={anchors}", "train.epochs=3")

@@ -86,7 +86,7 @@ class EvaluateConfig:
     """SRC of the labelled queries; `holdout`: the images that `data.holdout_share` leaves out, scored against the
     images trained on."""
     every_steps: int = 0
-    """Score at step 0, at every multiple of this, and at the end (0: never)."""
+    """Score at step 0, at every multiple of this, and at the last step (0: never)."""
     k: int = 20
     batch_size: int = 256
     max_train_images: int = 0

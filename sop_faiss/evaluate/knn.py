@@ -14,9 +14,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices, used_ks
-from sop_faiss.evaluate.metrics import top_positions
-from sop_faiss.evaluate.similarity import similarity_rows
-from sop_faiss.neighbors.exact import NearestRows, nearest_rows
+from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["knn_classify"]
@@ -63,33 +61,13 @@ def knn_classify(
     right = {(top, k): 0 for k in neighbors_used for top in (1, 5)}
     for start in range(0, len(test_features), QUERY_BLOCK):
         block = slice(start, start + QUERY_BLOCK)
-        found = _nearest_in_fixed_order(test_features[block], train_features, max(neighbors_used.values()))
+        found = nearest_rows(test_features[block], train_features, max(neighbors_used.values()))
         classes = train_labels[found.rows]
         for k, used in neighbors_used.items():
             place = _place_of_truth(found.similarities[:, :used], classes[:, :used], test_labels[block], temperature)
             for top in (1, 5):
                 right[top, k] += int((place < top).sum())
     return {f"top{top}_k{k}": 100.0 * count / len(test_features) for (top, k), count in right.items()}
-
-
-def _nearest_in_fixed_order(
-    queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], k: int
-) -> NearestRows:
-    """The k nearest rows where of equally similar ones the first are taken, also at the end of the list.
-
-    FAISS keeps any of the rows that tie for the k-th place (repeated pictures, a collapsed encoder). One row more than
-    k shows where that happens, and there the whole gallery is ranked.
-    """
-    if k == len(gallery):
-        return nearest_rows(queries, gallery, k)
-    similarities, rows = nearest_rows(queries, gallery, k + 1)
-    cut_through_tie = np.flatnonzero(similarities[:, k - 1] == similarities[:, k])
-    nothing = np.empty(0, dtype=np.int64)
-    similarities, rows = similarities[:, :k], rows[:, :k]
-    for query, to_all in zip(cut_through_tie, similarity_rows(queries[cut_through_tie], gallery), strict=True):
-        rows[query] = top_positions(to_all, nothing, k)
-        similarities[query] = to_all[rows[query]]
-    return NearestRows(similarities, rows)
 
 
 def _place_of_truth(

@@ -129,6 +129,11 @@ class _Drops:
             self.listed.append({"key": key, "source": source, "member": member, "reason": reason, "error": str(error)})
         total, bad = len(self.source), self.reasons.total()
         if bad > self.max_bad_fraction * total:
+            if self.max_bad_fraction == 0:
+                raise DataError(
+                    f"{self.source.description}: {bad} of {total} pictures are unusable so far{self.summary()}, "
+                    "and every one is needed: repair them or leave them out of the data"
+                )
             raise DataError(
                 f"{self.source.description}: {bad} of {total} pictures are unusable so far{self.summary()}, more than "
                 f"max_bad_fraction = {self.max_bad_fraction}: repair or remove them, or raise it"

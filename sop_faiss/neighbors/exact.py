@@ -12,6 +12,8 @@ from sop_faiss.errors import ConfigError, FeatureError
 
 __all__ = ["NearestRows", "nearest_rows"]
 
+_GALLERY_BLOCK = 65536
+
 
 class NearestRows(NamedTuple):
     """Similarities (inner products) in falling order, and the rows they belong to; ties by rising row."""
@@ -27,7 +29,10 @@ def in_fixed_order(similarities: Float32[np.ndarray, "q k"], rows: Int64[np.ndar
 
 
 def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], k: int) -> NearestRows:
-    """The k gallery rows of largest inner product with each query; exact.
+    """The k gallery rows of largest inner product with each query; exact, of equally similar rows the first ones.
+
+    FAISS keeps any of the rows that tie for the k-th place (repeated pictures, a collapsed encoder). One row more than
+    k shows where that happens, and there the whole gallery is ranked.
 
     Args:
         queries: one query per row; finite.
@@ -47,7 +52,21 @@ def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarra
     for name, matrix in (("queries", queries), ("gallery", gallery)):
         if not np.isfinite(matrix).all():
             raise FeatureError(f"{name} hold NaN or infinity: extract the features again")
-    similarities, rows = faiss.knn(
-        np.ascontiguousarray(queries), np.ascontiguousarray(gallery), k, metric=faiss.METRIC_INNER_PRODUCT
-    )
-    return in_fixed_order(similarities, rows)
+    queries, gallery = np.ascontiguousarray(queries), np.ascontiguousarray(gallery)
+    asked = min(k + 1, len(gallery))
+    found = in_fixed_order(*faiss.knn(queries, gallery, asked, metric=faiss.METRIC_INNER_PRODUCT))
+    similarities, rows = found.similarities[:, :k], found.rows[:, :k]
+    if asked > k:
+        for query in np.flatnonzero(found.similarities[:, k - 1] == found.similarities[:, k]):
+            to_all = _all_similarities(queries[query], gallery)
+            rows[query] = np.argsort(-to_all, kind="stable")[:k]
+            similarities[query] = to_all[rows[query]]
+    return NearestRows(similarities, rows)
+
+
+def _all_similarities(
+    query: Float32[np.ndarray, " d"], gallery: Float32[np.ndarray, "n d"]
+) -> Float32[np.ndarray, " n"]:
+    """One query's inner product with every row, in float64 and a block at a time, so that equal rows stay equal."""
+    blocks = [gallery[start : start + _GALLERY_BLOCK] for start in range(0, len(gallery), _GALLERY_BLOCK)]
+    return np.concatenate([block.astype(np.float64) @ query.astype(np.float64) for block in blocks]).astype(np.float32)

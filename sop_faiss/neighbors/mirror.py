@@ -111,7 +111,14 @@ class RingMirror:
         if self._index is not None and self.engine == "faiss":
             similarities, rows = self._index.search(queries.numpy(), k)
             return _in_fixed_order(torch.from_numpy(similarities), torch.from_numpy(rows))
-        if self._gpu_resources is not None and self.engine == "faiss" and k <= _GPU_MAX_NEIGHBORS:
+        if self._gpu_resources is not None and self.engine == "faiss" and k > _GPU_MAX_NEIGHBORS:
+            _log.warning(
+                "FAISS on a GPU finds at most %d neighbours, %d are needed: using exact torch search",
+                _GPU_MAX_NEIGHBORS,
+                k,
+            )
+            self.engine = "torch"
+        if self._gpu_resources is not None and self.engine == "faiss":
             with torch.cuda.device(self.rows.device):
                 similarities, rows = faiss.knn_gpu(
                     self._gpu_resources, queries, self.rows, k, metric=faiss.METRIC_INNER_PRODUCT

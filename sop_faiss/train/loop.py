@@ -220,11 +220,11 @@ def train_steps(
         if state.step == 0:
             if state.config.memory.fill == "teacher":
                 fill_memories(state, batches)
-            _score(state, run, monitor, evaluate)
+            _score(state, run, monitor, evaluate, last)
         for batch in _timed(batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor):
             metrics = train_step(state, batch)
             _keep_records(state, batch, metrics, monitor, run, len(batches.positions))
-            _score(state, run, monitor, evaluate)
+            _score(state, run, monitor, evaluate, last)
             stopping = stop.anywhere(state.device)
             if stopping or state.step == last or state.step % config.checkpoint_every_steps == 0:
                 save(state, run)
@@ -287,12 +287,12 @@ def _keep_records(
         monitor.log({**place, **values, **monitor.speed(state.images_seen)})
 
 
-def _score(state: RunState, run: Path, monitor: Monitor | None, evaluate: Evaluation | None) -> None:
+def _score(state: RunState, run: Path, monitor: Monitor | None, evaluate: Evaluation | None, last: int) -> None:
     """Evaluate at step 0, at multiples of `evaluate.every_steps`, and at the end; keep the best teacher in `best/`."""
     every, step = state.config.evaluate.every_steps, state.step
     if monitor is None or evaluate is None or not every:
         return
-    if step % every == 0 or step == state.schedules.total_steps:
+    if step % every == 0 or step == last:
         scores = evaluate()
         epoch = step / state.schedules.steps_per_epoch
         monitor.log({"step": step, "epoch": epoch, "images": state.images_seen, **scores})
