@@ -27,7 +27,7 @@ def summary(run: Path) -> dict[str, float]:
     trained = [line for line in lines if "loss" in line]
     tail = trained[-max(1, len(trained) // 10) :]
     result = {"step": trained[-1]["step"]}
-    for key in ("loss_cls_over_lnK", "teacher_entropy_cls_over_lnK", "support_similarity"):
+    for key in ("loss_cls_over_lnK", "teacher_entropy_cls_over_lnK", "support_similarity_cls"):
         result[key] = round(sum(line[key] for line in tail) / len(tail), 4)
     for key in ("knn_top1_k20",):
         scores = [line[key] for line in lines if key in line]

@@ -81,7 +81,13 @@ def test_two_ranks_gather_unequal_rows():
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    "overrides", [(), ("masks.kind=none", "loss.patch_weight=0"), ("loss.cls_weight=0", "sop.anchors=fixed_vectors")]
+    "overrides",
+    [
+        (),
+        ("masks.kind=none", "loss.patch_weight=0"),
+        ("loss.cls_weight=0", "sop.anchors=fixed_vectors"),
+        ("train.accumulate=3", "train.views_apart=true"),
+    ],
 )
 def test_one_and_two_ranks_train_alike(tmp_path, overrides):
     shards = write_shards(tmp_path / "shards", classes=2, per_class=12, size=20)

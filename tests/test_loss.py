@@ -172,6 +172,35 @@ def test_patch_loss_equals_loops_and_ignores_unmasked_views():
     torch.testing.assert_close(rows.grad.double(), full.grad[masks], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("supports", [0, 3])
+def test_parts_of_a_batch_and_of_its_views_add_up_to_the_whole(supports):
+    """4 x 2 images, local and global views apart: values and gradients of 1 x 8 images, to 1e-10 in float64."""
+    prototypes = make_prototypes(tasks=2, supports=supports)
+    student, teacher = unit(5, 8, 6, seed=7), unit(2, 8, 6, seed=8)
+    masks = torch.rand(16, 9, generator=torch.Generator().manual_seed(9)) < 0.4
+    patches, targets = unit(int(masks.sum()), 6, seed=10), unit(int(masks.sum()), 6, seed=11)
+    whole, parts = ([x.clone().requires_grad_() for x in (student, patches)] for _ in range(2))
+    loss = cls_loss(whole[0], teacher, prototypes, 0.1, 0.04).loss
+    loss = loss + patch_loss(whole[1], targets, masked_row_weights(masks), prototypes, 0.1, 0.04).loss
+    loss.backward()
+    by_parts = torch.zeros((), dtype=torch.float64)
+    masked_images = masks.unflatten(0, (2, 8)).nonzero()[:, 1]  # of which image each masked patch is
+    for start in range(0, 8, 2):
+        images = slice(start, start + 2)
+        for first, last in ((2, 5), (0, 2)):
+            level = cls_loss(parts[0][first:last, images], teacher[:, images], prototypes, 0.1, 0.04, first, 5)
+            (level.loss / 4).backward()
+            by_parts += level.loss.detach() / 4
+        here = (masked_images >= start) & (masked_images < start + 2)
+        weights = masked_row_weights(masks.unflatten(0, (2, 8))[:, images].flatten(0, 1))
+        level = patch_loss(parts[1][here], targets[here], weights, prototypes, 0.1, 0.04)
+        (level.loss / 4).backward()
+        by_parts += level.loss.detach() / 4
+    torch.testing.assert_close(by_parts, loss.detach(), rtol=1e-6, atol=0)
+    for one, two in zip(whole, parts, strict=True):
+        torch.testing.assert_close(two.grad, one.grad, rtol=1e-10, atol=1e-10)
+
+
 def test_uniform_assignment_costs_ln_k():
     members = unit(1, 1, 6, seed=1).expand(10, 1, 6)  # ten equal prototypes
     shares = MemberShares.of(members, torch.ones(10, 1, dtype=torch.float64))

@@ -72,6 +72,28 @@ def test_too_few_rows_of_other_images_is_an_error():
         make(exclude=True, images=1).draw()
 
 
+@pytest.mark.parametrize("supports", [0, 2])
+def test_health_equals_counting(supports):
+    maker = make(capacity=20, count=6, supports=supports, tasks=2, images=4)
+    maker.memory.image_ids[:3] = -1
+    prototypes = maker.draw()
+    told = prototypes.health()
+    members, alike = set(), []
+    for task in range(2):
+        for anchor, line in zip(
+            anchor_rows(maker, prototypes)[task].tolist(), prototypes.support_rows[task].tolist(), strict=True
+        ):
+            members |= {anchor, *line}
+            images = {int(maker.memory.image_ids[row]) for row in line}
+            alike.append(len(images) == 1 and -1 not in images)
+    assert float(told["distinct_rows"]) == pytest.approx(len(members) / 20)
+    if supports:
+        assert float(told["one_image_share"]) == pytest.approx(sum(alike) / 12)
+        assert float(told["support_similarity"]) == pytest.approx(float(prototypes.support_similarities.mean()))
+    else:
+        assert told.keys() == {"distinct_rows"}
+
+
 def test_no_supports_needs_no_search(monkeypatch):
     maker = make(supports=0)
     monkeypatch.setattr(maker.memory, "search", lambda *_: pytest.fail("searched"))

@@ -21,7 +21,7 @@ from sop_faiss.pipeline.train import describe_run, run_training
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.train.loop import normalise, train_step
 from sop_faiss.train.monitor import read_metrics
-from sop_faiss.train.state import RunState
+from sop_faiss.train.state import RunState, fit_memory
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config, tiny_config_file
 
@@ -107,6 +107,7 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
         ("sop.anchors=fixed_vectors", "memory.fill=teacher"),
         ("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"),
         ("train.precision=bf16",),
+        ("train.accumulate=3", "train.views_apart=true"),
         ("neighbors.engine=torch", "neighbors.exclude_same_image=always"),
     ],
 )
@@ -119,6 +120,68 @@ def test_every_setting_trains(tmp_path, shards, overrides):
         assert line["loss"] is not None
         assert ("loss_patch" in line) == (config.loss.patch_weight > 0)
         assert ("loss_cls" in line) == (config.loss.cls_weight > 0)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("train.accumulate=3",),
+        ("train.accumulate=6", "masks.kind=random"),
+        ("train.views_apart=true",),
+        ("train.accumulate=2", "train.views_apart=true", "sop.cls.tasks=2"),
+        ("train.views_apart=true", "masks.kind=none", "loss.patch_weight=0"),
+    ],
+)
+def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
+    """Gradients of 3 x 2 images are those of 1 x 6, and the memories take in the same rows."""
+    common = ("model.drop_path=0", "optim.clip_norm=0", "optim.warmup_epochs=0")
+    kept = [override for override in overrides if not override.startswith("train.")]
+    (whole, batches), (parts, _) = fresh(tmp_path, shards, *common, *kept), fresh(tmp_path, shards, *common, *overrides)
+    for step in range(2):
+        told = [train_step(state, batches[step]) for state in (whole, parts)]
+        for key in ("loss", "loss_cls", "loss_cls_over_lnK", "teacher_entropy_cls_over_lnK", "gradient_norm"):
+            assert float(told[1][key]) == pytest.approx(float(told[0][key]), rel=1e-4), key
+        for (name, one), two in zip(whole.student.named_parameters(), parts.student.parameters(), strict=True):
+            assert (one.grad is None) == (two.grad is None), name
+            if one.grad is not None:
+                torch.testing.assert_close(
+                    two.grad, one.grad, rtol=1e-3, atol=1e-6 + 1e-4 * float(one.grad.abs().max())
+                )
+        for name, level in whole.levels.items():
+            memory = parts.levels[name].memory
+            torch.testing.assert_close(memory.embeddings, level.memory.embeddings, rtol=1e-4, atol=1e-5)
+            assert torch.equal(memory.image_ids, level.memory.image_ids)
+
+
+def test_parts_that_do_not_divide_the_batch_are_refused(tmp_path, shards):
+    with pytest.raises(ConfigError, match=r"train\.accumulate = 4 does not divide the 6 images"):
+        fresh(tmp_path, shards, "train.accumulate=4")
+
+
+@pytest.mark.parametrize(
+    ("images", "overrides", "expected"),
+    [
+        (24, (), (24, True)),  # capped
+        (79, (), (40, True)),
+        (80, (), (40, False)),
+        (80, ("neighbors.exclude_same_image=always",), (40, True)),
+        (30, ("neighbors.exclude_same_image=never",), (30, False)),
+    ],
+)
+def test_a_memory_has_no_more_rows_than_there_are_images(tmp_path, images, overrides, expected):
+    assert fit_memory(tiny_config(tmp_path, *overrides), "cls", images) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sop.cls.num_anchors=9", r"sop\.cls\.num_anchors = 9 is too much for a memory of 8 rows \(8 training images"),
+        ("sop.cls.num_supports=7", r"sop\.cls\.num_supports = 7 .* wanted at most 6"),
+    ],
+)
+def test_anchors_and_supports_that_few_images_cannot_give_are_refused_at_the_start(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=message):
+        fit_memory(tiny_config(tmp_path, override), "cls", 8)
 
 
 def test_a_loss_switched_off_has_no_memory(tmp_path, shards):
@@ -290,7 +353,8 @@ def test_a_dry_run_describes_and_writes_nothing(tmp_path, shards):
     described = describe_run(tiny_config(tmp_path, f"data.train={shards}"))
     assert described["training_images"] == 24
     assert described["steps"] == 24
-    assert described["memories_bytes"] == (40 + 24) * 8 * 4
+    assert described["memory_rows"] == {"cls": 24, "patch": 24}  # no more than there are images
+    assert described["memories_bytes"] == (24 + 24) * 8 * 4
 
 
 def test_no_training_images(tmp_path):

@@ -50,6 +50,10 @@ class TrainConfig:
     """Passes over the data; schedules are stretched over them."""
     batch_size: int = 1024
     """Images per step over all ranks."""
+    accumulate: int = 1
+    """A rank's images are taken in this many equal parts, one after the other: the same step with less memory."""
+    views_apart: bool = False
+    """The local views go forward and backward before the global ones, not with them: the same, with less memory."""
     seed: int = 0
     precision: str = "auto"
     """`float32`, `bf16` (autocast of the backbone), or `auto`: bf16 on CUDA, float32 elsewhere."""
@@ -72,7 +76,7 @@ class TrainConfig:
         require_one_of("train.precision", self.precision, ("auto", "float32", "bf16"))
         for name in ("stop_after_steps", "keep_every_steps"):
             require(getattr(self, name) >= 0, f"train.{name} = {getattr(self, name)}: wanted 0 or more")
-        for name in ("checkpoint_every_steps", "keep_last", "log_every_steps"):
+        for name in ("accumulate", "checkpoint_every_steps", "keep_last", "log_every_steps"):
             require(getattr(self, name) >= 1, f"train.{name} = {getattr(self, name)}: wanted 1 or more")
 
 

@@ -53,6 +53,18 @@ class Batch:
     image_ids: Int64[Tensor, " b"]
     bad: list[BadSample]
 
+    def split(self, parts: int) -> list[Batch]:
+        """As many batches of equal size, in order; the bad samples stay with the first."""
+        pieces = zip(
+            self.global_views.chunk(parts, 1),
+            self.local_views.chunk(parts, 1),
+            self.masks.chunk(parts, 1),
+            self.image_ids.chunk(parts),
+            [self.bad, *([] for _ in range(parts - 1))],
+            strict=True,
+        )
+        return [Batch(*piece) for piece in pieces]
+
     def pin_memory(self) -> Batch:
         """Page-locked tensors, for copies that run beside the computation."""
         self.global_views, self.local_views = self.global_views.pin_memory(), self.local_views.pin_memory()
@@ -104,6 +116,11 @@ class Batches(Dataset["Batch | DataError"]):
             )
         if batch_size % world_size:
             raise ConfigError(f"train.batch_size = {batch_size} is not divisible by the {world_size} ranks")
+        if batch_size // world_size % config.train.accumulate:
+            raise ConfigError(
+                f"train.accumulate = {config.train.accumulate} does not divide the {batch_size // world_size} images "
+                "that a rank takes per step: choose a divisor, or another train.batch_size"
+            )
         self.source = source
         self.positions = positions
         self.config = config

@@ -72,13 +72,20 @@ class Student(nn.Module):
         patches: Int64[Tensor, " m"] | None,
         wants_cls: bool,
     ) -> tuple[Float[Tensor, "V b d"] | None, Float[Tensor, "m d"]]:
-        """Embeddings of all views, the masked global ones first, and of the named patches of the global ones."""
-        flat_masks = None if masks is None else masks.flatten(0, 1)
-        cls, patch = self.network(global_views.flatten(0, 1), flat_masks, patches, wants_cls)
+        """Embeddings of all views, the masked global ones first, and of the named patches of the global ones.
+
+        Either group of views may be empty; then its pass is left out.
+        """
+        groups = []
+        if len(global_views):
+            flat_masks = None if masks is None else masks.flatten(0, 1)
+            groups.append(self.network(global_views.flatten(0, 1), flat_masks, patches, wants_cls))
+        if len(local_views) and wants_cls:
+            groups.append(self.network(local_views.flatten(0, 1)))
+        patch = groups[0][1]  # the local views' is empty
         if not wants_cls:
             return None, patch
-        if len(local_views):
-            cls = torch.cat([cls, self.network(local_views.flatten(0, 1))[0]])
+        cls = torch.cat([group_cls for group_cls, _ in groups])
         return cls.view(len(global_views) + len(local_views), -1, cls.shape[-1]), patch
 
 

@@ -24,10 +24,11 @@ from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
-from sop_faiss.train.loop import StopRequest, train_steps
+from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.schedules import Schedules
-from sop_faiss.train.state import RunState
+from sop_faiss.train.state import RunState, fit_memory
+from sop_faiss.train.stop import StopRequest
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
 
@@ -209,11 +210,8 @@ def describe_run(config: Config) -> dict[str, Any]:
     student, _ = build_student_and_teacher(config)
     batches = Batches(source, trained, config, student.backbone.patch_size)
     parameters = sum(p.numel() for p in student.parameters())
-    levels = [
-        (config.loss.cls_weight, config.memory.cls_capacity),
-        (config.loss.patch_weight, config.memory.patch_capacity),
-    ]
-    memories = sum(capacity * config.model.embedding_dim * 4 for weight, capacity in levels if weight)
+    levels = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
+    rows = {name: fit_memory(config, name, len(trained))[0] for name, weight in levels.items() if weight}
     return {
         "training_images": len(trained),
         "held_out_images": len(held_out),
@@ -223,5 +221,6 @@ def describe_run(config: Config) -> dict[str, Any]:
         "steps": Schedules(config, batches.steps_per_epoch).total_steps,
         # student, teacher, gradients and two AdamW moments, in float32
         "weights_and_optimizer_bytes": parameters * 4 * 5,
-        "memories_bytes": memories,
+        "memory_rows": rows,
+        "memories_bytes": sum(rows.values()) * config.model.embedding_dim * 4,
     }

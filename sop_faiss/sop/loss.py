@@ -174,11 +174,13 @@ def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
 
 
 def cls_loss(
-    student: Float[Tensor, "V B d"],
+    student: Float[Tensor, "v B d"],
     teacher: Float[Tensor, "G B d"],
     prototypes: Prototypes,
     student_temp: float,
     teacher_temp: float,
+    first_view: int = 0,
+    all_views: int | None = None,
 ) -> LevelLoss:
     """[CLS] loss: views of an image agree in their assignment (equation 6; design 2.4).
 
@@ -188,16 +190,18 @@ def cls_loss(
     once, with the mean of the teacher views it is paired with.
 
     Args:
-        student: embeddings of V views, the G global ones first.
+        student: embeddings of the V views, the G global ones first; or of some views that follow each other.
         teacher: embeddings of the G global views.
         prototypes: the step's, shared by student and teacher.
         student_temp: temperature of the student's softmax over members.
         teacher_temp: temperature of the teacher's.
+        first_view: place among all views of the first one in `student`.
+        all_views: V, if `student` holds only some of them: the losses of all parts add up to the loss.
     """
     views, images, _ = student.shape
     global_views = len(teacher)
-    partners = [[j for j in range(global_views) if j != i] for i in range(views)]
-    pairs = sum(len(others) for others in partners)
+    partners = [[j for j in range(global_views) if j != i] for i in range(first_view, first_view + views)]
+    pairs = global_views * ((all_views or views) - 1)
     weights = torch.tensor([len(others) for others in partners], device=student.device) / (pairs * images)
     seen = [i for i in range(views) if partners[i]]
     rows = student[seen].flatten(0, 1)

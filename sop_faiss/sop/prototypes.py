@@ -25,6 +25,8 @@ class Prototypes:
 
     memory: Memory
     anchors: Float32[Tensor, "T K d"]
+    anchor_rows: Int64[Tensor, "T K"]
+    """Rows the anchors were drawn from; with fixed vectors their contents may be others by now."""
     support_rows: Int64[Tensor, "T K k"]
     support_similarities: Float32[Tensor, "T K k"]
     contributions: Float32[Tensor, "T K S"]
@@ -43,6 +45,24 @@ class Prototypes:
         """D of one task: every prototype's members."""
         supports = self.memory.embeddings[self.support_rows[task]]
         return torch.cat([self.anchors[task].unsqueeze(1), supports], dim=1)
+
+    def health(self) -> dict[str, Float32[Tensor, ""]]:
+        """What the prototypes tell about the memory, without another search.
+
+        `distinct_rows`: different rows among all members, as a share of the memory. Where there are supports also
+        `support_similarity`, their mean similarity to the anchor, and `one_image_share`, the share of anchors whose
+        supports all come from one image.
+        """
+        used = torch.zeros(self.memory.capacity, device=self.anchors.device)
+        used[self.anchor_rows.flatten()] = 1.0
+        used[self.support_rows.flatten()] = 1.0
+        told = {"distinct_rows": used.mean()}
+        if self.support_rows.shape[2]:
+            images = self.memory.image_ids[self.support_rows]
+            of_one_image = ((images == images[..., :1]) & (images >= 0)).all(-1)
+            told["support_similarity"] = self.support_similarities.mean()
+            told["one_image_share"] = of_one_image.float().mean()
+        return told
 
 
 def contributions(support_similarities: Float32[Tensor, "T K k"], kind: str, eps: float) -> Float32[Tensor, "T K S"]:
@@ -116,7 +136,7 @@ class PrototypeMaker:
             vectors, ids = self._fixed_vectors, self._fixed_ids
         support_rows, similarities = self._supports(vectors, rows, ids)
         weights = contributions(similarities, self.contributions, self.eps)
-        return Prototypes(self.memory, vectors, support_rows, similarities, weights)
+        return Prototypes(self.memory, vectors, rows, support_rows, similarities, weights)
 
     def _draw_rows(self) -> Int64[Tensor, "T K"]:
         """Uniform draws. Departs: for [CLS] the released code draws K and keeps the K/2 of "low energy"."""

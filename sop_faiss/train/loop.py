@@ -1,17 +1,16 @@
-"""The training loop, in the paper's order. Read it beside the paper: algorithm 1 is `train_step`."""
+"""The training loop, in the paper's order. Read it beside the paper: algorithm 1 is `train_step` with `_learn_from`."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from sop_faiss import distributed
@@ -20,12 +19,15 @@ from sop_faiss.data.stream import Batch, Batches, batch_loader
 from sop_faiss.model.teacher import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import LevelLoss, cls_loss, masked_row_weights, patch_loss
+from sop_faiss.sop.prototypes import Prototypes
 from sop_faiss.train.checkpoint import prune_checkpoints, write_best, write_checkpoint
 from sop_faiss.train.monitor import Evaluation, Monitor, check_bad_share, check_finite
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
+from sop_faiss.train.schedules import StepSettings
 from sop_faiss.train.state import RunState
+from sop_faiss.train.stop import StopRequest
 
-__all__ = ["StopRequest", "fill_memories", "normalise", "save", "train_step", "train_steps"]
+__all__ = ["fill_memories", "normalise", "save", "train_step", "train_steps"]
 
 
 def normalise(views: UInt8[Tensor, "v b s s2 3"], config: Config, device: torch.device) -> Float[Tensor, "v b 3 s s2"]:
@@ -47,73 +49,106 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     """
     config, device = state.config, state.device
     settings = state.schedules.at(state.step)
-    loss_config = config.loss
+    _, images, patches = batch.masks.shape
+    parts = batch.split(config.train.accumulate)
 
-    # 1. Views: G global ones, seen whole by the teacher and masked by the student, and L local ones.
-    global_views = normalise(batch.global_views, config, device)
-    local_views = normalise(batch.local_views, config, device)
-    masks = batch.masks.to(device, non_blocking=True)
-    views, images, patches = masks.shape
-    masked = masks.flatten().nonzero().squeeze(1)
-    stored_view = _stored_view(views)
-    stored = state.draw_stored_patches(images, patches)
-    stored = (stored_view * images + torch.arange(images, device=device)) * patches + stored
+    # 1. Prototypes from the memories as the last step left them, shared by student and teacher (section 3.2).
+    prototypes = {name: level.maker.draw() for name, level in state.levels.items()}
+    health = {f"{key}_{name}": value for name in prototypes for key, value in prototypes[name].health().items()}
 
-    # 2. Embeddings. The teacher's patches: those the student must predict, and the one each image will store.
-    with torch.no_grad(), _autocast(state):
-        wanted = torch.cat([masked, stored]) if state.patch else None
-        teacher_cls, teacher_patches = state.teacher(global_views.flatten(0, 1), None, wanted, state.cls is not None)
-    with _autocast(state), _seeded_drop_path(state):
-        student_cls, student_patches = state.all_views(
-            global_views,
-            local_views,
-            masks if config.masks.kind != "none" else None,
-            masked if state.patch else None,
-            state.cls is not None,
-        )
-
-    # 3. Prototypes from the memories as the last step left them, and 4. the losses (sections 3.2 and 3.3).
-    metrics: dict[str, Tensor | float] = {}
-    loss = torch.zeros((), device=device)
-    if state.cls is not None and student_cls is not None:
-        teacher_cls = teacher_cls.view(views, images, -1)
-        prototypes = state.cls.maker.draw()
-        level = cls_loss(student_cls, teacher_cls, prototypes, loss_config.student_temp, settings.teacher_temp)
-        loss = loss + loss_config.cls_weight * level.loss
-        metrics.update(_level_metrics("cls", level, prototypes.count))
-        metrics["support_similarity"] = prototypes.support_similarities.mean()
-    if state.patch is not None:
-        prototypes = state.patch.maker.draw()
-        level = patch_loss(
-            student_patches,
-            teacher_patches[: len(masked)],
-            masked_row_weights(masks.flatten(0, 1)),
-            prototypes,
-            loss_config.student_temp,
-            settings.teacher_temp,
-        )
-        loss = loss + loss_config.patch_weight * level.loss
-        metrics.update(_level_metrics("patch", level, prototypes.count))
-
-    # 5. The student learns.
-    apply_settings(state.optimizer, settings)
+    # 2. to 5. Views, embeddings, losses and gradients; with train.accumulate, of one part of the images at a time.
     state.optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    stored_patches = state.draw_stored_patches(images, patches).chunk(len(parts))
+    with _seeded_drop_path(state):
+        learned = [_learn_from(state, *part, prototypes, settings) for part in zip(parts, stored_patches, strict=True)]
+    state.average_gradients()
+
+    # 6. The student learns.
+    apply_settings(state.optimizer, settings)
     gradient_norm = clip_each_gradient(state.student, config.optim.clip_norm)
     state.optimizer.step()
 
-    # 6. The teacher follows, and 7. the memories take in this step's embeddings, once, in rank order.
+    # 7. The teacher follows, and 8. the memories take in this step's embeddings, once, in rank order.
     # Departs: the released code stores before the backward pass.
     update_teacher(state.teacher, state.student, settings.momentum)
     image_ids = distributed.gather_rows(batch.image_ids.to(device))
-    if state.cls is not None:
-        state.cls.memory.store(distributed.gather_rows(teacher_cls[stored_view]), image_ids)
-    if state.patch is not None:
-        state.patch.memory.store(distributed.gather_rows(teacher_patches[len(masked) :]), image_ids)
+    for name, level in state.levels.items():
+        level.memory.store(distributed.gather_rows(torch.cat([part.to_store[name] for part in learned])), image_ids)
 
     state.step += 1
     state.images_seen += config.train.batch_size
-    return {"loss": loss.detach(), **metrics, "gradient_norm": gradient_norm, **settings._asdict()}
+    metrics = {name: torch.stack([part.metrics[name] for part in learned]).mean() for name in learned[0].metrics}
+    return {**metrics, **health, "gradient_norm": gradient_norm, **settings._asdict()}
+
+
+@dataclass
+class _Learned:
+    """What some of a step's images leave behind: numbers, means over these images, and embeddings for the memories."""
+
+    metrics: dict[str, Tensor]
+    to_store: dict[str, Float[Tensor, "b d"]]
+
+
+def _learn_from(
+    state: RunState,
+    part: Batch,
+    stored_patches: Int64[Tensor, " b"],
+    prototypes: dict[str, Prototypes],
+    settings: StepSettings,
+) -> _Learned:
+    """Points 2 to 5 of `train_step` for some of its images: their share of the step's gradients is added."""
+    config, device = state.config, state.device
+    has_cls, has_patch = "cls" in prototypes, "patch" in prototypes
+    temperatures = (config.loss.student_temp, settings.teacher_temp)
+
+    # 2. Views: G global ones, seen whole by the teacher and masked by the student, and L local ones.
+    global_views = normalise(part.global_views, config, device)
+    local_views = normalise(part.local_views, config, device)
+    masks = part.masks.to(device, non_blocking=True)
+    views, images, patches = masks.shape
+    masked = masks.flatten().nonzero().squeeze(1)
+    stored_view = _stored_view(views)
+    stored = (stored_view * images + torch.arange(images, device=device)) * patches + stored_patches
+
+    # 3. The teacher's embeddings. Of patches: those the student must predict, and the one each image will store.
+    with torch.no_grad(), _autocast(state):
+        wanted = torch.cat([masked, stored]) if has_patch else None
+        teacher_cls, teacher_patches = state.teacher(global_views.flatten(0, 1), None, wanted, has_cls)
+    teacher_cls = teacher_cls.view(views, -1, teacher_cls.shape[-1])
+    learned = _Learned({}, {"cls": teacher_cls[stored_view], "patch": teacher_patches[len(masked) :]})
+
+    # 4. The student's embeddings, and 5. the losses (section 3.3); all views at once, or the local ones first.
+    shown = [(global_views, local_views)]
+    if config.train.views_apart and len(local_views):
+        shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
+    for shown_globals, shown_locals in shown:
+        with_globals = len(shown_globals) > 0
+        with _autocast(state):
+            student_cls, student_patches = state.all_views(
+                shown_globals,
+                shown_locals,
+                masks if with_globals and config.masks.kind != "none" else None,
+                masked if with_globals and has_patch else None,
+                has_cls,
+            )
+        loss = torch.zeros((), device=device)
+        if has_cls:
+            first_view = 0 if with_globals else views
+            level = cls_loss(
+                student_cls, teacher_cls, prototypes["cls"], *temperatures, first_view, views + len(local_views)
+            )
+            loss = loss + config.loss.cls_weight * level.loss
+            _note(learned.metrics, "cls", level, prototypes["cls"])
+        if has_patch and with_globals:
+            weights = masked_row_weights(masks.flatten(0, 1))
+            level = patch_loss(
+                student_patches, teacher_patches[: len(masked)], weights, prototypes["patch"], *temperatures
+            )
+            loss = loss + config.loss.patch_weight * level.loss
+            _note(learned.metrics, "patch", level, prototypes["patch"])
+        (loss / config.train.accumulate).backward()
+        learned.metrics["loss"] = loss.detach() + learned.metrics.get("loss", 0)
+    return learned
 
 
 def _autocast(state: RunState) -> torch.autocast:
@@ -135,38 +170,13 @@ def _stored_view(views: int) -> int:
     return min(1, views - 1)
 
 
-def _level_metrics(name: str, level: LevelLoss, count: int) -> dict[str, Tensor | float]:
-    log_count = math.log(count)
-    return {
-        f"loss_{name}": level.loss.detach(),
-        f"loss_{name}_over_lnK": level.cross_entropy / log_count,
-        f"teacher_entropy_{name}_over_lnK": level.teacher_entropy / log_count,
-    }
-
-
-class StopRequest:
-    """Whether SIGTERM or SIGUSR1 has asked the run to save and stop."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[StopRequest]:
-        """Listen to the signals; what listened before listens again afterwards."""
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGUSR1)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def anywhere(self, device: torch.device) -> bool:
-        """Whether any rank was asked; all ranks get the same answer."""
-        flag = torch.tensor(float(self.requested), device=device)
-        return bool(distributed.average(flag) > 0)
+def _note(metrics: dict[str, Tensor], name: str, level: LevelLoss, prototypes: Prototypes) -> None:
+    """Add what one level's loss tells; the losses of views taken apart add up."""
+    log_count = math.log(prototypes.count)
+    values = {f"loss_{name}": level.loss.detach(), f"loss_{name}_over_lnK": level.cross_entropy / log_count}
+    for key, value in values.items():
+        metrics[key] = metrics[key] + value if key in metrics else value
+    metrics[f"teacher_entropy_{name}_over_lnK"] = level.teacher_entropy / log_count
 
 
 @torch.no_grad()

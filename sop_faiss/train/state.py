@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig
-from sop_faiss.errors import CheckpointError
+from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import read_state, read_tensors
 from sop_faiss.model.teacher import Student, build_student_and_teacher
 from sop_faiss.sop.memory import Memory
@@ -23,7 +23,7 @@ from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_
 from sop_faiss.train.optim import make_optimizer
 from sop_faiss.train.schedules import Schedules
 
-__all__ = ["Level", "RunState"]
+__all__ = ["Level", "RunState", "fit_memory"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,46 @@ class Level:
             part.load_state_dict(state)
 
 
+def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
+    """Rows of a level's memory, and whether rows of an anchor's own image are left out of its supports.
+
+    A memory holds no more rows than there are training images: more would be older copies of the same images.
+
+    Args:
+        config: of the run.
+        name: `cls` or `patch`.
+        images: number of training images.
+
+    Raises:
+        ConfigError: the memory that is left is too small for the anchors or supports.
+    """
+    asked: int = getattr(config.memory, f"{name}_capacity")
+    level: LevelConfig = getattr(config.sop, name)
+    capacity = min(asked, images)
+    exclude = config.neighbors.exclude_same_image
+    exclude_same_image = exclude == "always" or (exclude == "auto" and images < 2 * asked)
+    # In a memory of at most one epoch an image has two rows where one epoch ends and the next begins.
+    other_rows = capacity - (2 if exclude_same_image else 1)
+    for setting, value, most in (
+        ("num_anchors", level.num_anchors, capacity),
+        ("num_supports", level.num_supports, other_rows),
+    ):
+        if value > most:
+            raise ConfigError(
+                f"sop.{name}.{setting} = {value} is too much for a memory of {capacity} rows ({images} training "
+                f"images, memory.{name}_capacity = {asked}): wanted at most {most}; lower it or use more images"
+            )
+    if capacity < asked:
+        _log.info(
+            "memory.%s_capacity: %d of the %d rows asked for, since there are only %d training images",
+            name,
+            capacity,
+            asked,
+            images,
+        )
+    return capacity, exclude_same_image
+
+
 class RunState:
     """Builds a run's parts from its configuration.
 
@@ -68,12 +108,13 @@ class RunState:
         self.student.to(device).train()
         self.teacher.to(device).eval()
         self.all_views: nn.Module = Student(self.student)
-        if distributed.world_size() > 1:
+        self._averages_by_hand = config.train.accumulate > 1 or config.train.views_apart
+        if distributed.world_size() > 1 and not self._averages_by_hand:
             unused = config.masks.kind == "none"
             self.all_views = DistributedDataParallel(self.all_views, find_unused_parameters=unused)
         self.optimizer = make_optimizer(self.student, config.optim)
-        self.cls = self._level("cls", config.loss.cls_weight, config.memory.cls_capacity, images)
-        self.patch = self._level("patch", config.loss.patch_weight, config.memory.patch_capacity, images)
+        self.cls = self._level("cls", config.loss.cls_weight, images)
+        self.patch = self._level("patch", config.loss.patch_weight, images)
         self.patch_generator = torch.Generator().manual_seed(distributed.derive_seed("stored patch", config.train.seed))
         """Draws the patch that each image stores; the same on all ranks."""
         has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -86,23 +127,22 @@ class RunState:
         self.data_digest = ""
         """Which images the run is trained on; see `Batches.digest`."""
 
-    def _level(self, name: str, weight: float, capacity: int, images: int) -> Level | None:
+    def _level(self, name: str, weight: float, images: int) -> Level | None:
         if weight == 0:
             return None
         sop, neighbors = self.config.sop, self.config.neighbors
         level: LevelConfig = getattr(sop, name)
-        exclude = neighbors.exclude_same_image
+        capacity, exclude_same_image = fit_memory(self.config, name, images)
         seed = distributed.derive_seed("memory", name, self.config.train.seed)
         generator = torch.Generator().manual_seed(seed)
-        dim = self.config.model.embedding_dim
-        memory = Memory(capacity, dim, generator, self.device, neighbors.engine)
+        memory = Memory(capacity, self.config.model.embedding_dim, generator, self.device, neighbors.engine)
         maker = PrototypeMaker(
             memory,
             level,
             contributions=sop.contributions,
             eps=sop.eps,
             anchors=sop.anchors,
-            exclude_same_image=exclude == "always" or (exclude == "auto" and images < 2 * capacity),
+            exclude_same_image=exclude_same_image,
             generator=generator,
         )
         return Level(memory, maker)
@@ -120,6 +160,15 @@ class RunState:
         """
         everywhere = torch.randint(patches, (images * distributed.world_size(),), generator=self.patch_generator)
         return everywhere.view(-1, images)[distributed.rank()].to(self.device)
+
+    def average_gradients(self) -> None:
+        """Average the gradients over the ranks, where one backward pass did not make (and average) all of them."""
+        if distributed.world_size() == 1 or not self._averages_by_hand:
+            return
+        gradients = [parameter.grad for parameter in self.student.parameters() if parameter.grad is not None]
+        average = distributed.average(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, part in zip(gradients, average.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything with a tensor in it, by the file it goes to."""
