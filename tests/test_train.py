@@ -108,6 +108,7 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
         ("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"),
         ("train.precision=bf16",),
         ("neighbors.engine=torch", "neighbors.exclude_same_image=always"),
+        ("neighbors.refresh=incremental", "neighbors.exclude_same_image=never"),
     ],
 )
 def test_every_setting_trains(tmp_path, shards, overrides):
@@ -158,9 +159,11 @@ def test_metrics_have_the_contracts_keys(tmp_path, shards):
     assert all(0 < line["teacher_entropy_cls_over_lnK"] <= 1.0001 for line in trained)
 
 
-@pytest.mark.parametrize("anchors", ["random", "fixed_vectors"])
-def test_resume_is_exact(tmp_path, shards, anchors):
-    overrides = (f"data.train={shards}", f"sop.anchors={anchors}", "train.epochs=3")
+@pytest.mark.parametrize(
+    "setting", ["sop.anchors=random", "sop.anchors=fixed_vectors", "neighbors.refresh=incremental"]
+)
+def test_resume_is_exact(tmp_path, shards, setting):
+    overrides = (f"data.train={shards}", setting, "train.epochs=3")
     run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole")
     run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=5"), tmp_path / "parts")
     run_training(tiny_config(tmp_path, *overrides, "data.workers=1"), tmp_path / "parts", resume=True)
