@@ -109,6 +109,7 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
         ("train.precision=bf16",),
         ("train.accumulate=3", "train.views_apart=true"),
         ("neighbors.engine=torch", "neighbors.exclude_same_image=always"),
+        ("neighbors.refresh=incremental", "neighbors.exclude_same_image=never"),
     ],
 )
 def test_every_setting_trains(tmp_path, shards, overrides):
@@ -230,9 +231,11 @@ def test_a_run_that_is_to_stop_early_is_scored_where_it_stops(tmp_path, shards):
     assert [line["step"] for line in read_metrics(tmp_path / "run") if "knn_top1_k5" in line] == [0, 3]
 
 
-@pytest.mark.parametrize("anchors", ["random", "fixed_vectors"])
-def test_resume_is_exact(tmp_path, shards, anchors):
-    overrides = (f"data.train={shards}", f"sop.anchors={anchors}", "train.epochs=3")
+@pytest.mark.parametrize(
+    "setting", ["sop.anchors=random", "sop.anchors=fixed_vectors", "neighbors.refresh=incremental"]
+)
+def test_resume_is_exact(tmp_path, shards, setting):
+    overrides = (f"data.train={shards}", setting, "train.epochs=3")
     run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole")
     run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=5"), tmp_path / "parts")
     run_training(tiny_config(tmp_path, *overrides, "data.workers=1"), tmp_path / "parts", resume=True)

@@ -78,10 +78,14 @@ class NeighborsConfig:
     exclude_same_image: str = "auto"
     """Rows of the anchor's own image are no supports: `always`, `never`, or `auto`: when the data set has fewer
     images than twice the memory's capacity, so that the memory holds several rows of an image."""
+    refresh: str = "auto"
+    """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and renew only what a
+    store has changed; the same neighbours but for ties. `auto`: what is cheaper."""
 
     def __post_init__(self) -> None:
         require_one_of("neighbors.engine", self.engine, ("auto", "faiss", "torch"))
         require_one_of("neighbors.exclude_same_image", self.exclude_same_image, ("auto", "always", "never"))
+        require_one_of("neighbors.refresh", self.refresh, ("auto", "full", "incremental"))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["Neighbors", "RingMirror", "search_by_blocks"]
+__all__ = ["Neighbors", "RingMirror", "in_fixed_order", "search_by_blocks"]
 
 _log = logging.getLogger(__name__)
 _TEMPORARY_BYTES = 256 * 2**20
@@ -32,7 +32,7 @@ class Neighbors(NamedTuple):
     rows: Int64[Tensor, "q k"]
 
 
-def _in_fixed_order(similarities: Float32[Tensor, "q k"], rows: Int64[Tensor, "q k"]) -> Neighbors:
+def in_fixed_order(similarities: Float32[Tensor, "q k"], rows: Int64[Tensor, "q k"]) -> Neighbors:
     """Equal similarities by rising row: two stable sorts, the main key last."""
     rows, order = rows.sort(dim=1)
     similarities, order = similarities.gather(1, order).sort(dim=1, descending=True, stable=True)
@@ -44,7 +44,7 @@ def search_by_blocks(queries: Float32[Tensor, "q d"], rows: Float32[Tensor, "n d
     block = max(1, _BLOCK_ELEMENTS // len(rows))
     parts = [torch.topk(part @ rows.T, k, dim=1) for part in queries.split(block)]
     similarities = torch.cat([part.values for part in parts])
-    return _in_fixed_order(similarities, torch.cat([part.indices for part in parts]))
+    return in_fixed_order(similarities, torch.cat([part.indices for part in parts]))
 
 
 class RingMirror:
@@ -110,7 +110,7 @@ class RingMirror:
         queries = queries.detach().contiguous()
         if self._index is not None and self.engine == "faiss":
             similarities, rows = self._index.search(queries.numpy(), k)
-            return _in_fixed_order(torch.from_numpy(similarities), torch.from_numpy(rows))
+            return in_fixed_order(torch.from_numpy(similarities), torch.from_numpy(rows))
         if self._gpu_resources is not None and self.engine == "faiss" and k > _GPU_MAX_NEIGHBORS:
             _log.warning(
                 "FAISS on a GPU finds at most %d neighbours, %d are needed: using exact torch search",
@@ -123,5 +123,5 @@ class RingMirror:
                 similarities, rows = faiss.knn_gpu(
                     self._gpu_resources, queries, self.rows, k, metric=faiss.METRIC_INNER_PRODUCT
                 )
-            return _in_fixed_order(similarities, rows)
+            return in_fixed_order(similarities, rows)
         return search_by_blocks(queries, self.rows, k)

@@ -40,6 +40,7 @@ _MAY_CHANGE_ON_RESUME = (
     "data.max_bad_fraction",
     "data.decoded_cache_bytes",
     "neighbors.engine",
+    "neighbors.refresh",
     "train.device",
     "train.stop_after_steps",
     "train.checkpoint_every_steps",

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sop_faiss.errors import CheckpointError
+from sop_faiss.neighbors.incremental import NeighborLists
 from sop_faiss.neighbors.mirror import Neighbors, RingMirror
 
 __all__ = ["Memory"]
@@ -40,6 +41,7 @@ class Memory:
         self._mirror = RingMirror(capacity, dim, device, engine)
         self._mirror.rows.copy_(F.normalize(torch.randn(capacity, dim, generator=generator), dim=1))
         self.image_ids = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self._lists: NeighborLists | None = None
         self.pointer = 0
         """Row that the next embedding overwrites."""
         self.stored = 0
@@ -72,6 +74,8 @@ class Memory:
         rows = (start + torch.arange(len(embeddings), device=self.image_ids.device)) % self.capacity
         self.embeddings[rows] = embeddings.detach().to(self.embeddings)
         self.image_ids[rows] = image_ids.to(self.image_ids)
+        if self._lists is not None:
+            self._lists.renew(rows)
         self.pointer = (self.pointer + count) % self.capacity
         self.stored += count
 
@@ -83,12 +87,30 @@ class Memory:
         """The k rows of largest inner product with each query; exact, ties by rising row."""
         return self._mirror.search(queries, k)
 
+    def keep_neighbors(self, k: int, exclude_same_image: bool) -> None:
+        """From now on keep each row's k nearest others up to date, for `nearest_others`.
+
+        Only `store` and `load_state_dict` are followed, not what is written into `embeddings` past them.
+        """
+        self._lists = NeighborLists(self._mirror, self.image_ids, k, exclude_same_image)
+
+    def nearest_others(self, rows: Int64[Tensor, " q"]) -> Neighbors:
+        """The k nearest other rows of each row; see `NeighborLists.nearest`.
+
+        Raises:
+            RuntimeError: `keep_neighbors` has not been called.
+        """
+        if self._lists is None:
+            raise RuntimeError("nearest_others needs keep_neighbors first")
+        return self._lists.nearest(rows)
+
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that determines later answers."""
         return {
             "embeddings": self.embeddings.clone(),
             "image_ids": self.image_ids.clone(),
             "position": torch.tensor([self.pointer, self.stored], dtype=torch.int64),
+            **({} if self._lists is None else self._lists.state_dict()),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -105,3 +127,5 @@ class Memory:
         self.embeddings.copy_(state["embeddings"])
         self.image_ids.copy_(state["image_ids"])
         self.pointer, self.stored = (int(value) for value in state["position"])
+        if self._lists is not None:
+            self._lists.load_state_dict(state)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sop_faiss.config import LevelConfig
 from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.neighbors.incremental import most_rows_of_an_image
 from sop_faiss.sop.memory import Memory
 
 __all__ = ["PrototypeMaker", "Prototypes", "contributions"]
@@ -84,7 +85,7 @@ def contributions(support_similarities: Float32[Tensor, "T K k"], kind: str, eps
 
 
 class PrototypeMaker:
-    """Draws the anchors of each step and finds their supports, one search for all tasks.
+    """Draws the anchors of each step and finds their supports, for all tasks at once.
 
     Args:
         memory: where anchors and supports come from.
@@ -95,6 +96,8 @@ class PrototypeMaker:
             `fixed_vectors`: the embeddings of the first draw.
         exclude_same_image: rows of the anchor's own image are not its supports.
         generator: draws the anchors; the same on all ranks.
+        incremental: the memory keeps each row's nearest others from step to step, instead of a full search a step.
+            Vectors that are no rows any more (`fixed_vectors`) are searched for all the same.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class PrototypeMaker:
         anchors: str,
         exclude_same_image: bool,
         generator: torch.Generator,
+        incremental: bool = False,
     ) -> None:
         self.memory = memory
         self.level = level
@@ -115,6 +119,9 @@ class PrototypeMaker:
         self.anchors = anchors
         self.exclude_same_image = exclude_same_image
         self.generator = generator
+        self.incremental = incremental and anchors != "fixed_vectors" and level.num_supports > 0
+        if self.incremental:
+            memory.keep_neighbors(level.num_supports, exclude_same_image)
         self._fixed_rows: Int64[Tensor, "T K"] | None = None
         self._fixed_vectors: Float32[Tensor, "T K d"] | None = None
         self._fixed_ids: Int64[Tensor, "T K"] | None = None
@@ -134,7 +141,10 @@ class PrototypeMaker:
             if self._fixed_vectors is None or self._fixed_ids is None:
                 self._fixed_vectors, self._fixed_ids = vectors, ids
             vectors, ids = self._fixed_vectors, self._fixed_ids
-        support_rows, similarities = self._supports(vectors, rows, ids)
+        if self.incremental:
+            support_rows, similarities = self._kept_supports(rows)
+        else:
+            support_rows, similarities = self._supports(vectors, rows, ids)
         weights = contributions(similarities, self.contributions, self.eps)
         return Prototypes(self.memory, vectors, rows, support_rows, similarities, weights)
 
@@ -142,6 +152,14 @@ class PrototypeMaker:
         """Uniform draws. Departs: for [CLS] the released code draws K and keeps the K/2 of "low energy"."""
         draws = [self.memory.sample(self.level.num_anchors, self.generator) for _ in range(self.level.tasks)]
         return torch.stack(draws)
+
+    def _kept_supports(self, rows: Int64[Tensor, "T K"]) -> tuple[Int64[Tensor, "T K k"], Float32[Tensor, "T K k"]]:
+        """Each anchor's k nearest other rows, from the lists that the memory keeps."""
+        found = self.memory.nearest_others(rows.flatten())
+        k = self.level.num_supports
+        if found.rows.shape[1] < k or bool(found.similarities[:, -1].isneginf().any()):
+            raise self._too_few_rows()
+        return found.rows.reshape(*rows.shape, k), found.similarities.reshape(*rows.shape, k)
 
     def _supports(
         self, vectors: Float32[Tensor, "T K d"], rows: Int64[Tensor, "T K"], ids: Int64[Tensor, "T K"]
@@ -154,7 +172,8 @@ class PrototypeMaker:
         k = self.level.num_supports
         if k == 0:
             return rows.new_empty(tasks, count, 0), vectors.new_empty(tasks, count, 0)
-        wanted = min(self.memory.capacity, k + self._most_excluded())
+        same_image = most_rows_of_an_image(self.memory.image_ids) if self.exclude_same_image else 0
+        wanted = min(self.memory.capacity, k + 1 + same_image)
         found = self.memory.search(vectors.reshape(-1, dim), wanted)
         # A copied vector's own row is only that row while the FIFO has not renewed it.
         own_is_there = (self.memory.embeddings[rows] == vectors).all(-1).reshape(-1, 1)
@@ -164,20 +183,15 @@ class PrototypeMaker:
             excluded |= (self.memory.image_ids[found.rows] == anchor_ids) & (anchor_ids >= 0)
         order = excluded.to(torch.uint8).argsort(dim=1, stable=True)[:, :k]
         if wanted - int(excluded.sum(dim=1).max()) < k:
-            raise ConfigError(
-                f"an anchor has fewer than {k} rows of other images among the memory's {self.memory.capacity}: "
-                "lower num_supports, use more images, or set neighbors.exclude_same_image=never"
-            )
+            raise self._too_few_rows()
         shape = (tasks, count, k)
         return found.rows.gather(1, order).reshape(shape), found.similarities.gather(1, order).reshape(shape)
 
-    def _most_excluded(self) -> int:
-        """The largest number of rows that an anchor may have to leave out."""
-        if not self.exclude_same_image:
-            return 1
-        ids = self.memory.image_ids
-        _, counts = ids[ids >= 0].unique(return_counts=True)
-        return 1 + (int(counts.max()) if len(counts) else 0)
+    def _too_few_rows(self) -> ConfigError:
+        return ConfigError(
+            f"an anchor has fewer than {self.level.num_supports} rows of other images among the memory's "
+            f"{self.memory.capacity}: lower num_supports, use more images, or set neighbors.exclude_same_image=never"
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """The generator, and the fixed anchors where there are any."""

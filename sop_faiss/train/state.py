@@ -17,6 +17,7 @@ from sop_faiss.config import Config, LevelConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import read_state, read_tensors
 from sop_faiss.model.teacher import Student, build_student_and_teacher
+from sop_faiss.neighbors.incremental import keeping_pays
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_optimizer_state
@@ -144,8 +145,19 @@ class RunState:
             anchors=sop.anchors,
             exclude_same_image=exclude_same_image,
             generator=generator,
+            incremental=self._keeps_neighbors(level, capacity),
         )
+        if level.num_supports:
+            how = "kept from step to step" if maker.incremental else "searched for every step"
+            _log.info("%s neighbours are %s (neighbors.refresh=%s)", name, how, neighbors.refresh)
         return Level(memory, maker)
+
+    def _keeps_neighbors(self, level: LevelConfig, capacity: int) -> bool:
+        """Whether neighbors.refresh means kept lists for this level."""
+        refresh = self.config.neighbors.refresh
+        stored, dim = self.config.train.batch_size, self.config.model.embedding_dim
+        pays = keeping_pays(level.tasks * level.num_anchors, stored, capacity, dim, self.device)
+        return refresh == "incremental" or (refresh == "auto" and pays)
 
     @property
     def levels(self) -> dict[str, Level]:

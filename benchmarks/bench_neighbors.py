@@ -1,0 +1,235 @@
+"""The neighbours of the anchors at the paper's size, against what one would otherwise write (design 6.1, 8).
+
+    python benchmarks/bench_neighbors.py --quick
+
+Rows: FAISS's search of the memory against torch's product and topk, in time and in memory; neighbours kept from step to
+step against a full search every step; a store that the index sees against filling the index anew.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import click
+import torch
+from report import Row, finish, interleaved_medians, meets
+from torch import Tensor
+from torch.nn import functional as F
+
+from sop_faiss.config import LevelConfig
+from sop_faiss.neighbors.mirror import RingMirror
+from sop_faiss.sop.memory import Memory
+from sop_faiss.sop.prototypes import PrototypeMaker, Prototypes
+
+CAPACITY, DIM = 65536, 256
+ANCHORS, TASKS, SUPPORTS = 4096, 4, 8
+TIE = 1e-5
+
+
+def unit_rows(count: int, seed: int) -> Tensor:
+    return F.normalize(torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def search_inputs() -> tuple[RingMirror, Tensor]:
+    mirror = RingMirror(CAPACITY, DIM, torch.device("cpu"))
+    mirror.rows.copy_(unit_rows(CAPACITY, 0))
+    return mirror, mirror.rows[:ANCHORS].clone()
+
+
+def product_and_topk(queries: Tensor, rows: Tensor) -> torch.return_types.topk:
+    return torch.topk(queries @ rows.T, SUPPORTS + 1, dim=1)
+
+
+def search_time(quick: bool) -> Row:
+    mirror, queries = search_inputs()
+    functions = {
+        "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
+        "torch": lambda: product_and_topk(queries, mirror.rows),
+    }
+    seconds = interleaved_medians(functions, 1 if quick else 7, warm_up=not quick)
+    ratio, target = seconds["faiss"] / seconds["torch"], "<= 0.5"
+    what = f"time: {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}, FAISS mirror"
+    detail = {f"{name}_seconds": value for name, value in seconds.items()}
+    return Row(what, "torch matmul + topk", ratio, target, meets(ratio, target), detail)
+
+
+def status_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def extra_bytes() -> dict[str, int]:
+    """How far the peak of this process rises over what it holds before each search; the process is a fresh one."""
+    mirror, queries = search_inputs()
+    functions = {
+        "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
+        "torch": lambda: product_and_topk(queries, mirror.rows),
+    }
+    extra = {}
+    for name, function in functions.items():
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = status_bytes("VmRSS")
+        result = function()
+        extra[name] = status_bytes("VmHWM") - before
+        del result
+    return extra
+
+
+def search_memory() -> Row:
+    what = f"extra memory: {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}, FAISS mirror"
+    against, target = "torch matmul + topk", "<= 0.125"
+    if not Path("/proc/self/clear_refs").exists():
+        return Row(what, against, None, target, None, {"reason": "peak memory is measured on Linux only"})
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        extra = pool.submit(extra_bytes).result()
+    ratio = extra["faiss"] / extra["torch"]
+    detail = {f"{name}_megabytes": round(value / 2**20, 1) for name, value in extra.items()}
+    return Row(what, against, ratio, target, meets(ratio, target), detail)
+
+
+def drifting_stores(size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Embeddings of views of 50,000 images in 500 clusters, by a linear encoder that turns as it goes.
+
+    While the memory is renewed once, the embedding of an image moves to a cosine of about 0.9 with what it was.
+    """
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(500, 64, generator=generator)[torch.arange(50_000) % 500]
+    images += 0.7 * torch.randn(50_000, 64, generator=generator)
+    encoder = torch.randn(64, DIM, generator=generator)
+    keep = 0.9 ** (size / CAPACITY)
+    while True:
+        encoder = keep * encoder + (1 - keep**2) ** 0.5 * torch.randn(64, DIM, generator=generator)
+        ids = torch.randint(len(images), (size,), generator=generator)
+        views = images[ids] + 0.3 * torch.randn(size, 64, generator=generator)
+        yield F.normalize(views @ encoder, dim=1), ids
+
+
+def make_maker(incremental: bool) -> PrototypeMaker:
+    return PrototypeMaker(
+        Memory(CAPACITY, DIM, torch.Generator().manual_seed(0)),
+        LevelConfig(num_anchors=ANCHORS, num_supports=SUPPORTS, tasks=TASKS),
+        contributions="similarity",
+        eps=0.1,
+        anchors="random",
+        exclude_same_image=False,
+        generator=torch.Generator().manual_seed(2),
+        incremental=incremental,
+    )
+
+
+def largest_difference(kept: list[Prototypes], full: list[Prototypes]) -> float:
+    """Over all places of all lists; also between what the last lists claim and what the memory then holds."""
+    pairs = zip(kept, full, strict=True)
+    differences = [(a.support_similarities - b.support_similarities).abs().max() for a, b in pairs]
+    last = kept[-1]
+    for task in range(TASKS):
+        members = last.members(task)
+        similarities = (members[:, 1:] * members[:, :1]).sum(-1)
+        differences.append((similarities - last.support_similarities[task]).abs().max())
+    return float(torch.stack(differences).max())
+
+
+def kept_neighbors(stored: int, quick: bool) -> Row:
+    """One step: store, then draw anchors and find their supports. The lists are as old as the memory when timed."""
+    kept, full = make_maker(incremental=True), make_maker(incremental=False)
+    lists = kept.memory._lists
+    assert lists is not None
+    stores = drifting_stores(stored)
+    for _ in range(CAPACITY // stored):
+        store = next(stores)
+        kept.memory.store(*store)
+        full.memory.store(*store)
+    started = time.perf_counter()
+    kept.memory.nearest_others(torch.arange(CAPACITY))
+    first_seconds = time.perf_counter() - started
+    steps = 10 if quick else CAPACITY // stored
+    searched = lists.searched
+    for _ in range(steps):
+        store = next(stores)
+        kept.memory.store(*store)
+        full.memory.store(*store)
+        kept.draw()
+    searched = lists.searched - searched
+
+    rounds = 2 if quick else 7
+    batches = [next(stores) for _ in range(rounds)]
+    ours, theirs = iter(batches), iter(batches)
+    full.generator.set_state(kept.generator.get_state())
+    drawn: dict[str, list[Prototypes]] = {"incremental": [], "full": []}
+
+    def step(maker: PrototypeMaker, batch: tuple[Tensor, Tensor], name: str) -> None:
+        maker.memory.store(*batch)
+        drawn[name].append(maker.draw())
+
+    functions = {
+        "incremental": lambda: step(kept, next(ours), "incremental"),
+        "full": lambda: step(full, next(theirs), "full"),
+    }
+    seconds = interleaved_medians(functions, rounds, warm_up=False)
+    difference = largest_difference(drawn["incremental"], drawn["full"])
+    if difference > TIE:
+        raise SystemExit(f"kept neighbours differ from a full search by {difference}, more than ties of {TIE}")
+    ratio, target = seconds["full"] / seconds["incremental"], ">= 5" if stored == 64 else ""
+    what = f"a step's neighbours kept: {TASKS} x {ANCHORS} anchors, k = {SUPPORTS}, {stored} of {CAPACITY} rows stored"
+    detail = {
+        "full_seconds": seconds["full"],
+        "incremental_seconds": seconds["incremental"],
+        "lists_searched_per_step": searched / steps,
+        "steps_before": steps,
+        "largest_difference": difference,
+        "all_lists_at_first_seconds": first_seconds,
+        "lists_megabytes": round(sum(t.nbytes for t in lists.state_dict().values()) / 2**20, 1),
+    }
+    return Row(what, "full FAISS search", ratio, target, meets(ratio, target), detail)
+
+
+def store_in_place(quick: bool) -> Row:
+    import faiss  # after torch
+
+    mirror, _ = search_inputs()
+    rows, new = mirror.rows.clone(), unit_rows(512, 3)
+    index = faiss.IndexFlatIP(DIM)
+    places = torch.arange(512)
+
+    def refill() -> None:
+        rows[places] = new
+        index.reset()
+        index.add(rows.numpy())
+
+    def write() -> None:
+        mirror.rows[places] = new
+
+    seconds = interleaved_medians({"mirror": write, "refill": refill}, 15 if quick else 101)
+    ratio, target = seconds["refill"] / seconds["mirror"], ">= 100"
+    detail = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
+    what = f"store 512 of {CAPACITY} rows so that the index sees them"
+    return Row(what, "reset + add", ratio, target, meets(ratio, target), detail)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Fewer repeats and steps, same sizes: about a minute on 2 quiet cores.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
+@click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
+def main(quick: bool, json_file: Path | None, record: bool) -> None:
+    """Measure neighbours and stores on the CPU."""
+    benchmarks = {
+        "store": lambda: store_in_place(quick),
+        "search time": lambda: search_time(quick),
+        "search memory": search_memory,
+        "kept neighbours": lambda: kept_neighbors(64, quick),
+        **({} if quick else {"kept neighbours, large batch": lambda: kept_neighbors(1024, quick)}),
+    }
+    rows = []
+    for name, benchmark in benchmarks.items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        rows.append(benchmark())
+    finish("neighbors", rows, json_file=json_file, record=record)
+
+
+if __name__ == "__main__":
+    main()

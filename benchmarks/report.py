@@ -1,0 +1,186 @@
+"""What all benchmarks share: interleaved timing, one table, JSON, and the record in RESULTS.md (design 8).
+
+A row is a ratio measured in one run, on one machine, against what a user would otherwise take.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Row", "environment", "finish", "interleaved_medians", "meets"]
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "RESULTS.md"
+PACKAGES = ("torch", "torchvision", "timm", "faiss-gpu", "faiss-cpu", "numpy")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a benchmark's table."""
+
+    what: str
+    against: str
+    ratio: float | None
+    """None: not measured; `detail` says why."""
+    target: str
+    """`>= 5` or `<= 0.5`; empty where there is none."""
+    met: bool | None
+    """See `meets`."""
+    detail: dict[str, Any] = field(default_factory=dict)
+    """Figures behind the ratio, with units in their names."""
+
+
+def meets(ratio: float | None, target: str) -> bool | None:
+    """Whether a ratio meets `>= x` or `<= x`; None without a ratio or a target."""
+    if ratio is None or not target:
+        return None
+    sign, value = target.split()
+    if sign not in (">=", "<="):
+        raise ValueError(f"target {target!r}: wanted '>= x' or '<= x'")
+    return ratio >= float(value) if sign == ">=" else ratio <= float(value)
+
+
+def interleaved_medians(
+    functions: dict[str, Callable[[], object]], repeats: int, *, warm_up: bool = True
+) -> dict[str, float]:
+    """Median seconds of a call of each function, all of them once a round, so that a slow minute falls on all.
+
+    Args:
+        functions: what to time, by name; called in this order in every round.
+        repeats: number of timed rounds, 1 or more.
+        warm_up: go through one round untimed first.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(-1 if warm_up else 0, repeats):
+        for name, function in functions.items():
+            _wait_for_device()
+            started = time.perf_counter()
+            function()
+            _wait_for_device()
+            if repeat >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what the figures were made; no host name and no path."""
+    versions = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "date": date.today().isoformat(),
+        "commit": _commit(),
+        "command": _command(),
+        "machine": f"{_processor()}, {_cores()} cores" + (f", {cuda}" if cuda else ""),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {"python": platform.python_version(), **versions},
+    }
+
+
+def finish(topic: str, rows: list[Row], *, json_file: Path | None, record: bool) -> None:
+    """Print the table, write the JSON, append to RESULTS.md."""
+    where = environment()
+    table = Table("what", "against", "ratio", "target", "met", title=f"{topic} ({where['machine']})")
+    for row in rows:
+        table.add_row(row.what, row.against, *_cells(row))
+    console = Console()
+    console.print(table)
+    for row in rows:
+        console.print(f"{row.what}: {_details(row)}", markup=False, highlight=False)
+    if json_file is not None:
+        content = {"environment": where, "rows": [asdict(row) for row in rows]}
+        json_file.write_text(json.dumps(content, indent=2) + "\n")
+    if record:
+        with RESULTS.open("a") as file:
+            file.write(_record(topic, rows, where))
+
+
+def _record(topic: str, rows: list[Row], where: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    lines = [
+        "",
+        f"## Benchmark: {topic} ({where['date']}, commit {where['commit']})",
+        "",
+        f"    {where['command']}",
+        "",
+        f"{where['machine']}, {where['threads']} threads, {where['system']}; {versions}.",
+        "",
+        "| what | against | ratio | target | met | detail |",
+        "|---|---|---|---|---|---|",
+        *(f"| {row.what} | {row.against} | {' | '.join(_cells(row))} | {_details(row)} |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, str, str]:
+    met = {True: "yes", False: "NO", None: "-"}[row.met]
+    return ("-" if row.ratio is None else _short(row.ratio), row.target or "-", met)
+
+
+def _details(row: Row) -> str:
+    return "; ".join(f"{name} {_short(value)}" for name, value in row.detail.items())
+
+
+def _short(value: object) -> str:
+    """Three significant digits, never in exponents above one."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _commit() -> str:
+    try:
+        return _git("rev-parse", "--short", "HEAD") + (" with changes" if _git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _command() -> str:
+    """The command line, without the folders of this machine."""
+    words = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv[1:]]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

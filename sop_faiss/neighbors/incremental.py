@@ -1,0 +1,178 @@
+"""Nearest rows kept from step to step instead of searched again (paper section 3.2; design 2.2, 2.3).
+
+A step overwrites B of a memory's n rows, so nearly all neighbours of an anchor are those it had before. Every row has a
+list of its nearest other rows and a bound, and of these one thing is always true: *the list holds every row above its
+bound and none below it*. Rows that are overwritten are struck from all lists and lose their own; a new row enters the
+lists whose bound it exceeds, which takes one (n, B) product; a list that overflows drops its last rows and raises its
+bound to the best of these. As long as k rows above its bound are left in a list, its best k are the k nearest of the
+memory, with all that tie with the k-th. A list with fewer, or not yet made, is searched for when it is asked for.
+
+The two products that similarities come from (the search's, a store's) round differently, by about 1e-7: a list equals a
+full search but for rows that are tied with the k-th that closely. So that a resumed run sees the very numbers that it
+would have seen, the lists are part of the memory's state.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float32, Int64
+from torch import Tensor
+
+from sop_faiss.neighbors.mirror import Neighbors, RingMirror, in_fixed_order
+
+__all__ = ["NeighborLists", "keeping_pays", "most_rows_of_an_image"]
+
+_BLOCK_ELEMENTS = 2**22  # similarities computed at a time by a store: 16 MiB
+_SMALL_SEARCH = {"cpu": 2**28, "cuda": 2**35}  # multiply-adds that a device does in a few milliseconds
+_EMPTY = -math.inf
+
+
+def most_rows_of_an_image(image_ids: Int64[Tensor, " n"]) -> int:
+    """How many rows the image with the most rows has; -1 is no image."""
+    _, counts = image_ids[image_ids >= 0].unique(return_counts=True)
+    return int(counts.max()) if len(counts) else 0
+
+
+def keeping_pays(anchors: int, stored: int, capacity: int, dim: int, device: torch.device) -> bool:
+    """Whether kept lists are cheaper than a full search, by the multiply-adds of a step.
+
+    A full search multiplies each anchor with all rows, lists each stored row about three times: to enter the others'
+    lists, to find its own, and to make up for a list that ran short. Where the search takes a few milliseconds, the
+    bookkeeping would cost more than it saves.
+
+    Args:
+        anchors: anchors per step, T * K.
+        stored: rows stored per step, B.
+        capacity: rows of the memory, n.
+        dim: d.
+        device: where the memory lies.
+    """
+    return 3 * stored < anchors and anchors * capacity * dim > _SMALL_SEARCH.get(device.type, 2**35)
+
+
+class NeighborLists:
+    """For each row of a mirror its nearest other rows, exact after every store.
+
+    Memory: 12 bytes for each of the n * (2k + 16) entries.
+
+    Args:
+        mirror: the rows, and what searches them.
+        image_ids: the image of each row, kept up to date by the owner; -1 is no image.
+        k: how many neighbours will be asked for. Lists are longer, so that losses do not leave them short.
+        exclude_same_image: rows of the same image are not neighbours.
+    """
+
+    def __init__(
+        self, mirror: RingMirror, image_ids: Int64[Tensor, " n"], k: int, exclude_same_image: bool = False
+    ) -> None:
+        self._mirror = mirror
+        self._image_ids = image_ids
+        self.k = k
+        self.exclude_same_image = exclude_same_image
+        self.width = min(2 * k + 16, len(mirror.rows) - 1)
+        """Entries of a list."""
+        self.searched = 0
+        """Lists searched for since the start."""
+        shape, device = (len(mirror.rows), self.width), mirror.rows.device
+        self._rows: Int64[Tensor, "n w"] = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._similarities: Float32[Tensor, "n w"] = torch.full(shape, _EMPTY, device=device)
+        # Infinite of a list not yet made, which nothing can enter; -infinite of one that holds all there is.
+        self._bounds: Float32[Tensor, " n"] = torch.full(shape[:1], math.inf, device=device)
+
+    @torch.no_grad()
+    def nearest(self, rows: Int64[Tensor, " q"]) -> Neighbors:
+        """The k nearest other rows of each row, ties by rising row.
+
+        A row with fewer than k permitted others has similarity -infinity in the places left over; of a memory with
+        fewer than k other rows, all are returned.
+        """
+        left = (self._similarities[rows] > self._bounds[rows].unsqueeze(1)).sum(dim=1)
+        short = rows[left < self.k].unique()
+        if len(short):
+            self._search(short)
+        found = in_fixed_order(self._similarities[rows], self._rows[rows])
+        return Neighbors(found.similarities[:, : self.k], found.rows[:, : self.k])
+
+    @torch.no_grad()
+    def renew(self, rows: Int64[Tensor, " b"]) -> None:
+        """Take note that these rows (all different) hold new embeddings and image ids."""
+        self._similarities[rows] = _EMPTY
+        self._bounds[rows] = math.inf
+        if len(rows) == 0 or bool(self._bounds.isposinf().all()):
+            return
+        gone = torch.zeros_like(self._bounds, dtype=torch.bool)
+        gone[rows] = True
+        self._similarities.masked_fill_(gone[self._rows], _EMPTY)
+        for block in rows.split(max(1, _BLOCK_ELEMENTS // len(self._rows))):
+            self._enter(block)
+
+    def forget(self) -> None:
+        """All lists are to be made anew: the memory's contents were replaced."""
+        self._similarities.fill_(_EMPTY)
+        self._bounds.fill_(math.inf)
+
+    def _enter(self, new: Int64[Tensor, " b"]) -> None:
+        """New rows enter the lists whose bound they exceed."""
+        similarities = self._mirror.rows @ self._mirror.rows[new].T  # (n, b)
+        exceed = similarities > self._bounds.unsqueeze(1)
+        lists = exceed.any(dim=1).nonzero().squeeze(1)
+        candidates = new.expand(len(lists), -1)
+        refused = ~exceed[lists] | self._excluded(lists, candidates)
+        self._keep_best(
+            lists,
+            torch.cat([self._rows[lists], candidates], dim=1),
+            torch.cat([self._similarities[lists], similarities[lists].masked_fill(refused, _EMPTY)], dim=1),
+            self._bounds[lists],
+        )
+
+    def _search(self, lists: Int64[Tensor, " a"]) -> None:
+        """Make lists anew, by a search of the memory for more rows than can be excluded."""
+        self.searched += len(lists)
+        capacity = len(self._rows)
+        excluded = 1 + (most_rows_of_an_image(self._image_ids) if self.exclude_same_image else 0)
+        wanted = min(capacity, self.width + excluded)
+        found = self._mirror.search(self._mirror.rows[lists], wanted)
+        bounds = found.similarities[:, -1] if wanted < capacity else torch.full_like(found.similarities[:, -1], _EMPTY)
+        similarities = found.similarities.masked_fill(self._excluded(lists, found.rows), _EMPTY)
+        self._keep_best(lists, found.rows, similarities, bounds)
+
+    def _keep_best(
+        self,
+        lists: Int64[Tensor, " a"],
+        rows: Int64[Tensor, "a c"],
+        similarities: Float32[Tensor, "a c"],
+        bounds: Float32[Tensor, " a"],
+    ) -> None:
+        """Fill lists with the best of c candidates, which are all rows above the bounds; c is larger than a list."""
+        best = similarities.topk(self.width + 1, dim=1)
+        self._rows[lists] = rows.gather(1, best.indices[:, :-1])
+        self._similarities[lists] = best.values[:, :-1]
+        self._bounds[lists] = torch.maximum(bounds, best.values[:, -1])
+
+    def _excluded(self, lists: Int64[Tensor, " a"], candidates: Int64[Tensor, "a c"]) -> Bool[Tensor, "a c"]:
+        """Which candidates may not be in a list: its own row and, if so set, rows of its image."""
+        excluded = candidates == lists.unsqueeze(1)
+        if self.exclude_same_image:
+            ids = self._image_ids[lists].unsqueeze(1)
+            excluded |= (self._image_ids[candidates] == ids) & (ids >= 0)
+        return excluded
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The lists themselves: made anew, their similarities could differ in the last bit."""
+        return {
+            "neighbor_rows": self._rows.clone(),
+            "neighbor_similarities": self._similarities.clone(),
+            "neighbor_bounds": self._bounds.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from saved lists; where there are none of this width, they are made anew as they are asked for."""
+        rows = state.get("neighbor_rows")
+        if rows is None or rows.shape != self._rows.shape:
+            self.forget()
+            return
+        self._rows.copy_(rows)
+        self._similarities.copy_(state["neighbor_similarities"])
+        self._bounds.copy_(state["neighbor_bounds"])
