@@ -34,6 +34,43 @@ def test_the_kernel_equals_the_oracle_under_tritons_interpreter():
     assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
 
 
+def compiled(name: str, capability: int, warps: int, constants: dict[str, int | None]):
+    """One pass as the launch in kernel.py compiles it, for a device that need not be there."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from sop_faiss.sop import kernel_passes
+
+    program = getattr(kernel_passes, name)
+    kinds = dict.fromkeys(program.arg_names, "*fp32")
+    kinds |= {name: "i32" for name in ("n", "count", "size", "dim", "tiles", "splits") if name in kinds}
+    kinds |= {name: "fp32" for name in ("temperature",) if name in kinds}
+    kinds |= dict.fromkeys(constants, "constexpr")
+    aligned = [kind == "*fp32" or (kind == "i32" and name in ("count", "dim")) for name, kind in kinds.items()]
+    attributes = {(index,): [["tt.divisibility", 16]] for index, is_aligned in enumerate(aligned) if is_aligned}
+    return triton.compile(
+        ASTSource(program, kinds, constants, attributes),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": warps, "num_stages": 2},
+    )
+
+
+@pytest.mark.skipif(not HAS_TRITON or os.environ.get("TRITON_INTERPRET") == "1", reason="needs Triton, compiling")
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.slow), 90])
+def test_the_passes_compile_for_a_gpu_that_need_not_be_there(capability, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    tile = {"BLOCK_N": kernel._BLOCK_N, "BLOCK_K": kernel._BLOCK_K, "BLOCK_D": kernel._BLOCK_D}
+    for size in ({}, {"size": 1}):  # Triton makes a constant of an argument that is 1
+        programs = [
+            compiled("lse_pass", capability, 4, {**tile, **size}),
+            compiled("gradient_pass", capability, 8, {**tile, **size, "BLOCK_OUT": kernel._BLOCK_OUT}),
+        ]
+        assert max(program.metadata.shared for program in programs) <= 99 * 1024  # the least of compute capability 8
+    for targets in ({}, {"targets": None}):
+        compiled("assignment_pass", capability, 4, {**targets, "BLOCK_SPLITS": 64, "BLOCK_A": kernel._BLOCK_A})
+
+
 @pytest.fixture
 def asked_anew():
     kernel.kernel_available.cache_clear()

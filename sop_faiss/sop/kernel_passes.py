@@ -1,6 +1,7 @@
 """The three passes of the loss's Triton kernel; `kernel.py` launches them, `loss.py` is the same in PyTorch.
 
-A logit lives only in registers. A program takes BLOCK_N rows and goes through its split of the K prototypes, BLOCK_K of
+A logit lives only in registers; device memory gets one number for each row and prototype, own_a and then log P_a in its
+place, as large as the targets. A program takes BLOCK_N rows and goes through its split of the K prototypes, BLOCK_K of
 them at a time; for each of the S members it makes one tile (BLOCK_N, BLOCK_K) of logits, so that S need not be a power
 of two and a sum over the members of a prototype is a loop.
 
