@@ -1,4 +1,4 @@
-"""What needs a CUDA device: the memory searched in place, the losses, and a short run in bf16."""
+"""What needs a CUDA device: the memory searched in place, the losses and their kernel, and a short run in bf16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from sop_faiss.neighbors.mirror import RingMirror, search_by_blocks
 from sop_faiss.pipeline.train import run_training
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy
+from sop_faiss.sop import kernel
+from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
 from tests.images import write_shards
 from tests.oracle import dense_assignment
 from tests.runs import tiny_config
@@ -16,8 +17,8 @@ from tests.runs import tiny_config
 pytestmark = pytest.mark.gpu
 
 
-def unit(*shape: int) -> torch.Tensor:
-    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(0)), dim=-1)
+def unit(*shape: int, seed: int = 0) -> torch.Tensor:
+    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch"])
@@ -42,6 +43,63 @@ def test_the_loss_equals_the_dense_formula():
     dense = dense_assignment(u.detach().cpu().double(), members.cpu().double(), weights.cpu().double(), 0.1)
     oracle = -(targets.cpu().double() * dense.log()).sum(1).mean()
     assert value.item() == pytest.approx(oracle.item(), rel=1e-5)
+
+
+def kernel_case(rows: int, count: int, size: int, dim: int, eps: float):
+    members = unit(count, size, dim).cuda()
+    anchors = members[:, :1]
+    weights = (members * anchors).sum(-1).clamp(1 / count, 1)
+    weights[:, 0] = 1 - eps
+    return members, weights, unit(rows, dim, seed=1).cuda()
+
+
+@pytest.mark.parametrize("student_temp", [0.1, 0.04])
+@pytest.mark.parametrize(
+    ("rows", "count", "size", "dim"),
+    [(97, 4096, 9, 256), (16, 4096, 9, 256), (1, 5, 3, 40), (700, 512, 1, 192), (33, 100, 2, 320), (50, 64, 2, 128)],
+)
+@pytest.mark.parametrize("eps", [0.1, 0.0])
+def test_the_kernel_equals_the_blocks_in_float64(rows, count, size, dim, eps, student_temp):
+    members, weights, u = kernel_case(rows, count, size, dim, eps)
+    if not kernel.kernel_available(u.device):
+        pytest.skip("the kernel does not run on this device")
+    row_weights = torch.linspace(0.1, 1, rows).cuda()
+    teacher, results = unit(rows, dim, seed=2).cuda(), []
+    exact_targets = log_assignment(teacher.double(), MemberShares.of(members.double(), weights.double()), 0.05).exp()
+    for dtype in (torch.float64, torch.float32):
+        leaf, shares = u.to(dtype).requires_grad_(), MemberShares.of(members.to(dtype), weights.to(dtype))
+        value = assignment_cross_entropy(leaf, exact_targets, row_weights, shares, student_temp)
+        value.backward()
+        results.append((value.detach().double(), leaf.grad.double()))
+    (exact, exact_gradient), (value, gradient) = results
+    targets = log_assignment(teacher, MemberShares.of(members, weights), 0.05).exp()
+    torch.testing.assert_close(targets.double(), exact_targets, rtol=2e-5, atol=1e-9)
+    torch.testing.assert_close(targets.sum(1), torch.ones(rows).cuda(), rtol=0, atol=2e-5)
+    torch.testing.assert_close(value, exact, rtol=1e-5, atol=0)
+    assert float((gradient - exact_gradient).norm() / exact_gradient.norm()) <= max(1e-5, 1e-6 / student_temp)
+
+
+def test_the_kernel_takes_a_cuda_device_with_tf32():
+    device = torch.device("cuda", torch.cuda.current_device())
+    if torch.version.cuda is None or torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("no NVIDIA device with TF32")
+    pytest.importorskip("triton")
+    assert kernel._why_not(device) is None
+
+
+def test_the_kernel_is_finite_at_log_of_zero_and_gives_the_same_bits_twice():
+    members, _, u = kernel_case(40, 300, 2, 64, 0.1)
+    shares = MemberShares.of(members, torch.ones(300, 2).cuda())
+    targets = torch.eye(300).cuda()[:40]
+    gradients = []
+    for _ in range(2):
+        leaf = u.clone().requires_grad_()
+        value = assignment_cross_entropy(leaf, targets, torch.ones(40).cuda(), shares, 0.005)
+        value.backward()
+        assert torch.isfinite(value)
+        assert torch.isfinite(leaf.grad).all()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
 
 
 def test_a_short_run_in_bf16(tmp_path):

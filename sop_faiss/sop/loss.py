@@ -10,7 +10,8 @@ which is the row p Y in O(K S) instead of O(K S K), and in log space
     log P_a = logaddexp( lse_{m in a}(log p_m + log(w_m - c_m)),  lse_m(log p_m + log c_m) ).
 
 The cross-entropy and its gradient are computed together, a block of rows at a time, so that the logits of all rows
-are never held; a task leaves only its gradient, as large as the embeddings.
+are never held; a task leaves only its gradient, as large as the embeddings. On CUDA a Triton kernel does the same
+(kernel.py), held against what is written here.
 """
 
 from __future__ import annotations
@@ -22,41 +23,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from sop_faiss.sop import kernel
 from sop_faiss.sop.prototypes import Prototypes
+from sop_faiss.sop.shares import MemberShares
 
 __all__ = ["LevelLoss", "MemberShares", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
 
 _BLOCK_ELEMENTS = 2**22  # logits held at once: 16 MB in float32
-_LOG_OF_ZERO = -1e30  # finite, so that differences of two of them stay finite
 
 
-def _safe_log(values: Float[Tensor, "K S"]) -> Float[Tensor, "K S"]:
-    positive = values > 0
-    return torch.where(positive, values.clamp_min(torch.finfo(values.dtype).tiny).log(), _LOG_OF_ZERO)
-
-
-@dataclass(frozen=True)
-class MemberShares:
-    """D of one task, and what its members give: log(w - c) to their own prototype, log c to every other."""
-
-    members: Float[Tensor, "K S d"]
-    log_own: Float[Tensor, "K S"]
-    log_other: Float[Tensor, "K S"]
-
-    @classmethod
-    def of(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberShares:
-        """Split the contributions w into own and shared parts."""
-        others = (1.0 - contributions) / (len(contributions) - 1)
-        return cls(members, _safe_log((contributions - others).clamp_min(0)), _safe_log(others.clamp_min(0)))
-
-    def to(self, dtype: torch.dtype) -> MemberShares:
-        """The same in another precision."""
-        return MemberShares(self.members.to(dtype), self.log_own.to(dtype), self.log_other.to(dtype))
-
-    @property
-    def block_rows(self) -> int:
-        """Rows whose logits fit the block."""
-        return max(1, _BLOCK_ELEMENTS // self.log_own.numel())
+def _block_rows(shares: MemberShares) -> int:
+    """Rows whose logits fit the block."""
+    return max(1, _BLOCK_ELEMENTS // shares.log_own.numel())
 
 
 def _assign_block(
@@ -75,6 +53,11 @@ def _float32_or_more(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
+def _kernel_serves(embeddings: Float[Tensor, "n d"]) -> bool:
+    """Whether these rows go to the Triton kernel."""
+    return embeddings.dtype == torch.float32 and len(embeddings) > 0 and kernel.kernel_available(embeddings.device)
+
+
 def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float) -> Float[Tensor, "n K"]:
     """log P(u): the soft assignment of each embedding to the K prototypes of a task (equation 4; design 2.3).
 
@@ -87,17 +70,47 @@ def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberShares, tempe
     """
     embeddings = _float32_or_more(embeddings)
     shares = shares.to(embeddings.dtype)
-    blocks = [_assign_block(block, shares, temperature)[1] for block in embeddings.split(shares.block_rows)]
+    if _kernel_serves(embeddings) and not (torch.is_grad_enabled() and embeddings.requires_grad):
+        return kernel.log_assignment(embeddings, shares, temperature)
+    blocks = [_assign_block(block, shares, temperature)[1] for block in embeddings.split(_block_rows(shares))]
     return torch.cat(blocks)
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """sum_i weight_i CE_i with its gradient, both made in the forward pass, block by block.
+def _cross_entropy_by_blocks(
+    embeddings: Float[Tensor, "n d"],
+    targets: Float[Tensor, "n K"],
+    row_weights: Float[Tensor, " n"],
+    shares: MemberShares,
+    temperature: float,
+    needs_gradient: bool,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "n d"] | None]:
+    """sum_i weight_i CE_i with its gradient, block by block.
 
     With q the target, g_m = dCE/dp_m = -(w_m - c_m) q_a/P_a - c_m sum_b q_b/P_b for a member m of a, and
     sum_m p_m g_m = -sum_a q_a, so that dCE/dlogit_m = p_m (g_m + sum_a q_a). Each product with 1/P stays at most 1
     when taken in log space, since P_a holds the very term that it divides.
     """
+    total = embeddings.new_zeros(())
+    gradient = torch.empty_like(embeddings) if needs_gradient else None
+    flat_members = shares.members.flatten(0, 1)
+    rows_at_once = _block_rows(shares)
+    for start in range(0, len(embeddings), rows_at_once):
+        block = slice(start, start + rows_at_once)
+        target, weight = targets[block], row_weights[block, None]
+        log_p, log_assigned, shared = _assign_block(embeddings[block], shares, temperature)
+        total += -(weight * target * log_assigned).sum()
+        if gradient is not None:
+            # q_a p_m (w_m - c_m) / P_a, then c_m p_m sum_b q_b / P_b, then p_m sum_a q_a
+            own = (log_p + shares.log_own - log_assigned.unsqueeze(2)).exp_() * target.unsqueeze(2)
+            by_all = (target * (shared - log_assigned).exp()).sum(1)
+            other = (log_p + (shares.log_other - shared.unsqueeze(2))).exp_() * by_all.view(-1, 1, 1)
+            slope = log_p.exp_() * target.sum(1).view(-1, 1, 1) - own - other
+            gradient[block] = (slope.flatten(1) @ flat_members) * (weight / temperature)
+    return total, gradient
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """sum_i weight_i CE_i; its gradient is made in the forward pass, with it."""
 
     @staticmethod
     def forward(
@@ -108,22 +121,10 @@ class _CrossEntropy(torch.autograd.Function):
         shares: MemberShares,
         temperature: float,
     ) -> Float[Tensor, ""]:
-        total = embeddings.new_zeros(())
-        needs_gradient = ctx.needs_input_grad[0]
-        gradient = torch.empty_like(embeddings) if needs_gradient else None
-        flat_members = shares.members.flatten(0, 1)
-        for start in range(0, len(embeddings), shares.block_rows):
-            block = slice(start, start + shares.block_rows)
-            target, weight = targets[block], row_weights[block, None]
-            log_p, log_assigned, shared = _assign_block(embeddings[block], shares, temperature)
-            total += -(weight * target * log_assigned).sum()
-            if gradient is not None:
-                # q_a p_m (w_m - c_m) / P_a, then c_m p_m sum_b q_b / P_b, then p_m sum_a q_a
-                own = (log_p + shares.log_own - log_assigned.unsqueeze(2)).exp_() * target.unsqueeze(2)
-                by_all = (target * (shared - log_assigned).exp()).sum(1)
-                other = (log_p + (shares.log_other - shared.unsqueeze(2))).exp_() * by_all.view(-1, 1, 1)
-                slope = log_p.exp_() * target.sum(1).view(-1, 1, 1) - own - other
-                gradient[block] = (slope.flatten(1) @ flat_members) * (weight / temperature)
+        compute = kernel.cross_entropy if _kernel_serves(embeddings) else _cross_entropy_by_blocks
+        total, gradient = compute(
+            embeddings, targets, row_weights, shares, temperature, needs_gradient=ctx.needs_input_grad[0]
+        )
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return total

@@ -1,0 +1,223 @@
+"""Assignment and cross-entropy on CUDA by a Triton kernel, its logits never in device memory.
+
+`loss.py` takes these functions for float32 embeddings on a device where `kernel_available`, and its own blocks
+everywhere else. The blocks are the reference: same mathematics, same names. `kernel_passes.py` has the kernel itself
+and tells how its three passes go; this module cuts the work into programs, launches the passes, and adds up what the
+splits leave. Device memory beyond inputs and results: log P, the gradient once per split, some numbers per row.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+from torch.nn import functional as F
+
+from sop_faiss.sop.shares import MemberShares
+
+__all__ = ["cross_entropy", "kernel_available", "log_assignment"]
+
+_log = logging.getLogger(__name__)
+
+# Sizes of the tiles: powers of two, 16 or more (tensor cores).
+_BLOCK_N = 32  # rows
+_BLOCK_K = 32  # prototypes
+_BLOCK_D = 32  # dimensions of an inner product at once
+_BLOCK_A = 1024  # prototypes of one row at once, in pass 2
+_BLOCK_OUT = 256  # dimensions of the gradient at once; of more dimensions the logits are made anew for each 256
+_PROGRAMS_PER_PROCESSOR = 2
+_PROGRAMS_OF_THE_INTERPRETER = 4
+
+_OLDEST_CAPABILITY = (8, 0)  # TF32 tensor cores
+_SELF_TEST_TOLERANCE = 1e-3
+
+
+class _Cut(NamedTuple):
+    """How a problem is cut: tiles of rows, and splits of the tiles of prototypes."""
+
+    block_n: int
+    row_tiles: int
+    splits: int
+    tiles: int
+    """Tiles of prototypes per split."""
+
+
+class _Assigned(NamedTuple):
+    """What pass 2 leaves; see `kernel_passes`."""
+
+    log_assigned: Float32[Tensor, "n K"]
+    lse: Float32[Tensor, " n"]
+    shared: Float32[Tensor, " n"]
+    cross_entropy: Float32[Tensor, " n"]
+    by_all: Float32[Tensor, " n"]
+    target_sum: Float32[Tensor, " n"]
+
+
+def _ceil_divide(number: int, by: int) -> int:
+    return -(-number // by)
+
+
+def _power_of_two(at_least: int) -> int:
+    return 1 << (at_least - 1).bit_length()
+
+
+def _cut(rows: int, count: int, device: torch.device) -> _Cut:
+    """Few rows leave a device idle: their prototypes are split until there are enough programs for it."""
+    block_n = min(_BLOCK_N, max(16, _power_of_two(rows)))
+    row_tiles, tiles = _ceil_divide(rows, block_n), _ceil_divide(count, _BLOCK_K)
+    programs = _PROGRAMS_OF_THE_INTERPRETER
+    if device.type == "cuda":
+        programs = _PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+    tiles_per_split = _ceil_divide(tiles, min(tiles, _ceil_divide(programs, row_tiles)))
+    return _Cut(block_n, row_tiles, _ceil_divide(tiles, tiles_per_split), tiles_per_split)
+
+
+def _arguments(
+    embeddings: Float32[Tensor, "n d"], shares: MemberShares, temperature: float, cut: _Cut
+) -> dict[str, Any]:
+    """What passes 1 and 3 both take."""
+    count, size, dim = shares.members.shape
+    return {
+        "embeddings": embeddings.contiguous(),
+        "members": shares.members.contiguous(),
+        "log_own": shares.log_own.contiguous(),
+        "log_other": shares.log_other.contiguous(),
+        "n": len(embeddings),
+        "count": count,
+        "size": size,
+        "dim": dim,
+        "temperature": temperature,
+        "tiles": cut.tiles,
+        "BLOCK_N": cut.block_n,
+        "BLOCK_K": _BLOCK_K,
+        "BLOCK_D": _BLOCK_D,
+    }
+
+
+def _assign(arguments: dict[str, Any], cut: _Cut, targets: Float32[Tensor, "n K"] | None) -> _Assigned:
+    """Passes 1 and 2."""
+    from sop_faiss.sop import kernel_passes  # needs Triton
+
+    n, count = arguments["n"], arguments["count"]
+    embeddings: Tensor = arguments["embeddings"]
+    log_assigned = embeddings.new_empty(n, count)
+    split_lse, split_shared = embeddings.new_empty(cut.splits, n), embeddings.new_empty(cut.splits, n)
+    assigned = _Assigned(log_assigned, *(embeddings.new_empty(n) for _ in range(5)))
+    kernel_passes.lse_pass[(cut.row_tiles, cut.splits)](
+        **arguments, own=log_assigned, split_lse=split_lse, split_shared=split_shared, num_warps=4, num_stages=2
+    )
+    kernel_passes.assignment_pass[(n,)](
+        **assigned._asdict(),
+        split_lse=split_lse,
+        split_shared=split_shared,
+        targets=targets,
+        n=n,
+        count=count,
+        splits=cut.splits,
+        BLOCK_SPLITS=_power_of_two(cut.splits),
+        BLOCK_A=min(_BLOCK_A, _power_of_two(count)),
+        num_warps=4,
+    )
+    return assigned
+
+
+def log_assignment(
+    embeddings: Float32[Tensor, "n d"], shares: MemberShares, temperature: float
+) -> Float32[Tensor, "n K"]:
+    """log P(u) of each embedding; not differentiable. See `loss.log_assignment`; n is 1 or more."""
+    cut = _cut(len(embeddings), len(shares.members), embeddings.device)
+    with torch.cuda.device_of(embeddings):
+        return _assign(_arguments(embeddings, shares, temperature, cut), cut, None).log_assigned
+
+
+def cross_entropy(
+    embeddings: Float32[Tensor, "n d"],
+    targets: Float32[Tensor, "n K"],
+    row_weights: Float32[Tensor, " n"],
+    shares: MemberShares,
+    temperature: float,
+    needs_gradient: bool,
+) -> tuple[Float32[Tensor, ""], Float32[Tensor, "n d"] | None]:
+    """sum_i weight_i CE_i, and its gradient in the embeddings if wanted. See `loss.assignment_cross_entropy`.
+
+    Args:
+        embeddings: n rows, 1 or more.
+        targets: the teacher's assignments.
+        row_weights: weight of each row.
+        shares: the members and what they give.
+        temperature: student_temp.
+        needs_gradient: whether to make the third pass.
+    """
+    from sop_faiss.sop import kernel_passes  # needs Triton
+
+    n, dim = embeddings.shape
+    cut = _cut(n, len(shares.members), embeddings.device)
+    targets = targets.contiguous()
+    arguments = _arguments(embeddings, shares, temperature, cut)
+    with torch.cuda.device_of(embeddings):
+        assigned = _assign(arguments, cut, targets)
+        total = (row_weights * assigned.cross_entropy).sum()
+        if not needs_gradient:
+            return total, None
+        split_gradient = embeddings.new_empty(cut.splits, n, dim)
+        block_out = min(_BLOCK_OUT, max(16, _power_of_two(dim)))
+        kernel_passes.gradient_pass[(cut.row_tiles, cut.splits, _ceil_divide(dim, block_out))](
+            **arguments,
+            log_assigned=assigned.log_assigned,
+            targets=targets,
+            row_weights=row_weights.contiguous(),
+            lse=assigned.lse,
+            shared=assigned.shared,
+            by_all=assigned.by_all,
+            target_sum=assigned.target_sum,
+            split_gradient=split_gradient,
+            BLOCK_OUT=block_out,
+            num_warps=8,
+            num_stages=2,
+        )
+        return total, split_gradient.sum(0)
+
+
+@functools.cache
+def kernel_available(device: torch.device) -> bool:
+    """Whether the kernel runs, and rightly, on this device; tried once. Says in one line why not on a CUDA device."""
+    if device.type != "cuda":
+        return False
+    reason = _why_not(device)
+    if reason is not None:
+        _log.warning("the Triton kernel of the loss is not used on %s (%s): using PyTorch blocks", device, reason)
+    return reason is None
+
+
+def _why_not(device: torch.device) -> str | None:
+    """What keeps the kernel from this CUDA device; None if nothing does."""
+    if torch.version.cuda is None:
+        return "it is written for NVIDIA devices"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _OLDEST_CAPABILITY:
+        return f"compute capability {capability[0]}.{capability[1]}, wanted {_OLDEST_CAPABILITY[0]}.0 or newer"
+    try:
+        error = _self_test_error(device)
+    except Exception as problem:  # no Triton, no compiler, too little shared memory, ...
+        return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+    if not error <= _SELF_TEST_TOLERANCE:  # NaN fails every comparison
+        return f"its self-test is off by {error:.2g}, wanted {_SELF_TEST_TOLERANCE:g}"
+    return None
+
+
+@torch.no_grad()
+def _self_test_error(device: torch.device) -> float:
+    """Two things that must hold, on a small problem: P sums to 1, and the gradient at the target q = P vanishes."""
+    generator = torch.Generator().manual_seed(0)
+    members = F.normalize(torch.randn(48, 2, 256, generator=generator), dim=2).to(device)
+    embeddings = F.normalize(torch.randn(40, 256, generator=generator), dim=1).to(device)
+    shares = MemberShares.of(members, torch.full((48, 2), 0.9, device=device))
+    targets = log_assignment(embeddings, shares, 0.1).exp()
+    _, gradient = cross_entropy(embeddings, targets, torch.ones(40, device=device), shares, 0.1, True)
+    off_sum = (targets.sum(1) - 1).abs().max()
+    off_gradient = gradient.abs().max() if gradient is not None else off_sum
+    return float(torch.maximum(off_sum, off_gradient))
