@@ -171,8 +171,8 @@ def on_blocks(task: Task) -> Tensor:
 
 
 def cuda_rows(repeats: int) -> list[Row]:
-    """The Triton kernel against the faster exact variant in PyTorch, and against the memory of the dense one."""
-    faster = ("CUDA kernel, times faster", "the faster of PyTorch blocks and dense Y under torch.compile")
+    """The Triton kernel against the dense formula compiled, in time and memory; the blocks are in the details."""
+    faster = ("CUDA kernel, times faster", "dense Y under torch.compile")
     smaller = ("CUDA kernel, extra peak memory", "dense Y under torch.compile")
     if not torch.cuda.is_available() or not kernel.kernel_available(torch.device("cuda", torch.cuda.current_device())):
         why = {"not measured": "the kernel does not run here" if torch.cuda.is_available() else "no CUDA device here"}
@@ -186,7 +186,7 @@ def cuda_rows(repeats: int) -> list[Row]:
     difference = abs(float(functions["kernel"]()) / float(functions["dense"]()) - 1)
     seconds = interleaved_medians(functions, 10 * repeats)
     peaks = {name: cuda_peak_bytes(function) for name, function in functions.items()}
-    times, share = min(seconds["blocks"], seconds["dense"]) / seconds["kernel"], peaks["kernel"] / peaks["dense"]
+    times, share = seconds["dense"] / seconds["kernel"], peaks["kernel"] / peaks["dense"]
     time_detail = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
     time_detail |= {"relative_difference_of_losses": difference, "repeats": 10 * repeats}
     memory_detail = {f"{name}_MiB": value / MEBIBYTE for name, value in peaks.items()}

@@ -135,7 +135,10 @@ def largest_difference(kept: list[Prototypes], full: list[Prototypes]) -> float:
 
 
 def kept_neighbors(stored: int, quick: bool) -> Row:
-    """One step: store, then draw anchors and find their supports. The lists are as old as the memory when timed."""
+    """One step: store, then draw anchors and find their supports.
+
+    When timed the lists are as old as the memory; with `quick` they are a few steps old, so that fewer run short.
+    """
     kept, full = make_maker(incremental=True), make_maker(incremental=False)
     lists = kept.memory._lists
     assert lists is not None

@@ -47,7 +47,9 @@ _NO_MEMORY = re.compile(
     r"out of memory|not enough memory|can(?:'|no)t allocate memory|alloc(?:ation)?[_ ]fail|bad_alloc", re.IGNORECASE
 )
 _SAID_LENGTH = 160
-_LOWER = "lower the batch size, the image size or the capacities of the memories, or use another device"
+_LOWER = (
+    "lower the batch size, the image size or the memories, or use another device (training: raise train.accumulate)"
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,6 +17,7 @@ from sop_faiss.errors import ConfigError, SopError
 
 __all__ = [
     "average",
+    "average_",
     "decide",
     "derive_seed",
     "gather_objects",
@@ -124,6 +125,13 @@ def average(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
     total = values.clone()
     dist.all_reduce(total)
     return total / world_size()
+
+
+def average_(values: Shaped[Tensor, "*shape"]) -> None:
+    """The mean over all ranks, written over each rank's own values."""
+    if _active():
+        dist.all_reduce(values)
+        values.div_(world_size())
 
 
 def gather_objects(value: T) -> list[T]:

@@ -108,6 +108,7 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
         ("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"),
         ("train.precision=bf16",),
         ("train.accumulate=3", "train.views_apart=true"),
+        ("views.global_count=1", "train.views_apart=true"),
         ("neighbors.engine=torch", "neighbors.exclude_same_image=always"),
         ("neighbors.refresh=incremental", "neighbors.exclude_same_image=never"),
     ],
@@ -127,7 +128,7 @@ def test_every_setting_trains(tmp_path, shards, overrides):
     "overrides",
     [
         ("train.accumulate=3",),
-        ("train.accumulate=6", "masks.kind=random"),
+        ("train.accumulate=6",),
         ("train.views_apart=true",),
         ("train.accumulate=2", "train.views_apart=true", "sop.cls.tasks=2"),
         ("train.views_apart=true", "masks.kind=none", "loss.patch_weight=0"),
@@ -140,7 +141,7 @@ def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
     (whole, batches), (parts, _) = fresh(tmp_path, shards, *common, *kept), fresh(tmp_path, shards, *common, *overrides)
     for step in range(2):
         told = [train_step(state, batches[step]) for state in (whole, parts)]
-        for key in ("loss", "loss_cls", "loss_cls_over_lnK", "teacher_entropy_cls_over_lnK", "gradient_norm"):
+        for key in told[0]:
             assert float(told[1][key]) == pytest.approx(float(told[0][key]), rel=1e-4), key
         for (name, one), two in zip(whole.student.named_parameters(), parts.student.parameters(), strict=True):
             assert (one.grad is None) == (two.grad is None), name

@@ -57,9 +57,9 @@ class MemoryConfig:
     """The two FIFO memories (design 2.2)."""
 
     cls_capacity: int = 65536
-    """N_C, rows of the [CLS] memory."""
+    """N_C, rows of the [CLS] memory; at most as many as there are training images."""
     patch_capacity: int = 8192
-    """N_P, rows of the patch memory."""
+    """N_P, rows of the patch memory; likewise."""
     fill: str = "random"
     """What the memories hold at first: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
 

@@ -25,7 +25,7 @@ from sop_faiss.evaluate.metrics import (
     recall_at_1,
     top_positions,
 )
-from sop_faiss.evaluate.similarity import similarity_rows
+from sop_faiss.neighbors.similarity import similarity_rows
 from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = [

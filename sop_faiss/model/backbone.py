@@ -156,6 +156,6 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
 
 def seeded_backbone(config: ModelConfig, image_size: int, seed: int, drop_path: float = 0.0) -> Backbone:
     """`build_backbone` with the weights that `seed` determines; torch's global generator is left as it was."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build_backbone(config, image_size, drop_path)

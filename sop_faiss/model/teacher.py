@@ -104,7 +104,7 @@ def build_student_and_teacher(config: Config) -> tuple[Network, Network]:
     Raises:
         ConfigError: the backbone is unknown, or a view's side is not divisible by its patch.
     """
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         student = _build(config, config.model.drop_path)
         teacher = copy.deepcopy(student) if config.model.drop_path == 0 else _build(config, 0.0)

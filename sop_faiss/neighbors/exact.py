@@ -9,10 +9,12 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError
+from sop_faiss.neighbors.similarity import similarity_rows
 
 __all__ = ["NearestRows", "nearest_rows"]
 
-_GALLERY_BLOCK = 65536
+_ROUNDING = 1e-6
+"""More than equal rows can differ by in a float32 product of unit rows."""
 
 
 class NearestRows(NamedTuple):
@@ -57,16 +59,9 @@ def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarra
     found = in_fixed_order(*faiss.knn(queries, gallery, asked, metric=faiss.METRIC_INNER_PRODUCT))
     similarities, rows = found.similarities[:, :k], found.rows[:, :k]
     if asked > k:
-        for query in np.flatnonzero(found.similarities[:, k - 1] == found.similarities[:, k]):
-            to_all = _all_similarities(queries[query], gallery)
-            rows[query] = np.argsort(-to_all, kind="stable")[:k]
+        near_tie = np.flatnonzero(found.similarities[:, k - 1] <= found.similarities[:, k] + _ROUNDING)
+        for query, to_all in zip(near_tie, similarity_rows(queries[near_tie], gallery), strict=True):
+            reached = np.flatnonzero(to_all >= np.partition(to_all, -k)[-k])  # in rising order
+            rows[query] = reached[np.argsort(-to_all[reached], kind="stable")[:k]]
             similarities[query] = to_all[rows[query]]
     return NearestRows(similarities, rows)
-
-
-def _all_similarities(
-    query: Float32[np.ndarray, " d"], gallery: Float32[np.ndarray, "n d"]
-) -> Float32[np.ndarray, " n"]:
-    """One query's inner product with every row, in float64 and a block at a time, so that equal rows stay equal."""
-    blocks = [gallery[start : start + _GALLERY_BLOCK] for start in range(0, len(gallery), _GALLERY_BLOCK)]
-    return np.concatenate([block.astype(np.float64) @ query.astype(np.float64) for block in blocks]).astype(np.float32)

@@ -41,6 +41,8 @@ _MAY_CHANGE_ON_RESUME = (
     "data.decoded_cache_bytes",
     "neighbors.engine",
     "neighbors.refresh",
+    "train.accumulate",
+    "train.views_apart",
     "train.device",
     "train.stop_after_steps",
     "train.checkpoint_every_steps",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -209,15 +210,28 @@ def _why_not(device: torch.device) -> str | None:
     return None
 
 
-@torch.no_grad()
 def _self_test_error(device: torch.device) -> float:
-    """Two things that must hold, on a small problem: P sums to 1, and the gradient at the target q = P vanishes."""
+    """How far P and the gradient are from the dense formula in float64, on a small problem."""
     generator = torch.Generator().manual_seed(0)
-    members = F.normalize(torch.randn(48, 2, 256, generator=generator), dim=2).to(device)
-    embeddings = F.normalize(torch.randn(40, 256, generator=generator), dim=1).to(device)
-    shares = MemberShares.of(members, torch.full((48, 2), 0.9, device=device))
-    targets = log_assignment(embeddings, shares, 0.1).exp()
-    _, gradient = cross_entropy(embeddings, targets, torch.ones(40, device=device), shares, 0.1, True)
-    off_sum = (targets.sum(1) - 1).abs().max()
-    off_gradient = gradient.abs().max() if gradient is not None else off_sum
-    return float(torch.maximum(off_sum, off_gradient))
+    members = F.normalize(torch.randn(48, 2, 256, generator=generator), dim=2)
+    embeddings = F.normalize(torch.randn(40, 256, generator=generator), dim=1)
+    contributions = torch.rand(48, 2, generator=generator) * 0.5 + 0.5
+    targets = torch.softmax(torch.randn(40, 48, generator=generator), dim=1)
+
+    exact = embeddings.double().requires_grad_()
+    p = torch.softmax(exact @ members.flatten(0, 1).double().T / 0.1, dim=1).unflatten(1, (48, 2))
+    w = contributions.double()
+    c = (1 - w) / 47
+    assigned = (p * (w - c)).sum(2) + (p * c).sum((1, 2)).unsqueeze(1)
+    (exact_gradient,) = torch.autograd.grad(-(targets * assigned.log()).sum(), exact)
+
+    shares = MemberShares.of(members.to(device), contributions.to(device))
+    with torch.no_grad():
+        ours = log_assignment(embeddings.to(device), shares, 0.1).exp()
+        ones = torch.ones(40, device=device)
+        _, gradient = cross_entropy(embeddings.to(device), targets.to(device), ones, shares, 0.1, True)
+    if gradient is None:
+        return math.nan
+    off_p = (ours.cpu().double() - assigned.detach()).abs().max() / assigned.detach().max()
+    off_gradient = (gradient.cpu().double() - exact_gradient).abs().max() / exact_gradient.abs().max()
+    return float(torch.maximum(off_p, off_gradient))

@@ -164,10 +164,27 @@ class LevelLoss:
     """The loss of one level, and what it tells about the teacher."""
 
     loss: Float[Tensor, ""]
-    cross_entropy: Float[Tensor, ""]
-    """Mean cross-entropy of the rows compared, in nats, detached; ln K when the student assigns uniformly."""
-    teacher_entropy: Float[Tensor, ""]
-    """Mean entropy of the teacher's assignments, in nats, detached; ln K when they are uniform."""
+    weight: Float[Tensor, ""]
+    """Sum of the weights of the rows compared: 1, or less where some views have no masked patch or are not here."""
+    entropies: Float[Tensor, ""]
+    """Sum of the entropies of the teacher's assignments, in nats, detached; a row at ln K is uniform."""
+    rows: int
+    """Number of the teacher's assignments."""
+
+    @property
+    def cross_entropy(self) -> Float[Tensor, ""]:
+        """Mean cross-entropy of the rows compared, in nats, detached; ln K when the student assigns uniformly."""
+        return self.loss.detach() / self.weight
+
+    @property
+    def teacher_entropy(self) -> Float[Tensor, ""]:
+        """Mean entropy of the teacher's assignments."""
+        return self.entropies / self.rows
+
+    def sums(self) -> Float[Tensor, " sums"]:
+        """Loss, weight, entropies and rows: what parts of a batch are added up by."""
+        numbers = (self.loss.detach(), self.weight, self.entropies, torch.full_like(self.entropies, self.rows))
+        return torch.stack([number.float() for number in numbers])
 
 
 def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
@@ -203,7 +220,8 @@ def cls_loss(
     global_views = len(teacher)
     partners = [[j for j in range(global_views) if j != i] for i in range(first_view, first_view + views)]
     pairs = global_views * ((all_views or views) - 1)
-    weights = torch.tensor([len(others) for others in partners], device=student.device) / (pairs * images)
+    counts = torch.tensor([len(others) for others in partners], dtype=torch.float64, device=student.device)
+    weights = counts / (pairs * images)
     seen = [i for i in range(views) if partners[i]]
     rows = student[seen].flatten(0, 1)
     row_weights = weights[seen].repeat_interleave(images)
@@ -213,17 +231,18 @@ def cls_loss(
         shares = MemberShares.of(prototypes.members(task), prototypes.contributions[task])
         with torch.no_grad():
             log_targets = log_assignment(teacher.flatten(0, 1), shares, teacher_temp)
-            entropies.append(_entropy(log_targets).mean())
+            entropies.append(_entropy(log_targets).sum())
             by_view = log_targets.exp().view(global_views, images, -1)
-            targets = torch.cat([by_view[partners[i]].mean(0) for i in seen])
+            targets = torch.cat([by_view[0, :0], *(by_view[partners[i]].mean(0) for i in seen)])
         losses.append(assignment_cross_entropy(rows, targets, row_weights, shares, student_temp))
-    loss = torch.stack(losses).mean()
-    return LevelLoss(loss, loss.detach(), torch.stack(entropies).mean())
+    return LevelLoss(
+        torch.stack(losses).mean(), weights.sum() * images, torch.stack(entropies).mean(), global_views * images
+    )
 
 
 def masked_row_weights(masks: Bool[Tensor, "views n"]) -> Float[Tensor, " masked"]:
     """Weight of each masked patch: 1 / (masked patches of its view) / views; an unmasked view counts as 0."""
-    per_view = masks.sum(1).clamp_min(1).reciprocal() / len(masks)
+    per_view = masks.sum(1, dtype=torch.float64).clamp_min(1).reciprocal() / len(masks)
     return per_view.unsqueeze(1).expand(masks.shape)[masks]
 
 
@@ -250,7 +269,6 @@ def patch_loss(
         shares = MemberShares.of(prototypes.members(task), prototypes.contributions[task])
         with torch.no_grad():
             log_targets = log_assignment(teacher, shares, teacher_temp)
-            entropies.append(_entropy(log_targets).mean())
+            entropies.append(_entropy(log_targets).sum())
         losses.append(assignment_cross_entropy(student, log_targets.exp(), row_weights, shares, student_temp))
-    loss = torch.stack(losses).mean()
-    return LevelLoss(loss, loss.detach() / row_weights.sum(), torch.stack(entropies).mean())
+    return LevelLoss(torch.stack(losses).mean(), row_weights.sum(), torch.stack(entropies).mean(), len(teacher))

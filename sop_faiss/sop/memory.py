@@ -58,6 +58,11 @@ class Memory:
         return len(self._mirror.rows)
 
     @property
+    def fill(self) -> float:
+        """Share of the rows that hold stored embeddings, not the random ones of the start."""
+        return min(1.0, self.stored / self.capacity)
+
+    @property
     def engine(self) -> str:
         """What searches: `faiss` or `torch`."""
         return self._mirror.engine

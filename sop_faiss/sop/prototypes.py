@@ -50,18 +50,19 @@ class Prototypes:
     def health(self) -> dict[str, Float32[Tensor, ""]]:
         """What the prototypes tell about the memory, without another search.
 
-        `distinct_rows`: different rows among all members, as a share of the memory. Where there are supports also
-        `support_similarity`, their mean similarity to the anchor, and `one_image_share`, the share of anchors whose
-        supports all come from one image.
+        `distinct_rows`: different rows that members were drawn from, as a share of the memory. Where there are supports
+        also `support_similarity`, their mean similarity to the anchor; where there are several, `one_image_share`, the
+        share of anchors whose supports all come from one image.
         """
         used = torch.zeros(self.memory.capacity, device=self.anchors.device)
         used[self.anchor_rows.flatten()] = 1.0
         used[self.support_rows.flatten()] = 1.0
         told = {"distinct_rows": used.mean()}
-        if self.support_rows.shape[2]:
+        if self.support_rows.shape[2] > 0:
+            told["support_similarity"] = self.support_similarities.mean()
+        if self.support_rows.shape[2] > 1:
             images = self.memory.image_ids[self.support_rows]
             of_one_image = ((images == images[..., :1]) & (images >= 0)).all(-1)
-            told["support_similarity"] = self.support_similarities.mean()
             told["one_image_share"] = of_one_image.float().mean()
         return told
 

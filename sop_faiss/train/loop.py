@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,14 @@ from sop_faiss.config import Config
 from sop_faiss.data.stream import Batch, Batches, batch_loader
 from sop_faiss.model.teacher import update_teacher
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.sop.loss import LevelLoss, cls_loss, masked_row_weights, patch_loss
+from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototypes import Prototypes
-from sop_faiss.train.checkpoint import prune_checkpoints, write_best, write_checkpoint
-from sop_faiss.train.monitor import Evaluation, Monitor, check_bad_share, check_finite
+from sop_faiss.train.checkpoint import prune_checkpoints, write_checkpoint
+from sop_faiss.train.monitor import Evaluation, Monitor
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
+from sop_faiss.train.records import keep_records, keep_score, timed_batches
 from sop_faiss.train.schedules import StepSettings
-from sop_faiss.train.state import RunState
+from sop_faiss.train.state import Level, RunState
 from sop_faiss.train.stop import StopRequest
 
 __all__ = ["fill_memories", "normalise", "save", "train_step", "train_steps"]
@@ -50,6 +50,7 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     config, device = state.config, state.device
     settings = state.schedules.at(state.step)
     _, images, patches = batch.masks.shape
+    batch = batch.to(device)
     parts = batch.split(config.train.accumulate)
 
     # 1. Prototypes from the memories as the last step left them, shared by student and teacher (section 3.2).
@@ -71,21 +72,25 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     # 7. The teacher follows, and 8. the memories take in this step's embeddings, once, in rank order.
     # Departs: the released code stores before the backward pass.
     update_teacher(state.teacher, state.student, settings.momentum)
-    image_ids = distributed.gather_rows(batch.image_ids.to(device))
+    image_ids = distributed.gather_rows(batch.image_ids)
     for name, level in state.levels.items():
         level.memory.store(distributed.gather_rows(torch.cat([part.to_store[name] for part in learned])), image_ids)
 
     state.step += 1
     state.images_seen += config.train.batch_size
-    metrics = {name: torch.stack([part.metrics[name] for part in learned]).mean() for name in learned[0].metrics}
+    metrics: dict[str, Tensor | float] = {"loss": torch.zeros((), device=device)}
+    for name, level in state.levels.items():
+        sums = torch.stack([part.sums[name] for part in learned]).sum(0)
+        metrics.update(_level_metrics(name, level, sums, len(parts)))
+        metrics["loss"] += getattr(config.loss, f"{name}_weight") * metrics[f"loss_{name}"]
     return {**metrics, **health, "gradient_norm": gradient_norm, **settings._asdict()}
 
 
 @dataclass
 class _Learned:
-    """What some of a step's images leave behind: numbers, means over these images, and embeddings for the memories."""
+    """What some of a step's images leave behind, by level: `LevelLoss.sums`, and embeddings for the memory."""
 
-    metrics: dict[str, Tensor]
+    sums: dict[str, Float[Tensor, " sums"]]
     to_store: dict[str, Float[Tensor, "b d"]]
 
 
@@ -104,7 +109,7 @@ def _learn_from(
     # 2. Views: G global ones, seen whole by the teacher and masked by the student, and L local ones.
     global_views = normalise(part.global_views, config, device)
     local_views = normalise(part.local_views, config, device)
-    masks = part.masks.to(device, non_blocking=True)
+    masks = part.masks
     views, images, patches = masks.shape
     masked = masks.flatten().nonzero().squeeze(1)
     stored_view = _stored_view(views)
@@ -115,7 +120,10 @@ def _learn_from(
         wanted = torch.cat([masked, stored]) if has_patch else None
         teacher_cls, teacher_patches = state.teacher(global_views.flatten(0, 1), None, wanted, has_cls)
     teacher_cls = teacher_cls.view(views, -1, teacher_cls.shape[-1])
-    learned = _Learned({}, {"cls": teacher_cls[stored_view], "patch": teacher_patches[len(masked) :]})
+    learned = _Learned(
+        {name: torch.zeros(4, device=device) for name in prototypes},
+        {"cls": teacher_cls[stored_view], "patch": teacher_patches[len(masked) :]},
+    )
 
     # 4. The student's embeddings, and 5. the losses (section 3.3); all views at once, or the local ones first.
     shown = [(global_views, local_views)]
@@ -138,16 +146,15 @@ def _learn_from(
                 student_cls, teacher_cls, prototypes["cls"], *temperatures, first_view, views + len(local_views)
             )
             loss = loss + config.loss.cls_weight * level.loss
-            _note(learned.metrics, "cls", level, prototypes["cls"])
+            learned.sums["cls"] += level.sums()
         if has_patch and with_globals:
             weights = masked_row_weights(masks.flatten(0, 1))
             level = patch_loss(
                 student_patches, teacher_patches[: len(masked)], weights, prototypes["patch"], *temperatures
             )
             loss = loss + config.loss.patch_weight * level.loss
-            _note(learned.metrics, "patch", level, prototypes["patch"])
+            learned.sums["patch"] += level.sums()
         (loss / config.train.accumulate).backward()
-        learned.metrics["loss"] = loss.detach() + learned.metrics.get("loss", 0)
     return learned
 
 
@@ -170,13 +177,16 @@ def _stored_view(views: int) -> int:
     return min(1, views - 1)
 
 
-def _note(metrics: dict[str, Tensor], name: str, level: LevelLoss, prototypes: Prototypes) -> None:
-    """Add what one level's loss tells; the losses of views taken apart add up."""
-    log_count = math.log(prototypes.count)
-    values = {f"loss_{name}": level.loss.detach(), f"loss_{name}_over_lnK": level.cross_entropy / log_count}
-    for key, value in values.items():
-        metrics[key] = metrics[key] + value if key in metrics else value
-    metrics[f"teacher_entropy_{name}_over_lnK"] = level.teacher_entropy / log_count
+def _level_metrics(name: str, level: Level, sums: Float[Tensor, " sums"], parts: int) -> dict[str, Tensor | float]:
+    """What one level's loss tells, of the sums over all parts of the batch; see `LevelLoss.sums`."""
+    loss, weight, entropies, rows = sums
+    log_count = math.log(level.maker.level.num_anchors)
+    return {
+        f"loss_{name}": loss / parts,
+        f"loss_{name}_over_lnK": loss / weight / log_count,
+        f"teacher_entropy_{name}_over_lnK": entropies / rows / log_count,
+        f"memory_fill_{name}": level.memory.fill,
+    }
 
 
 @torch.no_grad()
@@ -230,11 +240,13 @@ def train_steps(
         if state.step == 0:
             if state.config.memory.fill == "teacher":
                 fill_memories(state, batches)
-            _score(state, run, monitor, evaluate, last)
-        for batch in _timed(batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor):
+            keep_score(state, run, monitor, evaluate, last)
+        for batch in timed_batches(
+            batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor
+        ):
             metrics = train_step(state, batch)
-            _keep_records(state, batch, metrics, monitor, run, len(batches.positions))
-            _score(state, run, monitor, evaluate, last)
+            keep_records(state, batch, metrics, monitor, run, len(batches.positions))
+            keep_score(state, run, monitor, evaluate, last)
             stopping = stop.anywhere(state.device)
             if stopping or state.step == last or state.step % config.checkpoint_every_steps == 0:
                 save(state, run)
@@ -253,60 +265,3 @@ def save(state: RunState, run: Path) -> None:
     if distributed.is_main():
         write_checkpoint(run, state.step, state.tensors(), state.counters())
         prune_checkpoints(run, state.config.train)
-
-
-def _timed(loader: Iterator[Batch], monitor: Monitor | None) -> Iterator[Batch]:
-    """The batches, with the time spent waiting for them noted."""
-    while True:
-        started = time.monotonic()
-        batch = next(loader, None)
-        if batch is None:
-            return
-        if monitor is not None:
-            monitor.waited(time.monotonic() - started)
-        yield batch
-
-
-def _keep_records(
-    state: RunState,
-    batch: Batch,
-    metrics: dict[str, Tensor | float],
-    monitor: Monitor | None,
-    run: Path,
-    images: int,
-) -> None:
-    """Count bad samples, stop at numbers that are not finite, and log every `log_every_steps`; means over all ranks."""
-    names = list(metrics)
-    bad_here = torch.tensor([float(len(batch.bad))], device=state.device)
-    here = torch.stack([torch.as_tensor(metrics[name], device=state.device).float() for name in names])
-    *means, mean_bad = distributed.average(torch.cat([here, bad_here])).tolist()
-    values = dict(zip(names, means, strict=True))
-    if mean_bad > 0:
-        bad = [sample for rank_samples in distributed.gather_objects(batch.bad) for sample in rank_samples]
-        state.bad_samples += len(bad)
-        if monitor is not None:
-            monitor.bad_samples(bad, state.step)
-        check_bad_share(state.bad_samples, state.images_seen, images, state.config.data.max_bad_fraction)
-    place = {
-        "step": state.step,
-        "epoch": state.step / state.schedules.steps_per_epoch,
-        "images": state.images_seen,
-    }
-    check_finite({**place, **values}, batch.image_ids.tolist(), run)
-    if monitor is not None and (state.step % state.config.train.log_every_steps == 0 or state.step == 1):
-        monitor.log({**place, **values, **monitor.speed(state.images_seen)})
-
-
-def _score(state: RunState, run: Path, monitor: Monitor | None, evaluate: Evaluation | None, last: int) -> None:
-    """Evaluate at step 0, at multiples of `evaluate.every_steps`, and at the end; keep the best teacher in `best/`."""
-    every, step = state.config.evaluate.every_steps, state.step
-    if monitor is None or evaluate is None or not every:
-        return
-    if step % every == 0 or step == last:
-        scores = evaluate()
-        epoch = step / state.schedules.steps_per_epoch
-        monitor.log({"step": step, "epoch": epoch, "images": state.images_seen, **scores})
-        score = next(iter(scores.values()))
-        if step > 0 and (state.best_score is None or score > state.best_score):
-            state.best_score = score
-            write_best(run, step, {"teacher": state.teacher.state_dict()}, scores)

@@ -81,7 +81,7 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
                 f"sop.{name}.{setting} = {value} is too much for a memory of {capacity} rows ({images} training "
                 f"images, memory.{name}_capacity = {asked}): wanted at most {most}; lower it or use more images"
             )
-    if capacity < asked:
+    if capacity < asked and distributed.is_main():
         _log.info(
             "memory.%s_capacity: %d of the %d rows asked for, since there are only %d training images",
             name,
@@ -147,7 +147,7 @@ class RunState:
             generator=generator,
             incremental=self._keeps_neighbors(level, capacity),
         )
-        if level.num_supports:
+        if level.num_supports and distributed.is_main():
             how = "kept from step to step" if maker.incremental else "searched for every step"
             _log.info("%s neighbours are %s (neighbors.refresh=%s)", name, how, neighbors.refresh)
         return Level(memory, maker)
@@ -177,10 +177,9 @@ class RunState:
         """Average the gradients over the ranks, where one backward pass did not make (and average) all of them."""
         if distributed.world_size() == 1 or not self._averages_by_hand:
             return
-        gradients = [parameter.grad for parameter in self.student.parameters() if parameter.grad is not None]
-        average = distributed.average(torch.cat([gradient.flatten() for gradient in gradients]))
-        for gradient, part in zip(gradients, average.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        for parameter in self.student.parameters():
+            if parameter.grad is not None:
+                distributed.average_(parameter.grad)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything with a tensor in it, by the file it goes to."""
