@@ -59,7 +59,9 @@ def check(u: torch.Tensor, members: torch.Tensor, weights: torch.Tensor, tempera
     oracle.backward()
     torch.testing.assert_close(value.detach().double(), oracle.detach(), rtol=1e-5, atol=0)
     error = (ours.grad.double() - theirs.grad).norm(dim=1)
-    assert (error <= tolerance(temperature) * theirs.grad.norm(dim=1).clamp_min(1e-2)).all()
+    # A row's gradient is weight/temperature times a sum of shares p that may cancel; each has the error above.
+    rounding = 1e-7 / temperature * row_weights / temperature
+    assert (error <= tolerance(temperature) * theirs.grad.norm(dim=1) + rounding).all()
 
 
 @pytest.mark.parametrize(
