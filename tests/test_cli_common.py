@@ -38,7 +38,7 @@ def run(error: BaseException) -> tuple[int, str, str]:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.tar"), 1, "error: No space left on device: out.tar\n"),
         (PermissionError(errno.EACCES, "Permission denied"), 1, "error: Permission denied\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
-        (MemoryError(), 1, "error: out of memory: lower the batch size, the image size or the capacities of the memor"),
+        (MemoryError(), 1, "error: out of memory: lower the batch size, the image size or the memories"),
     ],
 )
 def test_errors_are_one_line(error: BaseException, status: int, message: str) -> None:

@@ -98,7 +98,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, config, shards, overr
 
 
 def test_unlabelled_images_cannot_be_scored(tmp_path, config):
-    folder = write_folder(tmp_path / "photos", classes=0, per_class=8, size=20)
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=16, size=20)
     result = run(
         config, f"data.train={folder}", "data.holdout_share=0.25", "evaluate.test=holdout", "evaluate.every_steps=1",
         "evaluate.k=2", "--output", tmp_path / "run",

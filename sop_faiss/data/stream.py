@@ -67,8 +67,13 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same on a device, without waiting for the copy."""
-        tensors = (self.global_views, self.local_views, self.masks, self.image_ids)
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors), self.bad)
+        return Batch(
+            self.global_views.to(device, non_blocking=True),
+            self.local_views.to(device, non_blocking=True),
+            self.masks.to(device, non_blocking=True),
+            self.image_ids.to(device, non_blocking=True),
+            self.bad,
+        )
 
     def pin_memory(self) -> Batch:
         """Page-locked tensors, for copies that run beside the computation."""
