@@ -29,7 +29,7 @@ from sop_faiss.sop.shares import MemberShares
 
 __all__ = ["LevelLoss", "MemberShares", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
 
-_BLOCK_ELEMENTS = 2**22  # logits held at once: 16 MB in float32
+_BLOCK_ELEMENTS = 2**20  # logits held at once: 4 MB in float32
 
 
 def _block_rows(shares: MemberShares) -> int:
@@ -235,6 +235,7 @@ def cls_loss(
             by_view = log_targets.exp().view(global_views, images, -1)
             targets = torch.cat([by_view[0, :0], *(by_view[partners[i]].mean(0) for i in seen)])
         losses.append(assignment_cross_entropy(rows, targets, row_weights, shares, student_temp))
+        del shares  # D is large: gone before the next task's is gathered
     return LevelLoss(
         torch.stack(losses).mean(), weights.sum() * images, torch.stack(entropies).mean(), global_views * images
     )
@@ -271,4 +272,5 @@ def patch_loss(
             log_targets = log_assignment(teacher, shares, teacher_temp)
             entropies.append(_entropy(log_targets).sum())
         losses.append(assignment_cross_entropy(student, log_targets.exp(), row_weights, shares, student_temp))
+        del shares
     return LevelLoss(torch.stack(losses).mean(), row_weights.sum(), torch.stack(entropies).mean(), len(teacher))
