@@ -119,12 +119,12 @@ def gather_rows(rows: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
 
 
 def average(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """The mean over all ranks, element by element."""
+    """The mean over all ranks, element by element; of floating-point values."""
     if not _active():
         return values
-    total = values.clone()
-    dist.all_reduce(total)
-    return total / world_size()
+    mean = values.clone()
+    average_(mean)
+    return mean
 
 
 def average_(values: Shaped[Tensor, "*shape"]) -> None:

@@ -172,11 +172,6 @@ class LevelLoss:
     """Number of the teacher's assignments."""
 
     @property
-    def cross_entropy(self) -> Float[Tensor, ""]:
-        """Mean cross-entropy of the rows compared, in nats, detached; ln K when the student assigns uniformly."""
-        return self.loss.detach() / self.weight
-
-    @property
     def teacher_entropy(self) -> Float[Tensor, ""]:
         """Mean entropy of the teacher's assignments."""
         return self.entropies / self.rows
