@@ -38,9 +38,10 @@ MEBIBYTE = 2**20
 
 
 class Task(NamedTuple):
-    """D, w and the embeddings of one task."""
+    """D, w and the embeddings of one task; D laid out for each formula as it reads it."""
 
     members: Tensor
+    flat_members: Tensor
     contributions: Tensor
     student: Tensor
     teacher: Tensor
@@ -57,7 +58,11 @@ def make_task(count: int = COUNT, device: str = "cpu") -> Task:
     weights = contributions((members[:, 1:] * anchors).sum(-1).unsqueeze(0), "similarity", 0.1)[0]
     student = F.normalize(images + 0.5 * unit(VIEWS, IMAGES, DIM, seed=3), dim=-1).flatten(0, 1)
     teacher = F.normalize(images + 0.5 * unit(GLOBAL_VIEWS, IMAGES, DIM, seed=4), dim=-1).flatten(0, 1)
-    return Task(members.to(device), weights.to(device), student.to(device).requires_grad_(), teacher.to(device))
+    as_gathered = members.transpose(0, 1).contiguous().transpose(0, 1)  # as Prototypes.members returns them
+    inputs = (as_gathered, members.flatten(0, 1), weights, student, teacher)
+    task = Task(*(tensor.to(device) for tensor in inputs))
+    task.student.requires_grad_()
+    return task
 
 
 def targets_of(assigned: Tensor) -> Tensor:
@@ -80,10 +85,9 @@ def dense_loss(task: Task) -> Tensor:
     weights = task.contributions.flatten().unsqueeze(1)
     labels = ((1 - weights) / (count - 1)).expand(-1, count).contiguous()
     labels[own, own // size] = weights.squeeze(1)
-    flat = task.members.flatten(0, 1)
     with torch.no_grad():
-        targets = targets_of(torch.softmax(task.teacher @ flat.T / TEACHER_TEMP, dim=1) @ labels)
-    assigned = torch.softmax(task.student @ flat.T / STUDENT_TEMP, dim=1) @ labels
+        targets = targets_of(torch.softmax(task.teacher @ task.flat_members.T / TEACHER_TEMP, dim=1) @ labels)
+    assigned = torch.softmax(task.student @ task.flat_members.T / STUDENT_TEMP, dim=1) @ labels
     return -(targets * assigned.log()).sum(1).mean()
 
 

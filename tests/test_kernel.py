@@ -128,7 +128,7 @@ def test_the_loss_takes_the_kernel_for_float32_alone(monkeypatch):
 
     def fake_log_assignment(embeddings, shares, temperature):
         taken.append("log_assignment")
-        return embeddings.new_zeros(len(embeddings), len(shares.members))
+        return embeddings.new_zeros(len(embeddings), shares.count)
 
     monkeypatch.setattr(kernel, "kernel_available", lambda device: True)
     monkeypatch.setattr(kernel, "cross_entropy", fake_cross_entropy)

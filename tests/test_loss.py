@@ -84,6 +84,37 @@ def test_float32_and_bf16_inputs(kind):
     torch.testing.assert_close(half.exp().double(), reference, rtol=1e-4, atol=1e-6)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(2, 12),
+    supports=st.integers(0, 4),
+    kind=st.sampled_from(KINDS),
+    eps=st.sampled_from([0.0, 0.1]),
+    temperature=st.sampled_from([0.005, 0.01, 0.04]),
+    duplicates=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_float32_at_low_temperatures(count, supports, kind, eps, temperature, duplicates, seed):
+    """log P down to -400, where one exponential per prototype underflows: what is lost must never matter."""
+    members, weights = random_task(count, supports, 4, kind, eps, seed)
+    if duplicates:
+        members[1], weights[1] = members[0], weights[0]
+    members, u, weights = members.float(), unit(5, 4, seed=seed + 1).float(), weights.float()
+    targets = torch.softmax(20 * unit(5, count, seed=seed + 2), dim=1)
+    ours, theirs = u.clone().requires_grad_(), u.double().requires_grad_()
+    exact = dense_assignment(theirs, members.double(), weights.double(), temperature)
+    shares = MemberShares.of(members, weights)
+    rounding = 2e-7 / temperature  # of a similarity, over the temperature
+    assigned = log_assignment(u, shares, temperature)
+    torch.testing.assert_close(assigned.double(), exact.detach().log(), rtol=1e-5, atol=4 * rounding)
+    value = assignment_cross_entropy(ours, targets, torch.ones(5), shares, temperature)
+    oracle = -(targets * exact.log()).sum()
+    torch.testing.assert_close(value.detach().double(), oracle.detach(), rtol=1e-5, atol=20 * rounding)
+    value.backward()
+    oracle.backward()
+    torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=10 * rounding / temperature)
+
+
 def test_finite_where_the_dense_formula_underflows():
     members = torch.stack([unit(4, seed=1), -unit(4, seed=1)]).unsqueeze(1).float()
     shares = MemberShares.of(members, torch.ones(2, 1))

@@ -81,12 +81,12 @@ def _arguments(
     embeddings: Float32[Tensor, "n d"], shares: MemberShares, temperature: float, cut: _Cut
 ) -> dict[str, Any]:
     """What passes 1 and 3 both take."""
-    count, size, dim = shares.members.shape
+    size, count, dim = shares.members.shape
     return {
         "embeddings": embeddings.contiguous(),
-        "members": shares.members.contiguous(),
-        "log_own": shares.log_own.contiguous(),
-        "log_other": shares.log_other.contiguous(),
+        "members": shares.members,
+        "log_own": shares.log_own,
+        "log_other": shares.log_other,
         "n": len(embeddings),
         "count": count,
         "size": size,
@@ -130,7 +130,7 @@ def log_assignment(
     embeddings: Float32[Tensor, "n d"], shares: MemberShares, temperature: float
 ) -> Float32[Tensor, "n K"]:
     """log P(u) of each embedding; not differentiable. See `loss.log_assignment`; n is 1 or more."""
-    cut = _cut(len(embeddings), len(shares.members), embeddings.device)
+    cut = _cut(len(embeddings), shares.count, embeddings.device)
     with torch.cuda.device_of(embeddings):
         return _assign(_arguments(embeddings, shares, temperature, cut), cut, None).log_assigned
 
@@ -156,7 +156,7 @@ def cross_entropy(
     from sop_faiss.sop import kernel_passes  # needs Triton
 
     n, dim = embeddings.shape
-    cut = _cut(n, len(shares.members), embeddings.device)
+    cut = _cut(n, shares.count, embeddings.device)
     targets = targets.contiguous()
     arguments = _arguments(embeddings, shares, temperature, cut)
     with torch.cuda.device_of(embeddings):

@@ -82,9 +82,9 @@ def _lse_of_columns(top, total):
 @no_type_check
 def lse_pass(
     embeddings,  # (n, d)
-    members,  # (K, S, d)
-    log_own,  # (K, S)
-    log_other,  # (K, S)
+    members,  # (S, K, d)
+    log_own,  # (S, K)
+    log_other,  # (S, K)
     own,  # (n, K), out
     split_lse,  # (splits, n), out
     split_shared,  # (splits, n), out
@@ -111,7 +111,7 @@ def lse_pass(
         own_top = tl.full((BLOCK_N, BLOCK_K), LOG_OF_ZERO, tl.float32)
         own_total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
         for s in range(size):
-            slots = prototypes * size + s
+            slots = s * count + prototypes
             logits = _logits(
                 embeddings, members, rows, is_row, slots, is_prototype, dim, temperature, BLOCK_N, BLOCK_K, BLOCK_D
             )
@@ -187,9 +187,9 @@ def assignment_pass(
 @no_type_check
 def gradient_pass(
     embeddings,  # (n, d)
-    members,  # (K, S, d)
-    log_own,  # (K, S)
-    log_other,  # (K, S)
+    members,  # (S, K, d)
+    log_own,  # (S, K)
+    log_other,  # (S, K)
     log_assigned,  # (n, K)
     targets,  # (n, K)
     row_weights,  # (n,)
@@ -227,7 +227,7 @@ def gradient_pass(
         assigned = tl.load(log_assigned + cells, mask=is_cell, other=0.0)
         target = tl.load(targets + cells, mask=is_cell, other=0.0)
         for s in range(size):
-            slots = prototypes * size + s
+            slots = s * count + prototypes
             logits = _logits(
                 embeddings, members, rows, is_row, slots, is_prototype, dim, temperature, BLOCK_N, BLOCK_K, BLOCK_D
             )

@@ -17,7 +17,7 @@ are never held; a task leaves only its gradient, as large as the embeddings. On 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,16 +37,41 @@ def _block_rows(shares: MemberShares) -> int:
     return max(1, _BLOCK_ELEMENTS // shares.log_own.numel())
 
 
-def _assign_block(
-    embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float
-) -> tuple[Float[Tensor, "n K S"], Float[Tensor, "n K"], Float[Tensor, "n 1"]]:
-    """log p of all members, log P of all prototypes, and log of what every prototype gets from all members."""
-    count, size, dim = shares.members.shape
-    logits = embeddings @ shares.members.reshape(-1, dim).T / temperature
-    log_p = (logits - logits.logsumexp(1, keepdim=True)).view(-1, count, size)
-    own = (log_p + shares.log_own).logsumexp(2)
-    shared = (log_p + shares.log_other).flatten(1).logsumexp(1, keepdim=True)
-    return log_p, torch.logaddexp(own, shared), shared
+class _Assigned(NamedTuple):
+    """What a block of rows gives; the members of a prototype lie along dim 1."""
+
+    log_assigned: Float[Tensor, "n K"]
+    """log P_a."""
+    part: Float[Tensor, "n S K"]
+    """p_m / p_a, with p_a that of the member of a with the largest logit."""
+    log_top: Float[Tensor, "n K"]
+    """log p_a."""
+    share: Float[Tensor, "n S K"]
+    """c_m p_m of each member, over the largest."""
+    total: Float[Tensor, "n 1 1"]
+    """Sum of `share`."""
+    log_shared: Float[Tensor, "n 1"]
+    """log sum_m c_m p_m: what every prototype gets from all members."""
+
+
+def _assign_block(embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float) -> _Assigned:
+    """The assignment of some rows, with two exponentials a logit.
+
+    Where all p_m (w_m - c_m) underflow beside p_a, the largest member has w = c = 1/K, and `log_shared` is far greater
+    than what was lost.
+    """
+    logits = ((embeddings / temperature) @ shares.members.flatten(0, 1).T).view(-1, *shares.log_own.shape)
+    share = logits + shares.log_other
+    peak = share.amax((1, 2), keepdim=True)
+    share = (share - peak).exp()
+    total = share.sum((1, 2), keepdim=True)
+    top = logits.amax(1)
+    part = (logits - top.unsqueeze(1)).exp()
+    del logits  # as large as the block
+    lse = (top + part.sum(1).log()).logsumexp(1, keepdim=True)
+    log_own = top - lse + (part * shares.log_own.exp()).sum(1).clamp_min(torch.finfo(top.dtype).tiny).log()
+    log_shared = (peak + total.log()).squeeze(2) - lse
+    return _Assigned(torch.logaddexp(log_own, log_shared), part, top - lse, share, total, log_shared)
 
 
 def _float32_or_more(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -72,7 +97,7 @@ def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberShares, tempe
     shares = shares.to(embeddings.dtype)
     if _kernel_serves(embeddings) and not (torch.is_grad_enabled() and embeddings.requires_grad):
         return kernel.log_assignment(embeddings, shares, temperature)
-    blocks = [_assign_block(block, shares, temperature)[1] for block in embeddings.split(_block_rows(shares))]
+    blocks = [_assign_block(block, shares, temperature).log_assigned for block in embeddings.split(_block_rows(shares))]
     return torch.cat(blocks)
 
 
@@ -87,26 +112,26 @@ def _cross_entropy_by_blocks(
     """sum_i weight_i CE_i with its gradient, block by block.
 
     With q the target, g_m = dCE/dp_m = -(w_m - c_m) q_a/P_a - c_m sum_b q_b/P_b for a member m of a, and
-    sum_m p_m g_m = -sum_a q_a, so that dCE/dlogit_m = p_m (g_m + sum_a q_a). Each product with 1/P stays at most 1
-    when taken in log space, since P_a holds the very term that it divides.
+    sum_m p_m g_m = -sum_a q_a, so that dCE/dlogit_m = p_m (g_m + sum_a q_a). Each product with 1/P is taken in log
+    space, where it is small, since P_a holds the very term that it divides: p_a/P_a is at most 2 K.
     """
-    total = embeddings.new_zeros(())
+    loss = embeddings.new_zeros(())
     gradient = torch.empty_like(embeddings) if needs_gradient else None
-    flat_members = shares.members.flatten(0, 1)
+    members, own = shares.members.flatten(0, 1), shares.log_own.exp()
     rows_at_once = _block_rows(shares)
     for start in range(0, len(embeddings), rows_at_once):
         block = slice(start, start + rows_at_once)
         target, weight = targets[block], row_weights[block, None]
-        log_p, log_assigned, shared = _assign_block(embeddings[block], shares, temperature)
-        total += -(weight * target * log_assigned).sum()
+        log_assigned, part, log_top, share, total, log_shared = _assign_block(embeddings[block], shares, temperature)
+        loss -= (weight * target * log_assigned).sum()
         if gradient is not None:
-            # q_a p_m (w_m - c_m) / P_a, then c_m p_m sum_b q_b / P_b, then p_m sum_a q_a
-            own = (log_p + shares.log_own - log_assigned.unsqueeze(2)).exp_() * target.unsqueeze(2)
-            by_all = (target * (shared - log_assigned).exp()).sum(1)
-            other = (log_p + (shares.log_other - shared.unsqueeze(2))).exp_() * by_all.view(-1, 1, 1)
-            slope = log_p.exp_() * target.sum(1).view(-1, 1, 1) - own - other
-            gradient[block] = (slope.flatten(1) @ flat_members) * (weight / temperature)
-    return total, gradient
+            top = log_top.exp() * target.sum(1, keepdim=True)
+            top_own = (log_top - log_assigned).exp() * target
+            by_all = ((log_shared - log_assigned).exp() * target).sum(1).view(-1, 1, 1) / total
+            slope = torch.addcmul(top.unsqueeze(1), own, top_own.unsqueeze(1), value=-1)
+            slope = slope.mul_(part).addcmul_(share, by_all, value=-1)
+            gradient[block] = (slope.flatten(1) @ members) * (weight / temperature)
+    return loss, gradient
 
 
 class _CrossEntropy(torch.autograd.Function):

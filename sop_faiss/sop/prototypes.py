@@ -43,9 +43,11 @@ class Prototypes:
         return self.anchors.shape[1]
 
     def members(self, task: int) -> Float32[Tensor, "K S d"]:
-        """D of one task: every prototype's members."""
-        supports = self.memory.embeddings[self.support_rows[task]]
-        return torch.cat([self.anchors[task].unsqueeze(1), supports], dim=1)
+        """D of one task: every prototype's members. They lie in memory as the loss reads them, all anchors first."""
+        rows = torch.cat([self.anchor_rows[task].unsqueeze(0), self.support_rows[task].T])
+        members = self.memory.embeddings[rows]
+        members[0] = self.anchors[task]  # fixed vectors are in their rows no more
+        return members.transpose(0, 1)
 
     def health(self) -> dict[str, Float32[Tensor, ""]]:
         """What the prototypes tell about the memory, without another search.

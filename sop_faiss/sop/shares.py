@@ -13,24 +13,35 @@ __all__ = ["LOG_OF_ZERO", "MemberShares"]
 LOG_OF_ZERO = -1e30  # finite, so that differences of two of them stay finite
 
 
-def _safe_log(values: Float[Tensor, "K S"]) -> Float[Tensor, "K S"]:
+def _safe_log(values: Float[Tensor, "S K"]) -> Float[Tensor, "S K"]:
     positive = values > 0
     return torch.where(positive, values.clamp_min(torch.finfo(values.dtype).tiny).log(), LOG_OF_ZERO)
 
 
 @dataclass(frozen=True)
 class MemberShares:
-    """D of one task, and what its members give: log(w - c) to their own prototype, log c to every other."""
+    """D of one task, and what its members give: log(w - c) to their own prototype, log c to every other.
 
-    members: Float[Tensor, "K S d"]
-    log_own: Float[Tensor, "K S"]
-    log_other: Float[Tensor, "K S"]
+    All contiguous, all first members (the anchors) before all second ones: what is summed over the members of each
+    prototype is then summed along whole rows of K.
+    """
+
+    members: Float[Tensor, "S K d"]
+    log_own: Float[Tensor, "S K"]
+    log_other: Float[Tensor, "S K"]
 
     @classmethod
     def of(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberShares:
-        """Split the contributions w into own and shared parts."""
-        others = (1.0 - contributions) / (len(contributions) - 1)
-        return cls(members, _safe_log((contributions - others).clamp_min(0)), _safe_log(others.clamp_min(0)))
+        """Split the contributions w into own and shared parts. Members that lie in that order are not copied."""
+        weights = contributions.T.contiguous()
+        others = (1.0 - weights) / (len(contributions) - 1)
+        log_own, log_other = _safe_log((weights - others).clamp_min(0)), _safe_log(others.clamp_min(0))
+        return cls(members.transpose(0, 1).contiguous(), log_own, log_other)
+
+    @property
+    def count(self) -> int:
+        """K, prototypes of the task."""
+        return self.members.shape[1]
 
     def to(self, dtype: torch.dtype) -> MemberShares:
         """The same in another precision."""
