@@ -83,8 +83,7 @@ class NeighborsConfig:
     store has changed; the same neighbours but for ties. `auto`: what is cheaper."""
     index: str = "exact"
     """`exact`, or for memories of millions of rows on the CPU an approximate index: `ivf` (rows in lists around k-means
-    centroids) or `hnsw` (a graph, built by one thread: slow). Its measured recall is in the metrics, as
-    `neighbor_recall_cls`."""
+    centroids) or `hnsw` (a graph; slow to build). Its measured recall is in the metrics: `neighbor_recall_cls`."""
     rebuild_every_steps: int = 100
     """The approximate index is built anew after so many steps, and when half of the rows are new. Rows stored since
     are searched exactly."""
