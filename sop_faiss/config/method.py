@@ -81,11 +81,34 @@ class NeighborsConfig:
     refresh: str = "auto"
     """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and renew only what a
     store has changed; the same neighbours but for ties. `auto`: what is cheaper."""
+    index: str = "exact"
+    """`exact`, or for memories of millions of rows on the CPU an approximate index: `ivf` (rows in lists around k-means
+    centroids) or `hnsw` (a graph; slow to build). Its measured recall is in the metrics: `neighbor_recall_cls`."""
+    rebuild_every_steps: int = 100
+    """The approximate index is built anew after so many steps, and when half of the rows are new. Rows stored since
+    are searched exactly."""
+    probes: int = 16
+    """IVF lists that are searched per anchor, of about sqrt(capacity) lists; more find more and take longer."""
+    ef_search: int = 64
+    """Length of HNSW's candidate list; a longer one finds more and takes longer."""
 
     def __post_init__(self) -> None:
         require_one_of("neighbors.engine", self.engine, ("auto", "faiss", "torch"))
         require_one_of("neighbors.exclude_same_image", self.exclude_same_image, ("auto", "always", "never"))
         require_one_of("neighbors.refresh", self.refresh, ("auto", "full", "incremental"))
+        require_one_of("neighbors.index", self.index, ("exact", "ivf", "hnsw"))
+        for name in ("rebuild_every_steps", "probes", "ef_search"):
+            require(getattr(self, name) >= 1, f"neighbors.{name} = {getattr(self, name)}: wanted 1 or more")
+        require(
+            self.index == "exact" or self.refresh != "incremental",
+            f"neighbors.index = {self.index} and neighbors.refresh = incremental exclude each other, since kept "
+            "neighbours are exact: set neighbors.index=exact or neighbors.refresh=auto",
+        )
+        require(
+            self.index == "exact" or self.engine != "torch",
+            f"neighbors.index = {self.index} is an index of FAISS, which neighbors.engine = torch does without: set "
+            "neighbors.index=exact or neighbors.engine=auto",
+        )
 
 
 @dataclass(frozen=True)

@@ -99,14 +99,22 @@ class RingMirror:
             self.engine = "torch"
             _log.warning("FAISS cannot search on %s (%s): using exact torch search", self.rows.device, reason)
 
-    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
-        """The k rows of largest inner product with each query; exact.
+    def require_k(self, k: int) -> None:
+        """Refuse a number of neighbours that the rows cannot give.
 
         Raises:
             ConfigError: k is outside 1..capacity.
         """
         if not 1 <= k <= len(self.rows):
             raise ConfigError(f"{k} neighbours asked of a memory of {len(self.rows)} rows: lower the supports")
+
+    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
+        """The k rows of largest inner product with each query; exact.
+
+        Raises:
+            ConfigError: k is outside 1..capacity.
+        """
+        self.require_k(k)
         queries = queries.detach().contiguous()
         if self._index is not None and self.engine == "faiss":
             similarities, rows = self._index.search(queries.numpy(), k)

@@ -7,7 +7,9 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from sop_faiss.config import NeighborsConfig
 from sop_faiss.errors import CheckpointError
+from sop_faiss.neighbors.approximate import ApproximateSearch
 from sop_faiss.neighbors.incremental import NeighborLists
 from sop_faiss.neighbors.mirror import Neighbors, RingMirror
 
@@ -42,6 +44,7 @@ class Memory:
         self._mirror.rows.copy_(F.normalize(torch.randn(capacity, dim, generator=generator), dim=1))
         self.image_ids = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._lists: NeighborLists | None = None
+        self._approximate: ApproximateSearch | None = None
         self.pointer = 0
         """Row that the next embedding overwrites."""
         self.stored = 0
@@ -67,6 +70,11 @@ class Memory:
         """What searches: `faiss` or `torch`."""
         return self._mirror.engine
 
+    @property
+    def neighbor_recall(self) -> float | None:
+        """Measured recall of an approximate search; see `ApproximateSearch.recall`. None while all are exact."""
+        return None if self._approximate is None else self._approximate.recall
+
     @torch.no_grad()
     def store(self, embeddings: Float[Tensor, "b d"], image_ids: Int64[Tensor, " b"]) -> None:
         """Overwrite the oldest rows, in order; of more rows than the memory holds, the last ones stay.
@@ -81,6 +89,8 @@ class Memory:
         self.image_ids[rows] = image_ids.to(self.image_ids)
         if self._lists is not None:
             self._lists.renew(rows)
+        if self._approximate is not None:
+            self._approximate.renew(rows)
         self.pointer = (self.pointer + count) % self.capacity
         self.stored += count
 
@@ -89,8 +99,18 @@ class Memory:
         return torch.randperm(self.capacity, generator=generator)[:count].to(self.image_ids.device)
 
     def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
-        """The k rows of largest inner product with each query; exact, ties by rising row."""
-        return self._mirror.search(queries, k)
+        """The k rows of largest inner product with each query, ties by rising row; exact but for `use_index`."""
+        return (self._approximate or self._mirror).search(queries, k)
+
+    def use_index(self, settings: NeighborsConfig, k: int) -> None:
+        """From now on `search` is approximate, by the index that the settings name, with recall@k measured.
+
+        Only `store` and `load_state_dict` are followed, not what is written into `embeddings` past them.
+
+        Raises:
+            ConfigError: the memory is not on the CPU.
+        """
+        self._approximate = ApproximateSearch(self._mirror, settings, k)
 
     def keep_neighbors(self, k: int, exclude_same_image: bool) -> None:
         """From now on keep each row's k nearest others up to date, for `nearest_others`.
@@ -116,6 +136,7 @@ class Memory:
             "image_ids": self.image_ids.clone(),
             "position": torch.tensor([self.pointer, self.stored], dtype=torch.int64),
             **({} if self._lists is None else self._lists.state_dict()),
+            **({} if self._approximate is None else self._approximate.state_dict()),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -134,3 +155,5 @@ class Memory:
         self.pointer, self.stored = (int(value) for value in state["position"])
         if self._lists is not None:
             self._lists.load_state_dict(state)
+        if self._approximate is not None:
+            self._approximate.load_state_dict(state)
