@@ -268,11 +268,14 @@ def test_too_few_rows_of_other_images_is_the_same_error(kind):
 
 
 @KINDS
-@pytest.mark.parametrize("stop", [0, 4, 13, 18])  # before the first search; 13: after a wrap; 18: time to build
-def test_resume_goes_on_with_the_very_same_numbers(kind, stop):
+@pytest.mark.parametrize(
+    ("stop", "position"),  # before the first search; rows 0..79 are new; rows 360..399 and 0..59; time to build
+    [(0, None), (4, [0, 80, 4]), (23, [360, 100, 5]), (27, None)],
+)
+def test_resume_goes_on_with_the_very_same_numbers(kind, stop, position):
     settings = HARDLY[kind]
     whole, queries = indexed_memory(400, 12, 4, settings), unit_rows(30, 12, 5)
-    stores = list(drifting_stores(60, 12, range(30, 31), 40, torch.Generator().manual_seed(8)))
+    stores = list(drifting_stores(60, 12, range(20, 21), 40, torch.Generator().manual_seed(8)))
     found, recalls = [], []
     for step, (embeddings, ids) in enumerate(stores):
         if step == stop:
@@ -280,6 +283,8 @@ def test_resume_goes_on_with_the_very_same_numbers(kind, stop):
         found.append(whole.search(queries, 5))
         recalls.append(whole.neighbor_recall)
         whole.store(embeddings, ids)
+    saved = state.get("index_position")
+    assert position == (None if saved is None else saved.tolist())
     resumed = indexed_memory(400, 12, 4, settings, seed=9)
     resumed.search(queries, 5)  # an index of other contents, which must not survive
     resumed.load_state_dict(state)
