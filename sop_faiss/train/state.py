@@ -136,7 +136,8 @@ class RunState:
         capacity, exclude_same_image = fit_memory(self.config, name, images)
         seed = distributed.derive_seed("memory", name, self.config.train.seed)
         generator = torch.Generator().manual_seed(seed)
-        memory = Memory(capacity, self.config.model.embedding_dim, generator, self.device, neighbors.engine)
+        dim, search = self.config.model.embedding_dim, (neighbors.engine, neighbors.precision)
+        memory = Memory(capacity, dim, generator, self.device, *search)
         maker = PrototypeMaker(
             memory,
             level,
@@ -154,10 +155,10 @@ class RunState:
 
     def _keeps_neighbors(self, level: LevelConfig, capacity: int) -> bool:
         """Whether neighbors.refresh means kept lists for this level."""
-        refresh = self.config.neighbors.refresh
+        refresh, exact = self.config.neighbors.refresh, self.config.neighbors.precision == "float32"
         stored, dim = self.config.train.batch_size, self.config.model.embedding_dim
         pays = keeping_pays(level.tasks * level.num_anchors, stored, capacity, dim, self.device)
-        return refresh == "incremental" or (refresh == "auto" and pays)
+        return refresh == "incremental" or (refresh == "auto" and exact and pays)
 
     @property
     def levels(self) -> dict[str, Level]:
