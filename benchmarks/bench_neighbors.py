@@ -2,9 +2,10 @@
 
     python benchmarks/bench_neighbors.py --quick
 
-Rows: FAISS's search of the memory against torch's product and topk, in time and in memory; neighbours kept from step to
-step against a full search every step; a store that the index sees against filling the index anew. Without --quick
-also approximate search of 2**20 rows against FAISS's exact search of them; building HNSW's graph takes minutes.
+Rows: FAISS's search of the memory against torch's product and topk, in time and in memory, and the torch engine against
+them; neighbours kept from step to step against a full search every step; a store that the index sees against filling
+the index anew; on CUDA the search of a whole step's anchors. Without --quick also approximate search of 2**20 rows
+against FAISS's exact search of them; building HNSW's graph takes minutes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.nn import functional as F
 
 from sop_faiss.config import LevelConfig, NeighborsConfig
 from sop_faiss.neighbors.approximate import ApproximateSearch
+from sop_faiss.neighbors.blocks import search_by_blocks
 from sop_faiss.neighbors.mirror import RingMirror
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, Prototypes
@@ -59,6 +61,53 @@ def search_time(quick: bool) -> Row:
     what = f"time: {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}, FAISS mirror"
     detail = {f"{name}_seconds": value for name, value in seconds.items()}
     return Row(what, "torch matmul + topk", ratio, target, meets(ratio, target), detail)
+
+
+def torch_engine_time(quick: bool) -> Row:
+    mirror, queries = search_inputs()
+    functions = {
+        "engine": lambda: search_by_blocks(queries, mirror.rows, SUPPORTS + 1),
+        "torch": lambda: product_and_topk(queries, mirror.rows),
+    }
+    seconds = interleaved_medians(functions, 1 if quick else 7, warm_up=not quick)
+    what = f"time: {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}, torch engine"
+    detail = {f"{name}_seconds": value for name, value in seconds.items()}
+    return Row(what, "torch matmul + topk", seconds["engine"] / seconds["torch"], "", None, detail)
+
+
+def gpu_search_times(quick: bool) -> list[Row]:
+    """A whole step's anchors: what neighbors.engine=auto takes against what a user would write in torch, and bf16."""
+    size = f"{TASKS} x {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}"
+    comparisons = [
+        (f"GPU search: {size}, engine auto", "torch matmul + topk, at once or by tasks", "<= 1.0"),
+        (f"GPU search: {size}, engine auto in bf16", "engine auto in float32", ""),
+    ]
+    if not torch.cuda.is_available():
+        return [Row(*words, None, target, None, {"not measured": "no CUDA device"}) for *words, target in comparisons]
+    device = torch.device("cuda")
+    mirrors = {name: RingMirror(CAPACITY, DIM, device, precision=name) for name in ("float32", "bf16")}
+    for mirror in mirrors.values():
+        mirror.rows.copy_(unit_rows(CAPACITY, 0))
+    rows = mirrors["float32"].rows
+    queries = rows[: TASKS * ANCHORS].clone()
+    functions = {
+        "float32": lambda: mirrors["float32"].search(queries, SUPPORTS + 1),
+        "bf16": lambda: mirrors["bf16"].search(queries, SUPPORTS + 1),
+        "plain": lambda: product_and_topk(queries, rows),
+        "plain_by_tasks": lambda: [product_and_topk(part, rows) for part in queries.split(ANCHORS)],
+        "torch_engine": lambda: search_by_blocks(queries, rows, SUPPORTS + 1),
+    }
+    seconds = interleaved_medians(functions, 5 if quick else 25)
+    detail = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
+    detail |= {f"{name}_engine": mirror.engine for name, mirror in mirrors.items()}
+    ratios = (
+        seconds["float32"] / min(seconds["plain"], seconds["plain_by_tasks"]),
+        seconds["bf16"] / seconds["float32"],
+    )
+    return [
+        Row(*words, ratio, target, meets(ratio, target), detail)
+        for (*words, target), ratio in zip(comparisons, ratios, strict=True)
+    ]
 
 
 def status_bytes(field: str) -> int:
@@ -254,7 +303,7 @@ def store_in_place(quick: bool) -> Row:
         index.add(rows.numpy())
 
     def write() -> None:
-        mirror.rows[places] = new
+        mirror.write(0, new)
 
     seconds = interleaved_medians({"mirror": write, "refill": refill}, 15 if quick else 101)
     ratio, target = seconds["refill"] / seconds["mirror"], ">= 100"
@@ -272,6 +321,7 @@ def main(quick: bool, json_file: Path | None, record: bool) -> None:
     benchmarks = {
         "store": lambda: store_in_place(quick),
         "search time": lambda: search_time(quick),
+        "torch engine": lambda: torch_engine_time(quick),
         "search memory": search_memory,
         "kept neighbours": lambda: kept_neighbors(64, quick),
     }
@@ -283,6 +333,7 @@ def main(quick: bool, json_file: Path | None, record: bool) -> None:
     for name, benchmark in benchmarks.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows.append(benchmark())
+    rows += gpu_search_times(quick)
     finish("neighbors", rows, json_file=json_file, record=record)
 
 

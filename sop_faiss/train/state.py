@@ -137,7 +137,8 @@ class RunState:
         capacity, exclude_same_image = fit_memory(self.config, name, images)
         seed = distributed.derive_seed("memory", name, self.config.train.seed)
         generator = torch.Generator().manual_seed(seed)
-        memory = Memory(capacity, self.config.model.embedding_dim, generator, self.device, neighbors.engine)
+        dim, search = self.config.model.embedding_dim, (neighbors.engine, neighbors.precision)
+        memory = Memory(capacity, dim, generator, self.device, *search)
         maker = PrototypeMaker(
             memory,
             level,
@@ -172,7 +173,7 @@ class RunState:
         refresh = self.config.neighbors.refresh
         stored, dim = self.config.train.batch_size, self.config.model.embedding_dim
         pays = keeping_pays(level.tasks * level.num_anchors, stored, capacity, dim, self.device)
-        may_keep = self.config.neighbors.index == "exact"
+        may_keep = self.config.neighbors.index == "exact" and self.config.neighbors.precision == "float32"
         return may_keep and (refresh == "incremental" or (refresh == "auto" and pays))
 
     @property
