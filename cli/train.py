@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.common import log_to_stderr, progress_reporter, run_command
 
 __all__ = ["main"]
 
@@ -40,12 +40,13 @@ def main(config: str, overrides: tuple[str, ...], output: Path | None, resume: b
       torchrun --nproc-per-node 8 -m sop_faiss.cli.train vits16 data.train='/data/in1k-*.tar' --output runs/vits16
 
     The run directory holds config.yaml, metrics.jsonl, checkpoints/ and TensorBoard events. Exit status: 0 done,
-    1 a mistake, 3 the run stopped itself (non-finite loss), 75 saved on SIGTERM or SIGUSR1: run again with --resume.
+    1 a mistake, 3 the run stopped itself (non-finite loss), 75 saved on SIGTERM or SIGUSR1, 130
+    saved on Ctrl-C: run again with --resume.
     """
     from sop_faiss.config import load_config, to_yaml
     from sop_faiss.pipeline.train import describe_run, run_training
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log_to_stderr(logging.INFO)
     resolved = load_config(config, overrides)
     if dry_run:
         click.echo(to_yaml(resolved), nl=False)

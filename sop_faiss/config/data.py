@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sop_faiss.config.checks import require, require_finite, require_one_of, require_range, require_share
+from sop_faiss.config.checks import (
+    require,
+    require_between,
+    require_finite,
+    require_one_of,
+    require_range,
+    require_share,
+)
 
 __all__ = ["DataConfig", "MasksConfig", "ViewsConfig"]
 
@@ -28,7 +35,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require_finite("data", self)
-        require(self.workers >= 0, f"data.workers = {self.workers}: wanted 0 or more")
+        require_between("data.workers", self.workers, 0, 1024)
         require(0.0 <= self.holdout_share < 1.0, f"data.holdout_share = {self.holdout_share}: wanted 0 <= share < 1")
         require_share("data.max_bad_fraction", self.max_bad_fraction)
         require(self.max_image_pixels > 0, f"data.max_image_pixels = {self.max_image_pixels}: wanted more than 0")
@@ -79,8 +86,8 @@ class ViewsConfig:
 
     def __post_init__(self) -> None:
         require_finite("views", self)
-        require(self.global_count >= 1, f"views.global_count = {self.global_count}: wanted 1 or more")
-        require(self.local_count >= 0, f"views.local_count = {self.local_count}: wanted 0 or more")
+        require_between("views.global_count", self.global_count, 1, 1000)
+        require_between("views.local_count", self.local_count, 0, 1000)
         require(
             self.global_count >= 2 or self.local_count >= 1,
             "views.global_count = 1 and views.local_count = 0: wanted at least two views of an image to compare",
