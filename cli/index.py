@@ -255,11 +255,11 @@ def _named(key: str, label: str | None) -> str:
     return one_line(key) + (f"  [{one_line(label)}]" if label is not None else "")
 
 
-def _for_stdout(text: str) -> str:
+def _for_stdout(text: str) -> bytes:
     """The text as it is for a pipe or a file; without control characters for a terminal, which would obey them."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(letter if letter.isprintable() or letter in "\r\n" else "?" for letter in text)
+    if sys.stdout.isatty():
+        text = "".join(letter if letter.isprintable() or letter in "\r\n" else "?" for letter in text)
+    return text.encode()
 
 
 def _write_json(file: Path, content: Any) -> None:
