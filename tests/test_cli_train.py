@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from sop_faiss.cli.train import main
 from sop_faiss.config import packaged_configs
 from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config_file
 
@@ -115,6 +116,44 @@ def test_a_file_as_output(tmp_path, config, shards):
     output.write_text("precious")
     assert "already exists" in one_line_error(run(config, f"data.train={shards}", "--output", output))
     assert output.read_text() == "precious"
+
+
+def test_a_second_training_into_the_same_run_is_refused(tmp_path, config, shards):
+    output = tmp_path / "run"
+    output.mkdir()
+    arguments = (config, f"data.train={shards}", "train.epochs=1", "--output", output)
+    first = RunLock(output)
+    first.acquire()
+    for more in ((), ("--resume",)):
+        assert f"another process is training into {output}" in one_line_error(run(*arguments, *more))
+    assert [path.name for path in output.iterdir()] == [LOCK_NAME]
+    first.release()
+    assert run(*arguments).exit_code == 0  # a lock file alone is no run
+    before = (output / "metrics.jsonl").read_text()
+    first.acquire()
+    for more in ((), ("--resume",)):
+        assert f"another process is training into {output}" in one_line_error(run(*arguments, *more))
+    first.release()
+    assert "add --resume" in one_line_error(run(*arguments))
+    assert (output / "metrics.jsonl").read_text() == before
+    assert run(*arguments, "--resume").exit_code == 0  # and no run keeps its lock
+
+
+def test_two_that_start_at_once_do_not_share_a_run(tmp_path, config, shards, monkeypatch):
+    from sop_faiss.pipeline import train
+
+    output = tmp_path / "run"
+    real = train.RunState
+
+    def meanwhile(*arguments):
+        output.mkdir()
+        (output / "config.yaml").write_text("of the other")
+        return real(*arguments)
+
+    monkeypatch.setattr(train, "RunState", meanwhile)
+    result = run(config, f"data.train={shards}", "--output", output)
+    assert "by another process just now" in one_line_error(result)
+    assert (output / "config.yaml").read_text() == "of the other"
 
 
 def test_a_cut_shard_is_named(tmp_path, config, shards):
