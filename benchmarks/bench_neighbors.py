@@ -2,31 +2,37 @@
 
     python benchmarks/bench_neighbors.py --quick
 
-Rows: FAISS's search of the memory against torch's product and topk, in time and in memory; neighbours kept from step to
-step against a full search every step; a store that the index sees against filling the index anew.
+Rows: FAISS's search of the memory against torch's product and topk, in time and in memory, and the torch engine against
+them; neighbours kept from step to step against a full search every step, with `--run` also of a real run's embeddings;
+a store that the index sees against filling the index anew; on CUDA the search of a whole step's anchors. Without
+`--quick` also approximate search of 2**20 rows against FAISS's exact search; building HNSW's graph takes minutes.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import click
 import torch
+from embeddings import drifting_stores, stores_of_run
 from report import Row, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig
+from sop_faiss.config import LevelConfig, NeighborsConfig
+from sop_faiss.neighbors.approximate import ApproximateSearch
+from sop_faiss.neighbors.blocks import search_by_blocks
 from sop_faiss.neighbors.mirror import RingMirror
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, Prototypes
 
 CAPACITY, DIM = 65536, 256
+LARGE_CAPACITY, LARGE_DIM = 2**20, 64
 ANCHORS, TASKS, SUPPORTS = 4096, 4, 8
 TIE = 1e-5
 
@@ -46,16 +52,67 @@ def product_and_topk(queries: Tensor, rows: Tensor) -> torch.return_types.topk:
 
 
 def search_time(quick: bool) -> Row:
+    """With the product alone beside it, which no exact search can do without: by numpy's BLAS and by torch's."""
     mirror, queries = search_inputs()
     functions = {
         "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
         "torch": lambda: product_and_topk(queries, mirror.rows),
+        "numpy_product_alone": lambda: queries.numpy() @ mirror.rows.numpy().T,
+        "torch_product_alone": lambda: queries @ mirror.rows.T,
     }
     seconds = interleaved_medians(functions, 1 if quick else 7, warm_up=not quick)
     ratio, target = seconds["faiss"] / seconds["torch"], "<= 0.5"
     what = f"time: {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}, FAISS mirror"
     detail = {f"{name}_seconds": value for name, value in seconds.items()}
+    detail["faiss_gigaflop_per_second"] = 2e-9 * ANCHORS * CAPACITY * DIM / seconds["faiss"]
     return Row(what, "torch matmul + topk", ratio, target, meets(ratio, target), detail)
+
+
+def torch_engine_time(quick: bool) -> Row:
+    mirror, queries = search_inputs()
+    functions = {
+        "engine": lambda: search_by_blocks(queries, mirror.rows, SUPPORTS + 1),
+        "torch": lambda: product_and_topk(queries, mirror.rows),
+    }
+    seconds = interleaved_medians(functions, 1 if quick else 7, warm_up=not quick)
+    what = f"time: {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}, torch engine"
+    detail = {f"{name}_seconds": value for name, value in seconds.items()}
+    return Row(what, "torch matmul + topk", seconds["engine"] / seconds["torch"], "", None, detail)
+
+
+def gpu_search_times(quick: bool) -> list[Row]:
+    """A whole step's anchors: what neighbors.engine=auto takes against what a user would write in torch, and bf16."""
+    size = f"{TASKS} x {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}"
+    comparisons = [
+        (f"GPU search: {size}, engine auto", "torch matmul + topk, at once or by tasks", "<= 1.0"),
+        (f"GPU search: {size}, engine auto in bf16", "engine auto in float32", ""),
+    ]
+    if not torch.cuda.is_available():
+        return [Row(*words, None, target, None, {"not measured": "no CUDA device"}) for *words, target in comparisons]
+    device = torch.device("cuda")
+    mirrors = {name: RingMirror(CAPACITY, DIM, device, precision=name) for name in ("float32", "bf16")}
+    for mirror in mirrors.values():
+        mirror.rows.copy_(unit_rows(CAPACITY, 0))
+    rows = mirrors["float32"].rows
+    queries = rows[: TASKS * ANCHORS].clone()
+    functions = {
+        "float32": lambda: mirrors["float32"].search(queries, SUPPORTS + 1),
+        "bf16": lambda: mirrors["bf16"].search(queries, SUPPORTS + 1),
+        "plain": lambda: product_and_topk(queries, rows),
+        "plain_by_tasks": lambda: [product_and_topk(part, rows) for part in queries.split(ANCHORS)],
+        "torch_engine": lambda: search_by_blocks(queries, rows, SUPPORTS + 1),
+    }
+    seconds = interleaved_medians(functions, 5 if quick else 25)
+    detail = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
+    detail |= {f"{name}_engine": mirror.engine for name, mirror in mirrors.items()}
+    ratios = (
+        seconds["float32"] / min(seconds["plain"], seconds["plain_by_tasks"]),
+        seconds["bf16"] / seconds["float32"],
+    )
+    return [
+        Row(*words, ratio, target, meets(ratio, target), detail)
+        for (*words, target), ratio in zip(comparisons, ratios, strict=True)
+    ]
 
 
 def status_bytes(field: str) -> int:
@@ -92,31 +149,14 @@ def search_memory() -> Row:
     return Row(what, against, ratio, target, meets(ratio, target), detail)
 
 
-def drifting_stores(size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Embeddings of views of 50,000 images in 500 clusters, by a linear encoder that turns as it goes.
-
-    While the memory is renewed once, the embedding of an image moves to a cosine of about 0.9 with what it was.
-    """
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(500, 64, generator=generator)[torch.arange(50_000) % 500]
-    images += 0.7 * torch.randn(50_000, 64, generator=generator)
-    encoder = torch.randn(64, DIM, generator=generator)
-    keep = 0.9 ** (size / CAPACITY)
-    while True:
-        encoder = keep * encoder + (1 - keep**2) ** 0.5 * torch.randn(64, DIM, generator=generator)
-        ids = torch.randint(len(images), (size,), generator=generator)
-        views = images[ids] + 0.3 * torch.randn(size, 64, generator=generator)
-        yield F.normalize(views @ encoder, dim=1), ids
-
-
-def make_maker(incremental: bool) -> PrototypeMaker:
+def make_maker(incremental: bool, dim: int, exclude_same_image: bool) -> PrototypeMaker:
     return PrototypeMaker(
-        Memory(CAPACITY, DIM, torch.Generator().manual_seed(0)),
+        Memory(CAPACITY, dim, torch.Generator().manual_seed(0)),
         LevelConfig(num_anchors=ANCHORS, num_supports=SUPPORTS, tasks=TASKS),
         contributions="similarity",
         eps=0.1,
         anchors="random",
-        exclude_same_image=False,
+        exclude_same_image=exclude_same_image,
         generator=torch.Generator().manual_seed(2),
         incremental=incremental,
     )
@@ -134,23 +174,26 @@ def largest_difference(kept: list[Prototypes], full: list[Prototypes]) -> float:
     return float(torch.stack(differences).max())
 
 
-def kept_neighbors(stored: int, quick: bool) -> Row:
+def kept_neighbors(stored: int, quick: bool, run: Path | None = None) -> Row:
     """One step: store, then draw anchors and find their supports.
 
-    When timed the lists are as old as the memory; with `quick` they are a few steps old, so that fewer run short.
+    When timed the lists are as old as the memory; with `quick`, or of a run, they are some steps old, so that fewer run
+    short. A run's images come again before its memory is full: rows of the same image are then no neighbours.
     """
-    kept, full = make_maker(incremental=True), make_maker(incremental=False)
+    rounds = 2 if quick else 7
+    steps = 10 if quick else 100 if run is not None else CAPACITY // stored
+    stores = drifting_stores(stored, CAPACITY, DIM) if run is None else stores_of_run(run, CAPACITY, steps + rounds)
+    first = next(stores)
+    dim, stored = first[0].shape[1], len(first[0])
+    kept, full = (make_maker(incremental, dim, exclude_same_image=run is not None) for incremental in (True, False))
     lists = kept.memory._lists
     assert lists is not None
-    stores = drifting_stores(stored)
-    for _ in range(CAPACITY // stored):
-        store = next(stores)
+    for store in itertools.chain([first], itertools.islice(stores, CAPACITY // stored - 1)):
         kept.memory.store(*store)
         full.memory.store(*store)
     started = time.perf_counter()
     kept.memory.nearest_others(torch.arange(CAPACITY))
     first_seconds = time.perf_counter() - started
-    steps = 10 if quick else CAPACITY // stored
     searched = lists.searched
     for _ in range(steps):
         store = next(stores)
@@ -159,7 +202,6 @@ def kept_neighbors(stored: int, quick: bool) -> Row:
         kept.draw()
     searched = lists.searched - searched
 
-    rounds = 2 if quick else 7
     batches = [next(stores) for _ in range(rounds)]
     ours, theirs = iter(batches), iter(batches)
     full.generator.set_state(kept.generator.get_state())
@@ -179,6 +221,7 @@ def kept_neighbors(stored: int, quick: bool) -> Row:
         raise SystemExit(f"kept neighbours differ from a full search by {difference}, more than ties of {TIE}")
     ratio, target = seconds["full"] / seconds["incremental"], ">= 5" if stored == 64 else ""
     what = f"a step's neighbours kept: {TASKS} x {ANCHORS} anchors, k = {SUPPORTS}, {stored} of {CAPACITY} rows stored"
+    what += "" if run is None else f", embeddings of a run (d = {dim})"
     detail = {
         "full_seconds": seconds["full"],
         "incremental_seconds": seconds["incremental"],
@@ -189,6 +232,52 @@ def kept_neighbors(stored: int, quick: bool) -> Row:
         "lists_megabytes": round(sum(t.nbytes for t in lists.state_dict().values()) / 2**20, 1),
     }
     return Row(what, "full FAISS search", ratio, target, meets(ratio, target), detail)
+
+
+def approximate(settings: NeighborsConfig) -> Row:
+    """Anchors out of embeddings of 500 clusters of images, in a memory that many steps have filled.
+
+    Once with the index just built, and once when a quarter of the rows has been overwritten since; its answer for those
+    is exact. HNSW walks over the overwritten ones all the same.
+    """
+    generator = torch.Generator().manual_seed(0)
+    mirror = RingMirror(LARGE_CAPACITY, LARGE_DIM, torch.device("cpu"))
+    centres = torch.randn(500, LARGE_DIM, generator=generator)
+
+    def embeddings(count: int) -> Tensor:
+        clusters = torch.randint(len(centres), (count,), generator=generator)
+        return F.normalize(centres[clusters] + 0.7 * torch.randn(count, LARGE_DIM, generator=generator), dim=1)
+
+    mirror.rows.copy_(embeddings(LARGE_CAPACITY))
+    search = ApproximateSearch(mirror, settings, SUPPORTS)
+    queries = mirror.rows[torch.randperm(LARGE_CAPACITY, generator=generator)[:ANCHORS]]
+    started = time.perf_counter()
+    search.search(queries[:1], SUPPORTS + 1)
+    build_seconds = time.perf_counter() - started
+
+    functions = {
+        settings.index: lambda: search.search(queries, SUPPORTS + 1),
+        "exact": lambda: mirror.search(queries, SUPPORTS + 1),
+    }
+    seconds = interleaved_medians(functions, 3)
+    recall = search.recall
+    fresh = torch.arange(LARGE_CAPACITY // 4)
+    mirror.rows[fresh] = embeddings(len(fresh))
+    search.renew(fresh)
+    aged_seconds = interleaved_medians({settings.index: functions[settings.index]}, 3)
+    detail = {
+        **{f"{name}_seconds": value for name, value in seconds.items()},
+        f"recall_at_{SUPPORTS}": recall,
+        "build_and_recall_seconds": build_seconds,
+        "seconds_with_a_quarter_new": aged_seconds[settings.index],
+        f"recall_at_{SUPPORTS}_with_a_quarter_new": search._measure_recall(),
+        "probes" if settings.index == "ivf" else "ef_search": (
+            settings.probes if settings.index == "ivf" else settings.ef_search
+        ),
+    }
+    size = f"{ANCHORS} anchors in {LARGE_CAPACITY} x {LARGE_DIM}, top {SUPPORTS + 1}"
+    what = f"approximate, times faster: {size}, {settings.index}"
+    return Row(what, "exact FAISS search", seconds["exact"] / seconds[settings.index], "", None, detail)
 
 
 def store_in_place(quick: bool) -> Row:
@@ -205,7 +294,7 @@ def store_in_place(quick: bool) -> Row:
         index.add(rows.numpy())
 
     def write() -> None:
-        mirror.rows[places] = new
+        mirror.write(0, new)
 
     seconds = interleaved_medians({"mirror": write, "refill": refill}, 15 if quick else 101)
     ratio, target = seconds["refill"] / seconds["mirror"], ">= 100"
@@ -216,21 +305,29 @@ def store_in_place(quick: bool) -> Row:
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Fewer repeats and steps, same sizes: about a minute on 2 quiet cores.")
+@click.option("--run", type=click.Path(path_type=Path, file_okay=False), help="Also with embeddings of this run.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
 @click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
-def main(quick: bool, json_file: Path | None, record: bool) -> None:
+def main(quick: bool, run: Path | None, json_file: Path | None, record: bool) -> None:
     """Measure neighbours and stores on the CPU."""
     benchmarks = {
         "store": lambda: store_in_place(quick),
         "search time": lambda: search_time(quick),
+        "torch engine": lambda: torch_engine_time(quick),
         "search memory": search_memory,
         "kept neighbours": lambda: kept_neighbors(64, quick),
-        **({} if quick else {"kept neighbours, large batch": lambda: kept_neighbors(1024, quick)}),
     }
+    if run is not None:
+        benchmarks["kept neighbours of a run"] = lambda: kept_neighbors(64, quick, run)
+    if not quick:
+        benchmarks["kept neighbours, large batch"] = lambda: kept_neighbors(1024, quick)
+        benchmarks["approximate, ivf"] = lambda: approximate(NeighborsConfig(index="ivf"))
+        benchmarks["approximate, hnsw"] = lambda: approximate(NeighborsConfig(index="hnsw"))
     rows = []
     for name, benchmark in benchmarks.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         rows.append(benchmark())
+    rows += gpu_search_times(quick)
     finish("neighbors", rows, json_file=json_file, record=record)
 
 

@@ -64,3 +64,9 @@ def brute_force_supports(rows: Tensor, ids: Tensor, anchor: int, k: int, exclude
         if row != anchor and not same:
             candidates.append((-float(rows[anchor].double() @ rows[row].double()), row))
     return [row for _, row in sorted(candidates)[:k]]
+
+
+def product_and_topk(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Similarities and rows of the k nearest in the type given: the whole product, and its k greatest, in any order."""
+    best = (queries @ rows.T).topk(k, dim=1)
+    return best.values, best.indices

@@ -61,7 +61,7 @@ def test_wrong_searches_are_noticed(monkeypatch: pytest.MonkeyPatch, damage: Any
     search = RingMirror.search
     monkeypatch.setattr(RingMirror, "search", lambda self, queries, k: damage(search(self, queries, k)))
     problems = find_problems(CPU)
-    assert len(problems) == 2 and all(problem in line for line in problems)
+    assert len(problems) == 6 and all(problem in line for line in problems)
 
 
 def test_a_memory_that_is_not_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,11 @@ def test_a_memory_that_is_not_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -
             return super().search(queries, k)
 
     monkeypatch.setattr(selftest, "RingMirror", Stale)
-    assert [line.partition(":")[0] for line in find_problems(CPU)] == ["search of rows overwritten in place"]
+    assert [line.partition(":")[0] for line in find_problems(CPU)] == [
+        "search of overwritten rows by FAISS in float32",
+        "search of overwritten rows by torch in float32",
+        "search of overwritten rows by torch in bf16",
+    ]
 
 
 def distribution(folder: Path, name: str, version: str) -> importlib.metadata.Distribution:
@@ -134,8 +138,12 @@ def test_a_self_test_that_dies_is_a_finding(
 
 def test_what_answers_mean() -> None:
     assert check_probe("cpu", {"problems": []}).status is Status.OK
-    check = check_probe("cuda:0", {"problems": ["exact search: wrong"]})
+    by_faiss, by_torch = "exact search by FAISS in float32: wrong", "exact search by torch in bf16: wrong"
+    check = check_probe("cuda:0", {"problems": [by_faiss, by_torch]})
     assert check.status is Status.BROKEN and "neighbors.engine=torch" in check.remedy
+    assert "neighbors.engine=torch" in check_probe("cuda:0", "the self-test hung").remedy
+    assert "install faiss again" in check_probe("cpu", {"problems": [by_faiss]}).remedy
+    assert "install a torch" in check_probe("cuda:0", {"problems": [by_torch]}).remedy
 
 
 def test_cards() -> None:
@@ -184,7 +192,7 @@ def test_the_command_really(tmp_path: Path) -> None:
     assert statuses["FAISS on cpu"] == "ok" and statuses["faiss package"] == "ok"
     assert found["healthy"] is (result.exit_code == 0) and found["devices"][0]["name"] == "cpu"
     assert found["versions"]["torch"] == importlib.metadata.version("torch")
-    assert "exact search equals torch's" in result.stdout and "testing FAISS" in result.stderr
+    assert "FAISS and torch search exactly" in result.stdout and "testing FAISS" in result.stderr
 
 
 def test_broken_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

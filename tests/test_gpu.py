@@ -2,36 +2,108 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from sop_faiss.neighbors.mirror import RingMirror, search_by_blocks
+from sop_faiss.neighbors.mirror import RingMirror, has_bf16
+from sop_faiss.neighbors.selftest import count_faiss_gpus
 from sop_faiss.pipeline.train import run_training
 from sop_faiss.sop import kernel
 from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
+from sop_faiss.sop.memory import Memory
 from tests.images import write_shards
-from tests.oracle import dense_assignment
+from tests.oracle import dense_assignment, product_and_topk
 from tests.runs import tiny_config
+from tests.test_rounded import RECALL_FLOOR, clustered, recall
 
 pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
-@pytest.mark.parametrize("engine", ["auto", "torch"])
-def test_the_ring_is_searched_in_place(engine):
-    mirror = RingMirror(500, 64, torch.device("cuda"), engine)
-    mirror.rows.copy_(unit(500, 64))
+@pytest.fixture(params=itertools.product(("faiss", "torch", "auto"), ("float32", "bf16")), ids="-".join)
+def engine_and_precision(request) -> tuple[str, str]:
+    engine, precision = request.param
+    if precision == "bf16" and not has_bf16(CUDA):
+        pytest.skip("no bfloat16 arithmetic")
+    if engine == "faiss" and count_faiss_gpus() == 0:
+        pytest.skip("FAISS has no GPU code here")
+    return engine, precision
+
+
+@pytest.mark.parametrize(("capacity", "k"), [(500, 9), (5001, 9), (300, 300)])
+def test_the_ring_is_searched_in_place(engine_and_precision, capacity, k):
+    mirror = RingMirror(capacity, 64, CUDA, *engine_and_precision)
+    mirror.rows.copy_(unit(capacity, 64))
     storage = mirror.rows.data_ptr()
-    mirror.rows[123] = mirror.rows[7]
-    found = mirror.search(mirror.rows[:20], 9)
-    oracle = search_by_blocks(mirror.rows[:20].double().float(), mirror.rows, 9)
-    torch.testing.assert_close(found.similarities, oracle.similarities, rtol=1e-5, atol=1e-5)
+    mirror.search(mirror.rows[:20], k)
+    mirror.rows[123] = mirror.rows[7]  # past the mirror's own method
+    mirror.write(capacity - 2, mirror.rows[40:45].clone())  # round the end
+    found = mirror.search(mirror.rows[:20], k)
+    oracle, _ = product_and_topk(mirror.rows[:20].double(), mirror.rows.double(), k)
+    claimed = (mirror.rows[found.rows].double() * mirror.rows[:20].double().unsqueeze(1)).sum(-1)
+    torch.testing.assert_close(found.similarities.double(), oracle, rtol=0, atol=1e-5)
+    torch.testing.assert_close(claimed, oracle, rtol=0, atol=1e-5)
     assert found.rows[7, :2].tolist() == [7, 123]
+    assert mirror.engine in ("faiss", "torch")
     assert mirror.rows.data_ptr() == storage
+
+
+def test_searches_follow_the_current_stream(engine_and_precision):
+    mirror = RingMirror(20_000, 64, CUDA, *engine_and_precision)
+    mirror.rows.copy_(unit(20_000, 64))
+    new = unit(100, 64, seed=5).cuda()
+    mirror.search(new, 3)  # a trial would wait for all streams
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)  # what follows on this stream is late: a search on another would see old rows
+        mirror.write(0, new)
+        rows = mirror.search(new, 1).rows.flatten()
+    torch.cuda.synchronize()
+    assert rows.tolist() == list(range(100))
+
+
+def test_a_trial_is_made_once_said_and_kept(caplog):
+    if count_faiss_gpus() == 0:
+        pytest.skip("FAISS has no GPU code here")
+    with caplog.at_level("INFO"):
+        memory = Memory(3000, 32, torch.Generator().manual_seed(0), "cuda")
+        assert memory.engine == "auto" and "neighbor_engine" not in memory.state_dict()
+        for _ in range(2):
+            memory.search(unit(64, 32).cuda(), 9)
+    lines = [record.getMessage() for record in caplog.records if "neighbors.engine=auto takes" in record.getMessage()]
+    assert len(lines) == 1 and memory.engine in lines[0] and "64 queries in 3000 x 32" in lines[0]
+    for engine in ("faiss", "torch"):
+        state = memory.state_dict() | {"neighbor_engine": torch.tensor(("faiss", "torch").index(engine))}
+        resumed = Memory(3000, 32, torch.Generator().manual_seed(1), "cuda")
+        resumed.load_state_dict(state)
+        resumed.search(unit(64, 32).cuda(), 9)
+        assert resumed.engine == engine
+        assert int(resumed.state_dict()["neighbor_engine"]) == int(state["neighbor_engine"])
+
+
+def test_more_neighbours_than_faiss_can_find():
+    mirror = RingMirror(3000, 16, CUDA)
+    mirror.rows.copy_(unit(3000, 16))
+    found = mirror.search(mirror.rows[:5], 2500)
+    oracle, _ = product_and_topk(mirror.rows[:5], mirror.rows, 2500)
+    torch.testing.assert_close(found.similarities, oracle, rtol=0, atol=1e-5)
+
+
+def test_bf16_finds_what_float32_finds():
+    if not has_bf16(CUDA):
+        pytest.skip("no bfloat16 arithmetic")
+    rows = clustered(16_384, 256).cuda()
+    mirror = RingMirror(len(rows), 256, CUDA, precision="bf16")
+    mirror.rows.copy_(rows)
+    found = mirror.search(rows[:1000], 9)
+    assert recall(found.similarities, rows[:1000] @ rows.T) >= RECALL_FLOOR
 
 
 def test_the_loss_equals_the_dense_formula():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +15,7 @@ from sop_faiss.neighbors.incremental import keeping_pays
 from sop_faiss.neighbors.mirror import Neighbors
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
+from tests.memories import drifting_stores
 from tests.oracle import brute_force_supports
 
 TIE = 1e-5
@@ -47,23 +46,6 @@ def assert_nearest(found: Neighbors, memory: Memory, anchors: Tensor, k: int, ex
     assert (distinct.diff(dim=1) > 0).all()
     ties = (found.similarities.diff(dim=1) == 0) & is_row[:, 1:]
     assert (found.rows.diff(dim=1)[ties] > 0).all()
-
-
-def drifting_stores(
-    images: int, dim: int, sizes: range, steps: int, generator: torch.Generator, drift: float = 0.02
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Embeddings of clustered images by a linear encoder that turns a little every step, with some exact copies."""
-    centres = torch.randn(6, dim, generator=generator)
-    inputs = centres[torch.arange(images) % 6] + 0.5 * torch.randn(images, dim, generator=generator)
-    encoder = torch.randn(dim, dim, generator=generator)
-    for step in range(steps):
-        encoder = (1 - drift**2) ** 0.5 * encoder + drift * torch.randn(dim, dim, generator=generator)
-        count = int(torch.randint(sizes.start, sizes.stop, (), generator=generator))
-        ids = torch.randint(images, (count,), generator=generator)
-        views = inputs[ids] + 0.1 * torch.randn(count, dim, generator=generator)
-        if step % 5 == 0:
-            views[count // 2 :] = views[0].clone()
-        yield F.normalize(views @ encoder, dim=1), ids
 
 
 @pytest.mark.parametrize("exclude", [False, True])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from sop_faiss.errors import CheckpointError
-from sop_faiss.neighbors.mirror import search_by_blocks
 from sop_faiss.sop.memory import Memory
+from tests.oracle import product_and_topk
 
 
 def make_memory(capacity: int = 10, dim: int = 4, seed: int = 0) -> Memory:
@@ -61,10 +61,10 @@ def test_the_rows_are_the_index_without_a_copy():
     assert memory.embeddings.data_ptr() == storage
 
 
-@pytest.mark.parametrize("engine", ["faiss", "torch"])
+@pytest.mark.parametrize(("engine", "precision"), [("faiss", "float32"), ("torch", "float32"), ("torch", "bf16")])
 @pytest.mark.parametrize("k", [1, 7, 200])
-def test_search_equals_exact_blocks_with_duplicates(engine, k):
-    memory = Memory(200, 8, torch.Generator().manual_seed(0), engine=engine)
+def test_search_equals_the_oracle_with_duplicates(engine, precision, k):
+    memory = Memory(200, 8, torch.Generator().manual_seed(0), engine=engine, precision=precision)
     memory.store(memory.embeddings[:40].clone(), torch.arange(40))
     memory.store(memory.embeddings[:40].clone(), torch.arange(40))  # rows 40..79 repeat rows 0..39
     queries = torch.cat([rows(5, 8, seed=3), memory.embeddings[:5]])
@@ -80,7 +80,7 @@ def test_search_equals_exact_blocks_with_duplicates(engine, k):
     assert (found.similarities.diff(dim=1) <= 0).all()
     ties = found.similarities.diff(dim=1) == 0
     assert (found.rows.diff(dim=1)[ties] > 0).all()
-    torch.testing.assert_close(found.similarities, search_by_blocks(queries, memory.embeddings, k).similarities)
+    torch.testing.assert_close(found.similarities, product_and_topk(queries, memory.embeddings, k)[0])
 
 
 def test_sample_draws_different_rows_from_its_generator():

@@ -110,6 +110,7 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
         ("train.accumulate=3", "train.views_apart=true"),
         ("views.global_count=1", "train.views_apart=true"),
         ("neighbors.engine=torch", "neighbors.exclude_same_image=always"),
+        ("neighbors.precision=bf16",),
         ("neighbors.refresh=incremental", "neighbors.exclude_same_image=never"),
     ],
 )

@@ -74,18 +74,56 @@ class NeighborsConfig:
     """How the nearest rows of the anchors are found."""
 
     engine: str = "auto"
-    """`faiss`, `torch` (exact, by blocks), or `auto`: FAISS wherever it has code for the device."""
+    """`faiss`, `torch` (exact, by blocks), or `auto`: FAISS on a CPU; on a GPU the faster of both, by a trial at the
+    first search, or torch where FAISS has no code for the device."""
+    precision: str = "float32"
+    """`float32`, or `bf16`: 2k + 32 candidates are searched for in bfloat16 and scored again in float32. For GPUs. Of
+    many rows that are nearly as similar as the k-th another one may be taken; similarities are exact."""
     exclude_same_image: str = "auto"
     """Rows of the anchor's own image are no supports: `always`, `never`, or `auto`: when the data set has fewer
     images than twice the memory's capacity, so that the memory holds several rows of an image."""
     refresh: str = "auto"
     """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and renew only what a
     store has changed; the same neighbours but for ties. `auto`: what is cheaper."""
+    index: str = "exact"
+    """`exact`, or for memories of millions of rows on the CPU an approximate index: `ivf` (rows in lists around k-means
+    centroids) or `hnsw` (a graph; slow to build). Its measured recall is in the metrics: `neighbor_recall_cls`."""
+    rebuild_every_steps: int = 100
+    """The approximate index is built anew after so many steps, and when half of the rows are new. Rows stored since
+    are searched exactly."""
+    probes: int = 16
+    """IVF lists that are searched per anchor, of about sqrt(capacity) lists; more find more and take longer."""
+    ef_search: int = 64
+    """Length of HNSW's candidate list; a longer one finds more and takes longer."""
 
     def __post_init__(self) -> None:
         require_one_of("neighbors.engine", self.engine, ("auto", "faiss", "torch"))
+        require_one_of("neighbors.precision", self.precision, ("float32", "bf16"))
         require_one_of("neighbors.exclude_same_image", self.exclude_same_image, ("auto", "always", "never"))
         require_one_of("neighbors.refresh", self.refresh, ("auto", "full", "incremental"))
+        require_one_of("neighbors.index", self.index, ("exact", "ivf", "hnsw"))
+        for name in ("rebuild_every_steps", "probes", "ef_search"):
+            require(getattr(self, name) >= 1, f"neighbors.{name} = {getattr(self, name)}: wanted 1 or more")
+        require(
+            self.index == "exact" or self.refresh != "incremental",
+            f"neighbors.index = {self.index} and neighbors.refresh = incremental exclude each other, since kept "
+            "neighbours are exact: set neighbors.index=exact or neighbors.refresh=auto",
+        )
+        require(
+            self.index == "exact" or self.engine != "torch",
+            f"neighbors.index = {self.index} is an index of FAISS, which neighbors.engine = torch does without: set "
+            "neighbors.index=exact or neighbors.engine=auto",
+        )
+        require(
+            self.index == "exact" or self.precision == "float32",
+            f"neighbors.index = {self.index} with neighbors.precision = bf16: an index searches in float32; set "
+            "neighbors.precision=float32, or neighbors.index=exact",
+        )
+        require(
+            self.precision == "float32" or self.refresh != "incremental",
+            "neighbors.precision = bf16 with neighbors.refresh = incremental: kept lists need exact searches; "
+            "set neighbors.refresh=full, or neighbors.precision=float32",
+        )
 
 
 @dataclass(frozen=True)

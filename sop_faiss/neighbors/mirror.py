@@ -8,43 +8,31 @@ FAISS has no code for the device, an exact search by blocks in torch takes over,
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import faiss
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from sop_faiss.errors import ConfigError
+from sop_faiss.neighbors.blocks import Neighbors, in_fixed_order, search_by_blocks
+from sop_faiss.neighbors.faiss_gpu import MAX_NEIGHBORS, FaissGpu
+from sop_faiss.neighbors.rounded import RoundedRows, count_candidates, rescore
+from sop_faiss.neighbors.trial import ENGINES, EngineTrial
 
-__all__ = ["Neighbors", "RingMirror", "in_fixed_order", "search_by_blocks"]
+__all__ = ["Neighbors", "RingMirror", "has_bf16", "in_fixed_order", "ring_segments"]
 
 _log = logging.getLogger(__name__)
-_TEMPORARY_BYTES = 256 * 2**20
-_GPU_MAX_NEIGHBORS = 2048  # more aborts the process
-_BLOCK_ELEMENTS = 2**24
 
 
-class Neighbors(NamedTuple):
-    """Inner products in falling order, and the rows they belong to; ties by rising row."""
-
-    similarities: Float32[Tensor, "q k"]
-    rows: Int64[Tensor, "q k"]
-
-
-def in_fixed_order(similarities: Float32[Tensor, "q k"], rows: Int64[Tensor, "q k"]) -> Neighbors:
-    """Equal similarities by rising row: two stable sorts, the main key last."""
-    rows, order = rows.sort(dim=1)
-    similarities, order = similarities.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return Neighbors(similarities, rows.gather(1, order))
-
-
-def search_by_blocks(queries: Float32[Tensor, "q d"], rows: Float32[Tensor, "n d"], k: int) -> Neighbors:
-    """Exact search in torch, a block of queries at a time; also the oracle of the FAISS engines."""
-    block = max(1, _BLOCK_ELEMENTS // len(rows))
-    parts = [torch.topk(part @ rows.T, k, dim=1) for part in queries.split(block)]
-    similarities = torch.cat([part.values for part in parts])
-    return in_fixed_order(similarities, torch.cat([part.indices for part in parts]))
+def ring_segments(start: int, count: int, capacity: int) -> list[tuple[slice, slice]]:
+    """Where `count` rows from `start` on lie in a ring: at most two stretches of it, each with its part of the rows."""
+    first = min(count, capacity - start)
+    segments = [(slice(start, start + first), slice(0, first)), (slice(0, count - first), slice(first, count))]
+    return [segment for segment in segments if segment[1].stop > segment[1].start]
 
 
 class RingMirror:
@@ -54,74 +42,158 @@ class RingMirror:
         capacity: number of rows, n.
         dim: dimension of a row, d.
         device: where the rows lie.
-        engine: `faiss`, `torch`, or `auto` (FAISS where it has code for the device).
+        engine: `faiss`, `torch`, or `auto`. On a CPU `auto` is FAISS (torch in bf16), so that equal runs stay equal to
+            the bit; on CUDA the first search tries both and takes the faster one, or torch where FAISS has no code.
+        precision: `float32`, or `bf16`: see `rounded.py`. On a CPU bf16 saves nothing.
 
     Raises:
-        ConfigError: the engine is unknown, or FAISS was asked for on a device it has no code for.
+        ConfigError: engine or precision are unknown, or not possible on the device.
     """
 
     rows: Float32[Tensor, "n d"]
 
-    def __init__(self, capacity: int, dim: int, device: torch.device, engine: str = "auto") -> None:
+    def __init__(
+        self, capacity: int, dim: int, device: torch.device, engine: str = "auto", precision: str = "float32"
+    ) -> None:
         if engine not in ("auto", "faiss", "torch"):
             raise ConfigError(f"neighbors.engine = {engine!r}: wanted faiss, torch or auto")
+        if precision not in ("float32", "bf16"):
+            raise ConfigError(f"neighbors.precision = {precision!r}: wanted float32 or bf16")
         self._index: Any = None
-        self._gpu_resources: Any = None
-        self.engine = engine
+        self._gpu: FaissGpu | None = None
+        self._trial: EngineTrial | None = None
+        self._limit_told = False
         if device.type == "cpu":
-            self.engine = "torch" if engine == "torch" else "faiss"
-            self._index = faiss.IndexFlatIP(dim)
-            self._index.add(torch.zeros(capacity, dim).numpy())
-            storage = faiss.rev_swig_ptr(self._index.get_xb(), capacity * dim)
-            self.rows = torch.from_numpy(storage).view(capacity, dim)
+            self._engine = self._start_cpu(capacity, dim, engine, precision)
         else:
             self.rows = torch.zeros(capacity, dim, device=device)
-            if engine != "torch":
-                self._start_gpu(required=engine == "faiss")
+            self._engine = self._start_gpu(engine, precision)
+        self._rounded = RoundedRows(self.rows) if precision == "bf16" else None
 
-    def _start_gpu(self, required: bool) -> None:
-        """Try FAISS's GPU kernel once; fall back to torch with one line in the log unless FAISS is required."""
+    @property
+    def engine(self) -> str:
+        """What searches: `faiss` or `torch`; `auto` before a trial."""
+        return self._engine if self._trial is None else self._trial.engine
+
+    def _start_cpu(self, capacity: int, dim: int, engine: str, precision: str) -> str:
+        """Lay the rows into a FAISS index; the engine."""
+        if engine == "faiss" and precision == "bf16":
+            raise ConfigError(
+                "neighbors.precision = bf16 with neighbors.engine = faiss on a CPU: FAISS searches bfloat16 on CUDA "
+                "only; set neighbors.precision=float32, or neighbors.engine=torch"
+            )
+        self._index = faiss.IndexFlatIP(dim)
+        self._index.add(torch.zeros(capacity, dim).numpy())
+        storage = faiss.rev_swig_ptr(self._index.get_xb(), capacity * dim)
+        self.rows = torch.from_numpy(storage).view(capacity, dim)
+        if engine == "auto":
+            return "torch" if precision == "bf16" else "faiss"
+        return engine
+
+    def _start_gpu(self, engine: str, precision: str) -> str:
+        """Start FAISS on the rows' device unless torch is asked for; the engine, where it needs no trial.
+
+        Where FAISS cannot search, torch takes over with one line in the log, unless FAISS is required.
+        """
+        device = self.rows.device
+        if precision == "bf16" and not (device.type == "cuda" and has_bf16(device)):
+            raise ConfigError(
+                f"neighbors.precision = bf16, but {device} has no bfloat16 arithmetic: set neighbors.precision=float32"
+            )
+        if engine == "torch":
+            return "torch"
         try:
-            import faiss.contrib.torch_utils  # teaches faiss.knn_gpu to read torch tensors in place
-
-            self._gpu_resources = faiss.StandardGpuResources()
-            self._gpu_resources.setTempMemory(_TEMPORARY_BYTES)
-            self.engine = "faiss"
-            self.search(self.rows[:1], 1)
+            self._gpu = FaissGpu(device, torch.bfloat16 if precision == "bf16" else torch.float32)
         except Exception as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            if required:
+            if engine == "faiss":
                 raise ConfigError(
-                    f"neighbors.engine = faiss, but FAISS cannot search on {self.rows.device} ({reason}): "
+                    f"neighbors.engine = faiss, but FAISS cannot search on {device} ({reason}): "
                     "install a faiss-gpu built for this card, or set neighbors.engine=torch"
                 ) from None
-            self._gpu_resources = None
-            self.engine = "torch"
-            _log.warning("FAISS cannot search on %s (%s): using exact torch search", self.rows.device, reason)
+            _log.warning("FAISS cannot search on %s (%s): using exact torch search", device, reason)
+        if engine == "auto" and device.type == "cuda":
+            self._trial = EngineTrial(self._gpu is not None, lambda: torch.cuda.synchronize(device))
+        return "torch" if self._gpu is None else "faiss"
 
-    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
-        """The k rows of largest inner product with each query; exact.
+    @torch.no_grad()
+    def write(self, start: int, values: Float[Tensor, "b d"]) -> None:
+        """Overwrite rows from `start` on, round the end of the ring; O(b), in bf16 too.
+
+        Args:
+            start: the first row, below n.
+            values: at most n rows; of any precision, strides and device.
+        """
+        for ring, part in ring_segments(start, len(values), len(self.rows)):
+            followed = self._rounded is not None and self._rounded.is_current
+            self.rows[ring].copy_(values[part])
+            if self._rounded is not None and followed:
+                self._rounded.follow(ring)
+
+    def require_k(self, k: int) -> None:
+        """Refuse a number of neighbours that the rows cannot give.
 
         Raises:
             ConfigError: k is outside 1..capacity.
         """
         if not 1 <= k <= len(self.rows):
             raise ConfigError(f"{k} neighbours asked of a memory of {len(self.rows)} rows: lower the supports")
+
+    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
+        """The k rows of largest inner product with each query; exact, but for candidates missed in bf16.
+
+        Raises:
+            ConfigError: k is outside 1..capacity.
+        """
+        self.require_k(k)
         queries = queries.detach().contiguous()
-        if self._index is not None and self.engine == "faiss":
-            similarities, rows = self._index.search(queries.numpy(), k)
-            return in_fixed_order(torch.from_numpy(similarities), torch.from_numpy(rows))
-        if self._gpu_resources is not None and self.engine == "faiss" and k > _GPU_MAX_NEIGHBORS:
+        if self._rounded is None:
+            return self._search(queries, self.rows, k)
+        candidates = count_candidates(k, len(self.rows))
+        found = self._search(queries.to(torch.bfloat16), self._rounded.current(), candidates)
+        return rescore(queries, self.rows, found.rows, k)
+
+    def _search(self, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
+        """Search rows, as they are or rounded."""
+        engine = self._engine
+        if self._index is None and k > MAX_NEIGHBORS:
+            self._tell_limit(k)
+            engine = "torch"
+        elif self._trial is not None:
+            searches = {name: partial(self._search_by, name, queries, rows, k) for name in ENGINES}
+            sizes = f"{len(queries)} queries in {len(rows)} x {rows.shape[1]} {rows.dtype}, top {k}"
+            engine = self._trial.choose(searches, sizes)
+        return self._search_by(engine, queries, rows, k)
+
+    def _search_by(self, engine: str, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
+        if engine == "torch":
+            return search_by_blocks(queries, rows, k)
+        if self._gpu is not None:
+            return self._gpu.search(queries, rows, k)
+        similarities, found = self._index.search(queries.numpy(), k)
+        return in_fixed_order(torch.from_numpy(similarities), torch.from_numpy(found))
+
+    def _tell_limit(self, k: int) -> None:
+        """Say once that FAISS cannot make a search that it would have been asked for."""
+        if self._gpu is not None and not self._limit_told:
             _log.warning(
-                "FAISS on a GPU finds at most %d neighbours, %d are needed: using exact torch search",
-                _GPU_MAX_NEIGHBORS,
+                "FAISS on a GPU finds at most %d neighbours, %d are needed: using exact torch search for these",
+                MAX_NEIGHBORS,
                 k,
             )
-            self.engine = "torch"
-        if self._gpu_resources is not None and self.engine == "faiss":
-            with torch.cuda.device(self.rows.device):
-                similarities, rows = faiss.knn_gpu(
-                    self._gpu_resources, queries, self.rows, k, metric=faiss.METRIC_INNER_PRODUCT
-                )
-            return in_fixed_order(similarities, rows)
-        return search_by_blocks(queries, self.rows, k)
+            self._limit_told = True
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The engine that a trial has chosen; the rows belong to the owner's state."""
+        return {} if self._trial is None else self._trial.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what an earlier trial has chosen, where there would be another."""
+        if self._trial is not None:
+            self._trial.load_state_dict(state)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a CUDA device multiplies bfloat16 numbers itself."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)

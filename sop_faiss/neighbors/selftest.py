@@ -1,4 +1,4 @@
-"""Does FAISS work on this machine? Its exact search against torch in float64, on one device; used by the doctor."""
+"""Do searches work on this machine? Those of FAISS and torch against float64, on one device; used by the doctor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.exact import nearest_rows
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror
+from sop_faiss.neighbors.mirror import Neighbors, RingMirror, has_bf16
 
 __all__ = ["count_faiss_gpus", "find_problems"]
 
@@ -26,10 +26,11 @@ def count_faiss_gpus() -> int:
 def find_problems(
     device: torch.device, capacity: int = 5000, dim: int = 96, queries: int = 64, k: int = 20
 ) -> list[str]:
-    """What is wrong with FAISS on a device, one sentence each; an empty list if all is well.
+    """What is wrong with searches on a device, one sentence each; an empty list if all is well.
 
-    Two searches of a ring mirror are compared with torch in float64, the second after rows were overwritten in place,
-    and on the CPU one of a plain gallery too. Some rows are equal, so that ties occur.
+    By FAISS, by torch, and in bfloat16 where the device has it, two searches of a ring mirror are compared with torch
+    in float64, the second after rows were overwritten; on the CPU one of a plain gallery too. Some rows are equal, so
+    that ties occur, and no two others are so nearly as similar to a query that bfloat16 could take one for the other.
 
     Args:
         device: CPU or a CUDA device.
@@ -42,20 +43,49 @@ def find_problems(
     rows = torch.nn.functional.normalize(torch.randn(capacity, dim, generator=generator), dim=1)
     rows[capacity // 2 : capacity // 2 + 50] = rows[:50]
     asked = torch.cat([rows[: queries // 2], torch.nn.functional.normalize(rows[-queries // 2 :] + 0.1, dim=1)])
-    try:
-        mirror = RingMirror(capacity, dim, device, engine="faiss")
-    except ConfigError as error:
-        return [str(error)]
-    mirror.rows.copy_(rows)
-    problems = _compare("exact search", mirror.search(asked.to(device), k), asked, rows)
-    rows[100:400] = torch.nn.functional.normalize(torch.randn(300, dim, generator=generator), dim=1)
-    asked[:10] = rows[100:110]
-    mirror.rows[100:400] = rows[100:400].to(device)
-    problems += _compare("search of rows overwritten in place", mirror.search(asked.to(device), k), asked, rows)
+    new = torch.nn.functional.normalize(torch.randn(300, dim, generator=generator), dim=1)
+    problems = []
+    for engine, precision in _modes(device):
+        problems += _problems_of_mirror(engine, precision, device, rows.clone(), new, asked.clone(), k)
     if device.type == "cpu":
         similarities, positions = nearest_rows(asked.numpy(), rows.numpy(), k)
         plain = Neighbors(torch.from_numpy(similarities), torch.from_numpy(positions))
-        problems += _compare("search of a gallery", plain, asked, rows)
+        problems += _compare("search of a gallery by FAISS", plain, asked, rows)
+    return problems
+
+
+def _modes(device: torch.device) -> list[tuple[str, str]]:
+    """Engines and precisions that should work on a device."""
+    if device.type != "cuda":
+        return [("faiss", "float32"), ("torch", "float32"), ("torch", "bf16")]
+    return [
+        (engine, precision)
+        for precision in ("float32", *(["bf16"] if has_bf16(device) else []))
+        for engine in ("faiss", "torch")
+    ]
+
+
+def _problems_of_mirror(
+    engine: str,
+    precision: str,
+    device: torch.device,
+    rows: Float32[Tensor, "n d"],
+    new: Float32[Tensor, "b d"],
+    asked: Float32[Tensor, "q d"],
+    k: int,
+) -> list[str]:
+    """Search a mirror of `rows`, overwrite some of both by `new`, and search it again."""
+    by = f"by {'FAISS' if engine == 'faiss' else engine} in {precision}"
+    try:
+        mirror = RingMirror(len(rows), rows.shape[1], device, engine, precision)
+    except ConfigError as error:
+        return [f"search {by}: {error}"]
+    mirror.rows.copy_(rows)
+    problems = _compare(f"exact search {by}", mirror.search(asked.to(device), k), asked, rows)
+    rows[100 : 100 + len(new)] = new
+    asked[:10] = new[:10]
+    mirror.write(100, new)
+    problems += _compare(f"search of overwritten rows {by}", mirror.search(asked.to(device), k), asked, rows)
     return problems
 
 
@@ -65,13 +95,11 @@ def _compare(what: str, found: Neighbors, queries: Float32[Tensor, "q d"], rows:
     best = truth.topk(found.rows.shape[1], dim=1).values
     got_rows, got = found.rows.cpu(), found.similarities.cpu().double()
     if int(got_rows.min()) < 0 or int(got_rows.max()) >= len(rows):
-        return [f"{what}: FAISS returned rows that do not exist"]
+        return [f"{what}: it returned rows that do not exist"]
     if any(len(set(line)) < len(line) for line in got_rows.tolist()):
-        return [f"{what}: FAISS returned a row twice"]
+        return [f"{what}: it returned a row twice"]
     off_value = float((got - truth.gather(1, got_rows)).abs().max())
     off_choice = float((best - got).abs().max())
     if not max(off_value, off_choice) <= _TOLERANCE:  # NaN fails every comparison
-        return [
-            f"{what}: FAISS and torch differ by {max(off_value, off_choice):.2g} in similarity, wanted {_TOLERANCE:g}"
-        ]
+        return [f"{what}: similarities differ by {max(off_value, off_choice):.2g} from float64, wanted {_TOLERANCE:g}"]
     return []

@@ -165,15 +165,17 @@ def run_probe(device: str, timeout_seconds: float) -> dict[str, Any] | str:
 def check_probe(device: str, answer: dict[str, Any] | str) -> Check:
     """What a self-test's answer means."""
     name = f"FAISS on {device}"
+    of_the_card = "install a faiss-gpu built for this card, or set neighbors.engine=torch"
     if isinstance(answer, str):
-        remedy = "install torch and faiss again; if it hung, try OMP_NUM_THREADS=1"
-    elif answer["problems"]:
-        answer, remedy = "; ".join(answer["problems"]), "install faiss again; see the line `faiss package`"
-    else:
-        return Check(name, Status.OK, "exact search equals torch's; rows stored in its memory are found at once")
-    if device != "cpu":
-        remedy = "install a faiss-gpu built for this card, or set neighbors.engine=torch"
-    return Check(name, Status.BROKEN, answer, remedy)
+        remedy = "install torch and faiss again; if it hung, try OMP_NUM_THREADS=1" if device == "cpu" else of_the_card
+        return Check(name, Status.BROKEN, answer, remedy)
+    problems = answer["problems"]
+    if not problems:
+        return Check(name, Status.OK, "FAISS and torch search exactly; rows stored in a memory are found at once")
+    remedy = "install faiss again; see the line `faiss package`" if device == "cpu" else of_the_card
+    if all(" by torch in " in problem for problem in problems):
+        remedy = "install a torch built for this device; until then set neighbors.engine=faiss"
+    return Check(name, Status.BROKEN, "; ".join(problems), remedy)
 
 
 def check_cards(torch_cards: int, faiss_cards: int, has_driver: bool) -> Check:

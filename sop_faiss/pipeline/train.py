@@ -21,6 +21,7 @@ from sop_faiss.files import atomic_file
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
+from sop_faiss.neighbors.approximate import index_bytes
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
@@ -230,6 +231,8 @@ def describe_run(config: Config) -> dict[str, Any]:
     parameters = sum(p.numel() for p in student.parameters())
     levels = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
     rows = {name: fit_memory(config, name, len(trained))[0] for name, weight in levels.items() if weight}
+    index, dim = config.neighbors.index, config.model.embedding_dim
+    indexed = [rows[name] for name in rows if index != "exact" and getattr(config.sop, name).num_supports]
     return {
         "training_images": len(trained),
         "held_out_images": len(held_out),
@@ -240,5 +243,5 @@ def describe_run(config: Config) -> dict[str, Any]:
         # student, teacher, gradients and two AdamW moments, in float32
         "weights_and_optimizer_bytes": parameters * 4 * 5,
         "memory_rows": rows,
-        "memories_bytes": sum(rows.values()) * config.model.embedding_dim * 4,
+        "memories_bytes": sum(rows.values()) * dim * 4 + sum(index_bytes(index, count, dim) for count in indexed),
     }

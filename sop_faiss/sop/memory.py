@@ -7,9 +7,11 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from sop_faiss.config import NeighborsConfig
 from sop_faiss.errors import CheckpointError
+from sop_faiss.neighbors.approximate import ApproximateSearch
 from sop_faiss.neighbors.incremental import NeighborLists
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror
+from sop_faiss.neighbors.mirror import Neighbors, RingMirror, ring_segments
 
 __all__ = ["Memory"]
 
@@ -25,6 +27,7 @@ class Memory:
         generator: draws the first contents (a CPU generator, the same on all ranks).
         device: where the rows lie and are searched.
         engine: what searches: `auto`, `faiss` or `torch`.
+        precision: what is searched: `float32`, or `bf16` and scored again in float32.
     """
 
     image_ids: Int64[Tensor, " n"]
@@ -36,12 +39,14 @@ class Memory:
         generator: torch.Generator,
         device: torch.device | str = "cpu",
         engine: str = "auto",
+        precision: str = "float32",
     ) -> None:
         device = torch.device(device)
-        self._mirror = RingMirror(capacity, dim, device, engine)
+        self._mirror = RingMirror(capacity, dim, device, engine, precision)
         self._mirror.rows.copy_(F.normalize(torch.randn(capacity, dim, generator=generator), dim=1))
         self.image_ids = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._lists: NeighborLists | None = None
+        self._approximate: ApproximateSearch | None = None
         self.pointer = 0
         """Row that the next embedding overwrites."""
         self.stored = 0
@@ -64,8 +69,13 @@ class Memory:
 
     @property
     def engine(self) -> str:
-        """What searches: `faiss` or `torch`."""
+        """What searches: `faiss` or `torch`; `auto` before a trial (CUDA)."""
         return self._mirror.engine
+
+    @property
+    def neighbor_recall(self) -> float | None:
+        """Measured recall of an approximate search; see `ApproximateSearch.recall`. None while all are exact."""
+        return None if self._approximate is None else self._approximate.recall
 
     @torch.no_grad()
     def store(self, embeddings: Float[Tensor, "b d"], image_ids: Int64[Tensor, " b"]) -> None:
@@ -76,11 +86,14 @@ class Memory:
         count = len(embeddings)
         start = (self.pointer + max(0, count - self.capacity)) % self.capacity
         embeddings, image_ids = embeddings[-self.capacity :], image_ids[-self.capacity :]
+        self._mirror.write(start, embeddings)
+        for ring, part in ring_segments(start, len(image_ids), self.capacity):
+            self.image_ids[ring].copy_(image_ids[part])
         rows = (start + torch.arange(len(embeddings), device=self.image_ids.device)) % self.capacity
-        self.embeddings[rows] = embeddings.detach().to(self.embeddings)
-        self.image_ids[rows] = image_ids.to(self.image_ids)
         if self._lists is not None:
             self._lists.renew(rows)
+        if self._approximate is not None:
+            self._approximate.renew(rows)
         self.pointer = (self.pointer + count) % self.capacity
         self.stored += count
 
@@ -89,8 +102,21 @@ class Memory:
         return torch.randperm(self.capacity, generator=generator)[:count].to(self.image_ids.device)
 
     def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
-        """The k rows of largest inner product with each query; exact, ties by rising row."""
-        return self._mirror.search(queries, k)
+        """The k rows of largest inner product with each query, ties by rising row.
+
+        Exact, but for candidates missed in bf16 or by an approximate index (`use_index`).
+        """
+        return (self._approximate or self._mirror).search(queries, k)
+
+    def use_index(self, settings: NeighborsConfig, k: int) -> None:
+        """From now on `search` is approximate, by the index that the settings name, with recall@k measured.
+
+        Only `store` and `load_state_dict` are followed, not what is written into `embeddings` past them.
+
+        Raises:
+            ConfigError: the memory is not on the CPU.
+        """
+        self._approximate = ApproximateSearch(self._mirror, settings, k)
 
     def keep_neighbors(self, k: int, exclude_same_image: bool) -> None:
         """From now on keep each row's k nearest others up to date, for `nearest_others`.
@@ -115,7 +141,9 @@ class Memory:
             "embeddings": self.embeddings.clone(),
             "image_ids": self.image_ids.clone(),
             "position": torch.tensor([self.pointer, self.stored], dtype=torch.int64),
+            **self._mirror.state_dict(),
             **({} if self._lists is None else self._lists.state_dict()),
+            **({} if self._approximate is None else self._approximate.state_dict()),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -132,5 +160,8 @@ class Memory:
         self.embeddings.copy_(state["embeddings"])
         self.image_ids.copy_(state["image_ids"])
         self.pointer, self.stored = (int(value) for value in state["position"])
+        self._mirror.load_state_dict(state)
         if self._lists is not None:
             self._lists.load_state_dict(state)
+        if self._approximate is not None:
+            self._approximate.load_state_dict(state)

@@ -54,7 +54,8 @@ class Prototypes:
 
         `distinct_rows`: different rows that members were drawn from, as a share of the memory. Where there are supports
         also `support_similarity`, their mean similarity to the anchor; where there are several, `one_image_share`, the
-        share of anchors whose supports all come from one image.
+        share of anchors whose supports all come from one image; and where the search was approximate `neighbor_recall`,
+        the share of nearest rows that it found when its index was last built.
         """
         used = torch.zeros(self.memory.capacity, device=self.anchors.device)
         used[self.anchor_rows.flatten()] = 1.0
@@ -62,6 +63,8 @@ class Prototypes:
         told = {"distinct_rows": used.mean()}
         if self.support_rows.shape[2] > 0:
             told["support_similarity"] = self.support_similarities.mean()
+        if self.memory.neighbor_recall is not None:
+            told["neighbor_recall"] = torch.tensor(self.memory.neighbor_recall, device=self.anchors.device)
         if self.support_rows.shape[2] > 1:
             images = self.memory.image_ids[self.support_rows]
             of_one_image = ((images == images[..., :1]) & (images >= 0)).all(-1)

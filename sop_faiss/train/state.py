@@ -17,6 +17,7 @@ from sop_faiss.config import Config, LevelConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import read_state, read_tensors
 from sop_faiss.model.teacher import Student, build_student_and_teacher
+from sop_faiss.neighbors.approximate import index_pays
 from sop_faiss.neighbors.incremental import keeping_pays
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
@@ -136,7 +137,8 @@ class RunState:
         capacity, exclude_same_image = fit_memory(self.config, name, images)
         seed = distributed.derive_seed("memory", name, self.config.train.seed)
         generator = torch.Generator().manual_seed(seed)
-        memory = Memory(capacity, self.config.model.embedding_dim, generator, self.device, neighbors.engine)
+        dim, search = self.config.model.embedding_dim, (neighbors.engine, neighbors.precision)
+        memory = Memory(capacity, dim, generator, self.device, *search)
         maker = PrototypeMaker(
             memory,
             level,
@@ -147,17 +149,32 @@ class RunState:
             generator=generator,
             incremental=self._keeps_neighbors(level, capacity),
         )
+        if level.num_supports and neighbors.index != "exact":
+            memory.use_index(neighbors, level.num_supports)
         if level.num_supports and distributed.is_main():
-            how = "kept from step to step" if maker.incremental else "searched for every step"
-            _log.info("%s neighbours are %s (neighbors.refresh=%s)", name, how, neighbors.refresh)
+            self._tell_of_neighbors(name, maker)
         return Level(memory, maker)
+
+    def _tell_of_neighbors(self, name: str, maker: PrototypeMaker) -> None:
+        settings, rows = self.config.neighbors, maker.memory.capacity
+        how = "kept from step to step" if maker.incremental else "searched for every step"
+        _log.info(
+            "%s neighbours are %s (neighbors.refresh=%s, neighbors.index=%s)",
+            name,
+            how,
+            settings.refresh,
+            settings.index,
+        )
+        if settings.index != "exact" and not index_pays(settings, rows):
+            _log.info("neighbors.index=%s cannot save time in the %d rows of the %s memory", settings.index, rows, name)
 
     def _keeps_neighbors(self, level: LevelConfig, capacity: int) -> bool:
         """Whether neighbors.refresh means kept lists for this level."""
         refresh = self.config.neighbors.refresh
         stored, dim = self.config.train.batch_size, self.config.model.embedding_dim
         pays = keeping_pays(level.tasks * level.num_anchors, stored, capacity, dim, self.device)
-        return refresh == "incremental" or (refresh == "auto" and pays)
+        may_keep = self.config.neighbors.index == "exact" and self.config.neighbors.precision == "float32"
+        return may_keep and (refresh == "incremental" or (refresh == "auto" and pays))
 
     @property
     def levels(self) -> dict[str, Level]:

@@ -1,0 +1,53 @@
+"""FAISS's brute-force search of a tensor where it lies on a CUDA device."""
+
+from __future__ import annotations
+
+import faiss
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from sop_faiss.neighbors.blocks import Neighbors, in_fixed_order
+
+__all__ = ["MAX_NEIGHBORS", "FaissGpu"]
+
+MAX_NEIGHBORS = 2048
+"""More abort the process."""
+_TEMPORARY_BYTES = 256 * 2**20
+
+
+class FaissGpu:
+    """FAISS's resources on one device. Not for several threads at a time.
+
+    Args:
+        device: a CUDA device.
+        dtype: what is searched: float32 or bfloat16.
+
+    Raises:
+        Exception: FAISS cannot search there. What it raises depends on its build and on the driver.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        if device.type != "cuda":
+            raise RuntimeError("FAISS searches on CPUs and CUDA devices only")
+        # Teaches faiss.knn_gpu to read torch tensors, and to work on torch's current stream: FAISS's own stream waits
+        # for what was queued there before, and what is queued there next waits for FAISS.
+        import faiss.contrib.torch_utils
+
+        self._resources = faiss.StandardGpuResources()
+        self._resources.setTempMemory(_TEMPORARY_BYTES)
+        self._resources.setPinnedMemory(0)  # 256 MiB of the host by default; nothing is copied from or to it
+        probe = torch.zeros(1, 8, dtype=dtype, device=device)
+        self.search(probe, probe, 1)
+
+    def search(self, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
+        """The k rows of largest inner product with each query; of bfloat16 numbers, added up in float32.
+
+        Args:
+            queries: contiguous, on the device.
+            rows: contiguous, on the device, of the same type; read in place.
+            k: at most `MAX_NEIGHBORS` and n.
+        """
+        with torch.cuda.device(rows.device):
+            found = faiss.knn_gpu(self._resources, queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
+        return in_fixed_order(*found)
