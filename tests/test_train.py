@@ -298,10 +298,13 @@ def test_killed_runs_go_on_as_if_nothing_had_happened(tmp_path, shards):
 
 def test_sigterm_saves_and_exits_75(tmp_path, shards):
     arguments = command(tiny_config_file(tmp_path), tmp_path / "run", shards, "train.epochs=2000")
-    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert json.loads(stdout)["finished"] is False
+    assert stderr.endswith("stopped by a signal: go on with the same command and --resume\n")
     stopped_at = int(find_checkpoint(tmp_path / "run").name.removeprefix("step_"))
     assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
 
