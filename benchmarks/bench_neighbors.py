@@ -235,7 +235,7 @@ def kept_neighbors(stored: int, quick: bool, run: Path | None = None) -> Row:
 
 
 def approximate(settings: NeighborsConfig) -> Row:
-    """Anchors out of embeddings of 500 clusters of images, in a memory that many steps have filled.
+    """Anchors out of embeddings of 500 overlapping clusters; how much an index finds depends on the data.
 
     Once with the index just built, and once when a quarter of the rows has been overwritten since; its answer for those
     is exact. HNSW walks over the overwritten ones all the same.
@@ -246,7 +246,7 @@ def approximate(settings: NeighborsConfig) -> Row:
 
     def embeddings(count: int) -> Tensor:
         clusters = torch.randint(len(centres), (count,), generator=generator)
-        return F.normalize(centres[clusters] + 0.7 * torch.randn(count, LARGE_DIM, generator=generator), dim=1)
+        return F.normalize(centres[clusters] + torch.randn(count, LARGE_DIM, generator=generator), dim=1)
 
     mirror.rows.copy_(embeddings(LARGE_CAPACITY))
     search = ApproximateSearch(mirror, settings, SUPPORTS)
