@@ -80,7 +80,7 @@ def _fresh_folder(out: Path) -> None:
 
 def _train(config: Config, out: Path, progress: ProgressCallback) -> None:
     if not run_training(config, out / "run", progress=progress).finished:
-        raise RunStoppedError("the demo was stopped by a signal: run it again")
+        raise RunStoppedError("the demo was stopped by a signal: run it again; it starts from the beginning")
 
 
 def _pixels(source: ImageSource) -> Float32[np.ndarray, "n d"]:

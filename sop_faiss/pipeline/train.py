@@ -27,6 +27,7 @@ from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
 from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
+from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.state import RunState, fit_memory
 from sop_faiss.train.stop import StopRequest
@@ -59,10 +60,13 @@ class TrainingResult:
     """How a run ended."""
 
     finished: bool
-    """False when a signal stopped it; it can be resumed."""
+    """It came to its end, or to `train.stop_after_steps`. False when a signal stopped it; it can be resumed."""
     step: int
+    """Where it is now."""
+    steps: int
+    """In all, by its schedules."""
     last_metrics: dict[str, Any]
-    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged."""
+    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now."""
 
 
 def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -89,9 +93,11 @@ def _check_same_run(run: Path, config: Config) -> None:
             )
 
 
-def _prepare_output(output: Path, config: Config, resume: bool) -> Path | None:
-    """Make the run directory, or find the checkpoint to go on from. For the main rank."""
-    started = output.exists() and (not output.is_dir() or any(output.iterdir()))
+def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -> Path | None:
+    """Check that the run may be written there, and find the checkpoint to go on from. For the main rank."""
+    if (output / LOCK_NAME).is_file() or (resume and (output / "config.yaml").is_file()):
+        lock.acquire()
+    started = output.exists() and (not output.is_dir() or any(path.name != LOCK_NAME for path in output.iterdir()))
     if started and not resume:
         raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
     if started and not (output / "config.yaml").is_file():
@@ -104,9 +110,13 @@ def _prepare_output(output: Path, config: Config, resume: bool) -> Path | None:
     return checkpoint
 
 
-def _open_run(output: Path, config: Config, checkpoint: Path | None) -> None:
+def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLock) -> None:
     """Write the configuration, and clear what a kill has left. For the main rank, when nothing is refused any more."""
     output.mkdir(parents=True, exist_ok=True)
+    if not lock.held:
+        lock.acquire()
+        if (output / "config.yaml").exists():
+            raise ConfigError(f"output {output} was filled by another process just now: choose another")
     with atomic_file(output / "config.yaml") as temporary:
         temporary.write_text(to_yaml(config), encoding="utf-8")
     clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
@@ -174,7 +184,8 @@ def run_training(
         progress: called with steps done and steps in all.
 
     Raises:
-        ConfigError: settings are impossible, or differ from those the run was started with.
+        ConfigError: settings are impossible, or differ from those the run was started with, or another process is
+            training there.
         DataError: images are missing, or too many are damaged.
         CheckpointError: no checkpoint can be used.
         RunStoppedError: the run stopped itself.
@@ -182,9 +193,10 @@ def run_training(
     device = distributed.join_process_group(config.train.device)
     if device.type == "cpu":
         keep_freed_memory()
+    lock = RunLock(output)
     try:
         with StopRequest().listening() as stop:
-            checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume))
+            checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
             source, trained, held_out = _open_training_images(config)
             state = RunState(config, device, len(trained))
             ranks = (distributed.rank(), distributed.world_size())
@@ -193,13 +205,16 @@ def run_training(
             evaluate = _online_knn(config, source, trained, held_out, state.teacher)
             if checkpoint is not None:
                 state.resume(checkpoint)
-            distributed.decide(lambda: _open_run(output, config, checkpoint))
+            distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
         merged: dict[str, Any] = {}
         for line in read_metrics(output):
             merged.update(line)
-        return TrainingResult(finished, state.step, merged)
+        schedules = state.schedules
+        merged.update(step=state.step, epoch=state.step / schedules.steps_per_epoch, images=state.images_seen)
+        return TrainingResult(finished, state.step, schedules.total_steps, merged)
     finally:
+        lock.release()
         distributed.leave_process_group()
 
 
