@@ -27,11 +27,12 @@ def difference(ours: np.ndarray, theirs: Image.Image | np.ndarray) -> float:
 
 
 def torchvision_jitter(picture: np.ndarray, colours: Colours) -> Image.Image:
-    """What ColorJitter does with these factors in this order."""
+    """What ColorJitter does with these factors in this order; what changes nothing is left out."""
     image = Image.fromarray(picture)
     adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
-    for which in colours[4:8]:
-        image = adjust[int(which)](image, colours[int(which)])
+    for which in map(int, colours[4:8]):
+        if colours[which] != UNCHANGED[which]:
+            image = adjust[which](image, colours[which])
     return image
 
 
@@ -41,29 +42,29 @@ def drawn_jitters(count: int) -> list[Colours]:
 
 
 @pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-@pytest.mark.parametrize("factor", [0.0, 0.6, 0.95, 1.4])
+@pytest.mark.parametrize("factor", [0.6, 0.95, 1.4])
 def test_each_part_of_jitter_equals_pillow(name, factor):
     colours = UNCHANGED._replace(**{name: factor})
-    assert difference(changed(colours), torchvision_jitter(PHOTO, colours)) < 0.6  # PIL cuts decimals off
+    assert difference(changed(colours), torchvision_jitter(PHOTO, colours)) < 0.2
 
 
 @pytest.mark.parametrize("turns", [-0.5, -0.1, 0.03, 0.1, 0.5])
 def test_hue_equals_pillow(turns):
     colours = UNCHANGED._replace(hue=turns)
-    assert difference(changed(colours), torchvision_jitter(PHOTO, colours)) < 1.5  # PIL's circle has 256 hues
+    assert difference(changed(colours), torchvision_jitter(PHOTO, colours)) < 1.0  # 8-bit hues of two kinds
 
 
 def test_jitter_as_drawn_equals_torchvision():
     differences = [difference(changed(colours), torchvision_jitter(PHOTO, colours)) for colours in drawn_jitters(100)]
-    assert np.mean(differences) < 1.0
-    assert max(differences) < 2.5
+    assert np.mean(differences) <= 1.0
+    assert max(differences) < 2.0
 
 
 def test_the_order_of_jitter_matters():
     forth = UNCHANGED._replace(brightness=1.4, saturation=0.6)
     back = forth._replace(first=3, second=2, third=1, fourth=0)
-    assert difference(changed(forth), torchvision_jitter(PHOTO, forth)) < 0.6
-    assert difference(changed(back), torchvision_jitter(PHOTO, back)) < 0.6
+    assert difference(changed(forth), torchvision_jitter(PHOTO, forth)) < 0.2
+    assert difference(changed(back), torchvision_jitter(PHOTO, back)) < 0.2
     assert not np.array_equal(changed(forth), changed(back))
 
 
@@ -79,10 +80,13 @@ def test_grey_and_solarize_equal_pillow():
 def test_blur_is_the_rounded_gaussian_and_near_pillows(sigma):
     blurred = changed(UNCHANGED._replace(blur_sigma=sigma))
     side = 2 * blur_reach(sigma) + 1
-    exact = cv2.GaussianBlur(PHOTO.astype(np.float64), (side, side), sigma)
+    exact = cv2.GaussianBlur(PHOTO.astype(np.float64), (side, side), sigma, borderType=cv2.BORDER_REPLICATE)
     assert np.abs(blurred - exact).max() <= 0.5 + 1e-3
-    assert difference(blurred, cv2.GaussianBlur(PHOTO, (0, 0), sigma)) < 0.2  # of the same reach, in fixed point
-    assert difference(blurred, Image.fromarray(PHOTO).filter(ImageFilter.GaussianBlur(sigma))) < 0.9
+    fixed_point = cv2.GaussianBlur(PHOTO, (0, 0), sigma, borderType=cv2.BORDER_REPLICATE)
+    assert difference(blurred, fixed_point) < 0.2  # of the same reach
+    assert (
+        difference(blurred, Image.fromarray(PHOTO).filter(ImageFilter.GaussianBlur(sigma))) < 0.8
+    )  # it is three boxes
 
 
 def test_nothing_drawn_changes_nothing():

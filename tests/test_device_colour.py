@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def differences(colours: list[Colours], device: str = "cpu") -> np.ndarray:
     """Mean absolute difference from the uint8 path, of each view."""
     pictures = PHOTOS[np.arange(len(colours)) % len(PHOTOS)]
     ours = on_device(pictures, colours, device)
-    assert ours.min() >= 0 and ours.max() <= 255
+    assert ours.min() >= 0 and ours.max() <= 255.001
     reference = np.stack([changed(row, picture) for row, picture in zip(colours, pictures, strict=True)])
     return np.abs(ours - reference).mean((1, 2, 3))
 
@@ -36,7 +38,7 @@ def check_all(device: str) -> None:
     drawn = [draw_colours(number % 3, config, view_generator(0, 0, number, number % 3)) for number in range(90)]
     assert len({bool(row.solarize) for row in drawn}) == len({bool(row.grey) for row in drawn}) == 2
     assert differences(drawn, device).max() < 1.5
-    assert differences(drawn, device).mean() < 0.7
+    assert differences(drawn, device).mean() < 0.5
 
 
 def test_whole_augmentation_agrees_with_the_uint8_path():
@@ -50,38 +52,37 @@ def test_whole_augmentation_agrees_on_cuda():
 
 def test_jitter_agrees_with_the_uint8_path_and_with_torchvision():
     drawn = drawn_jitters(60)
-    assert differences(drawn).mean() < 0.8  # uint8 rounds after each of the four steps
+    assert differences(drawn).mean() < 0.5  # uint8 has 8 bits for the hue
     pictures = PHOTOS[np.arange(60) % 4]
     ours = on_device(pictures, drawn)
     theirs = np.stack([torchvision_jitter(picture, row) for picture, row in zip(pictures, drawn, strict=True)])
-    assert np.abs(ours - theirs).mean() <= 1.0 + 0.5  # PIL cuts decimals off in three of four steps
+    assert np.abs(ours - theirs).mean() <= 0.5
 
 
 @pytest.mark.parametrize("turns", [-0.5, -0.1, 0.0, 0.1, 0.25])
 def test_hue_turns_as_in_hsv(turns):
-    import colorsys
-
     pixels = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3), dtype=np.uint8)
     pixels[0, 0] = 77  # grey has no hue
     ours = on_device(pixels, [UNCHANGED._replace(hue=turns or 1e-9)])[0]
     for row in range(8):
         for column in range(8):
             hue, saturation, value = colorsys.rgb_to_hsv(*(pixels[0, row, column] / 255))
-            exact = np.array(colorsys.hsv_to_rgb((hue + turns) % 1, saturation, value)) * 255
-            np.testing.assert_allclose(ours[row, column], exact, atol=2e-3)
+            turned = (hue + int(turns * 255) / 255) % 1
+            exact = np.array(colorsys.hsv_to_rgb(turned, saturation, value)) * 255
+            np.testing.assert_allclose(ours[row, column], exact, atol=0.501)  # whole levels
 
 
-def test_grey_and_solarize_are_exact_to_half_a_level():
+def test_grey_and_solarize_are_exact_but_for_ties():
     for colours in (UNCHANGED._replace(grey=1), UNCHANGED._replace(solarize=1)):
-        assert differences([colours] * 4).max() < 0.02
+        assert differences([colours] * 4).max() < 0.03
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 2.0, 9.0])
 def test_blur_agrees_with_the_uint8_path(sigma):
     colours = UNCHANGED._replace(blur_sigma=sigma)
-    assert differences([colours] * 4).max() <= 0.3  # its rounding: a quarter of a level
+    assert differences([colours] * 4).max() <= 0.26  # it rounds: a quarter of a level
     theirs = np.asarray(Image.fromarray(PHOTOS[0]).filter(ImageFilter.GaussianBlur(sigma)))
-    assert np.abs(on_device(PHOTOS[:1], [colours])[0] - theirs).mean() < 1.0
+    assert np.abs(on_device(PHOTOS[:1], [colours])[0] - theirs).mean() < 1.0  # three boxes in place of a Gaussian
 
 
 def test_views_of_one_batch_do_not_touch_each_other():
@@ -106,10 +107,7 @@ def test_normalise_colours_only_where_a_table_is_given():
     bright = unchanged.clone()
     bright[1, 0, 0] = 0.5
     other = normalise(views, bright, config, torch.device("cpu"))
-    assert [[torch.equal(other[v, b], plain[v, b]) for b in range(2)] for v in range(2)] == [
-        [True, True],
-        [False, True],
-    ]
+    assert [torch.equal(other[v, b], plain[v, b]) for v in range(2) for b in range(2)] == [True, True, False, True]
     assert normalise(views[:, :0], torch.empty(2, 0, 0), config, torch.device("cpu")).shape == (2, 0, 3, 48, 48)
     assert normalise(views[:0], bright[:0], config, torch.device("cpu")).shape == (0, 2, 3, 48, 48)
 
