@@ -80,7 +80,8 @@ class NeighborsConfig:
     images than twice the memory's capacity, so that the memory holds several rows of an image."""
     refresh: str = "auto"
     """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and renew only what a
-    store has changed; the same neighbours but for ties. `auto`: what is cheaper."""
+    store has changed; the same neighbours but for ties; not with sop.anchors = fixed_vectors. `auto`: what is
+    cheaper."""
 
     def __post_init__(self) -> None:
         require_one_of("neighbors.engine", self.engine, ("auto", "faiss", "torch"))

@@ -24,7 +24,7 @@ from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_
 from sop_faiss.train.optim import make_optimizer
 from sop_faiss.train.schedules import Schedules
 
-__all__ = ["Level", "RunState", "fit_memory"]
+__all__ = ["Level", "RunState", "fit_memory", "keeps_neighbors"]
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +92,33 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
     return capacity, exclude_same_image
 
 
+def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.device) -> bool:
+    """Whether a level's memory keeps its rows' neighbours from step to step, as `neighbors.refresh` means it.
+
+    Args:
+        config: of the run.
+        name: `cls` or `patch`.
+        capacity: rows of the memory; see `fit_memory`.
+        device: where it lies.
+
+    Raises:
+        ConfigError: neighbours shall be kept, of anchors that are no rows of the memory.
+    """
+    level: LevelConfig = getattr(config.sop, name)
+    refresh = config.neighbors.refresh
+    if refresh == "full" or level.num_supports == 0:
+        return False
+    if config.sop.anchors == "fixed_vectors":
+        if refresh == "incremental":
+            raise ConfigError(
+                "neighbors.refresh = incremental keeps the neighbours of a memory's rows, and sop.anchors = "
+                "fixed_vectors are copies outside it: set neighbors.refresh=full or auto, or sop.anchors=fixed_rows"
+            )
+        return False
+    anchors, stored = level.tasks * level.num_anchors, config.train.batch_size
+    return refresh == "incremental" or keeping_pays(anchors, stored, capacity, config.model.embedding_dim, device)
+
+
 class RunState:
     """Builds a run's parts from its configuration.
 
@@ -145,19 +172,15 @@ class RunState:
             anchors=sop.anchors,
             exclude_same_image=exclude_same_image,
             generator=generator,
-            incremental=self._keeps_neighbors(level, capacity),
+            incremental=keeps_neighbors(self.config, name, capacity, self.device),
         )
         if level.num_supports and distributed.is_main():
             how = "kept from step to step" if maker.incremental else "searched for every step"
-            _log.info("%s neighbours are %s (neighbors.refresh=%s)", name, how, neighbors.refresh)
+            because = f"neighbors.refresh={neighbors.refresh}"
+            if sop.anchors == "fixed_vectors":
+                because += ", sop.anchors=fixed_vectors are no rows of the memory"
+            _log.info("%s neighbours are %s (%s)", name, how, because)
         return Level(memory, maker)
-
-    def _keeps_neighbors(self, level: LevelConfig, capacity: int) -> bool:
-        """Whether neighbors.refresh means kept lists for this level."""
-        refresh = self.config.neighbors.refresh
-        stored, dim = self.config.train.batch_size, self.config.model.embedding_dim
-        pays = keeping_pays(level.tasks * level.num_anchors, stored, capacity, dim, self.device)
-        return refresh == "incremental" or (refresh == "auto" and pays)
 
     @property
     def levels(self) -> dict[str, Level]:
