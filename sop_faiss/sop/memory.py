@@ -115,11 +115,9 @@ class Memory:
         for ring, part in ring_segments(start, len(image_ids), self.capacity):
             self.image_ids[ring].copy_(image_ids[part])
             self.stored_at[ring] = self.steps
-        rows = (start + torch.arange(len(embeddings), device=self.image_ids.device)) % self.capacity
-        if self._lists is not None:
-            self._lists.renew(rows)
-        if self._approximate is not None:
-            self._approximate.renew(rows)
+        for follower in (self._lists, self._approximate):
+            if follower is not None:
+                follower.renew((start + torch.arange(len(embeddings), device=self.image_ids.device)) % self.capacity)
         self.pointer = (self.pointer + count) % self.capacity
         self.stored += count
         self.steps += ends_step
