@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from sop_faiss.data.device_colour import normalise
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.errors import CheckpointError, ConfigError, DataError, RunStoppedError
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint, read_tensors
 from sop_faiss.pipeline.train import describe_run, run_training
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
-from sop_faiss.train.loop import normalise, train_step
+from sop_faiss.train.loop import train_step
 from sop_faiss.train.monitor import read_metrics
 from sop_faiss.train.state import RunState, fit_memory
 from tests.images import write_folder, write_shards
@@ -51,8 +52,8 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
     metrics = train_step(state, batch)
 
     # by hand, with the twin's parts
-    views = normalise(batch.global_views, twin.config, twin.device)
-    local = normalise(batch.local_views, twin.config, twin.device)
+    views = normalise(batch.global_views, batch.global_colours, twin.config.views, twin.device)
+    local = normalise(batch.local_views, batch.local_colours, twin.config.views, twin.device)
     stored = twin.draw_stored_patches(6, 16)
     teacher = [twin.teacher.backbone(view) for view in views]
     teacher_cls = torch.stack([twin.teacher.projector(tokens.cls) for tokens in teacher])
@@ -103,6 +104,7 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
         ("views.local_count=0",),
         ("views.global_count=1",),
         ("views.global_count=3",),
+        ("views.colour=device", "train.accumulate=2", "memory.fill=teacher"),
         ("model.global_token=mean",),
         ("sop.anchors=fixed_vectors", "memory.fill=teacher"),
         ("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"),
@@ -233,13 +235,14 @@ def test_a_run_that_is_to_stop_early_is_scored_where_it_stops(tmp_path, shards):
 
 
 @pytest.mark.parametrize(
-    "setting", ["sop.anchors=random", "sop.anchors=fixed_vectors", "neighbors.refresh=incremental"]
+    "setting",
+    ["sop.anchors=random", "sop.anchors=fixed_vectors", "neighbors.refresh=incremental", "views.colour=device"],
 )
 def test_resume_is_exact(tmp_path, shards, setting):
     overrides = (f"data.train={shards}", setting, "train.epochs=3")
     run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole")
     run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=5"), tmp_path / "parts")
-    run_training(tiny_config(tmp_path, *overrides, "data.workers=1"), tmp_path / "parts", resume=True)
+    run_training(tiny_config(tmp_path, *overrides, "data.workers=1", "data.threads=2"), tmp_path / "parts", resume=True)
     assert records(tmp_path / "parts") == records(tmp_path / "whole")
     last = [find_checkpoint(tmp_path / name) for name in ("whole", "parts")]
     for file in ("student", "teacher", "optimizer", "memories"):

@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 _MAY_CHANGE_ON_RESUME = (
     "data.train",
     "data.workers",
+    "data.threads",
     "data.max_bad_fraction",
     "data.decoded_cache_bytes",
     "neighbors.engine",
@@ -187,7 +188,7 @@ def run_training(
             source, trained, held_out = _open_training_images(config)
             state = RunState(config, device, len(trained))
             ranks = (distributed.rank(), distributed.world_size())
-            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks)
+            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks, device)
             state.data_digest = batches.digest()
             evaluate = _online_knn(config, source, trained, held_out, state.teacher)
             if checkpoint is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from sop_faiss import distributed
-from sop_faiss.data.stream import BadSample
+from sop_faiss.data.batch import BadSample
 from sop_faiss.errors import DataError, RunStoppedError
 from sop_faiss.files import atomic_file, write_json
 
