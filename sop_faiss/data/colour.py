@@ -71,12 +71,10 @@ def draw_colours(index: int, config: ViewsConfig, generator: np.random.Generator
         ]
         hue = uniform(generator, -config.hue, config.hue)
         jitter = (*factors, hue, *generator.permutation(4).tolist())
-    return Colours(
-        *jitter,
-        generator.random() < config.grey,
-        uniform(generator, *config.blur_sigma) if generator.random() < blur else 0.0,
-        is_global and index > 0 and generator.random() < config.solarize_global2,
-    )
+    grey = generator.random() < config.grey
+    sigma = uniform(generator, *config.blur_sigma) if generator.random() < blur else 0.0
+    solarize = is_global and index > 0 and generator.random() < config.solarize_global2
+    return Colours._make((*jitter, grey, sigma, solarize))
 
 
 def blur_reach(sigma: float) -> int:
