@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from sop_faiss import distributed
-from sop_faiss.config import Config, load_config, to_yaml
+from sop_faiss.config import Config, LevelConfig, load_config, to_yaml
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.data.stream import Batches, split_holdout
 from sop_faiss.data.subset import Subset
@@ -29,7 +30,7 @@ from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
-from sop_faiss.train.state import RunState, fit_memory
+from sop_faiss.train.state import RunState, fit_memory, keeps_neighbors
 from sop_faiss.train.stop import StopRequest
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
@@ -39,6 +40,7 @@ _log = logging.getLogger(__name__)
 _MAY_CHANGE_ON_RESUME = (
     "data.train",
     "data.workers",
+    "data.threads",
     "data.max_bad_fraction",
     "data.decoded_cache_bytes",
     "neighbors.engine",
@@ -200,7 +202,7 @@ def run_training(
             source, trained, held_out = _open_training_images(config)
             state = RunState(config, device, len(trained))
             ranks = (distributed.rank(), distributed.world_size())
-            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks)
+            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks, device)
             state.data_digest = batches.digest()
             evaluate = _online_knn(config, source, trained, held_out, state.teacher)
             if checkpoint is not None:
@@ -229,10 +231,6 @@ def describe_run(config: Config) -> dict[str, Any]:
     student, _ = build_student_and_teacher(config)
     batches = Batches(source, trained, config, student.backbone.patch_size)
     parameters = sum(p.numel() for p in student.parameters())
-    levels = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
-    rows = {name: fit_memory(config, name, len(trained))[0] for name, weight in levels.items() if weight}
-    index, dim = config.neighbors.index, config.model.embedding_dim
-    indexed = [rows[name] for name in rows if index != "exact" and getattr(config.sop, name).num_supports]
     return {
         "training_images": len(trained),
         "held_out_images": len(held_out),
@@ -242,6 +240,34 @@ def describe_run(config: Config) -> dict[str, Any]:
         "steps": Schedules(config, batches.steps_per_epoch).total_steps,
         # student, teacher, gradients and two AdamW moments, in float32
         "weights_and_optimizer_bytes": parameters * 4 * 5,
+        **_describe_memories(config, len(trained)),
+    }
+
+
+def _describe_memories(config: Config, images: int) -> dict[str, Any]:
+    """Rows of the memories, and bytes on each rank of what belongs to them."""
+    dim = config.model.embedding_dim
+    weights = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
+    rows = {name: fit_memory(config, name, images)[0] for name, weight in weights.items() if weight}
+    wants_cuda = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda" if wants_cuda else "cpu")  # which need not be on the machine that asks
+    lists, indices, members = 0, 0, 0
+    for name, capacity in rows.items():
+        level: LevelConfig = getattr(config.sop, name)
+        if keeps_neighbors(config, name, capacity, device):
+            entries = min(2 * level.num_supports + 16, capacity - 1)
+            lists += capacity * (entries * 12 + 4)  # see `NeighborLists`
+        if config.neighbors.index != "exact" and level.num_supports:
+            indices += index_bytes(config.neighbors.index, capacity, dim)
+        members = max(members, level.num_anchors * (level.num_supports + 1) * dim * 4)
+    return {
         "memory_rows": rows,
-        "memories_bytes": sum(rows.values()) * dim * 4 + sum(index_bytes(index, count, dim) for count in indexed),
+        # embeddings in float32; image ids and steps in int64
+        "memories_bytes": sum(rows.values()) * (dim * 4 + 16),
+        # kept from step to step, where neighbors.refresh does so on this device
+        "neighbor_lists_bytes": lists,
+        # of an approximate index, beside the rows
+        "neighbor_index_bytes": indices,
+        # D of one task, of the level where it is larger: gathered for one task at a time
+        "gathered_members_bytes": members,
     }
