@@ -3,22 +3,23 @@
     python benchmarks/bench_neighbors.py --quick
 
 Rows: FAISS's search of the memory against torch's product and topk, in time and in memory, and the torch engine against
-them; neighbours kept from step to step against a full search every step; a store that the index sees against filling
-the index anew; on CUDA the search of a whole step's anchors. Without --quick also approximate search of 2**20 rows
-against FAISS's exact search of them; building HNSW's graph takes minutes.
+them; neighbours kept from step to step against a full search every step, with `--run` also of a real run's embeddings;
+a store that the index sees against filling the index anew; on CUDA the search of a whole step's anchors. Without
+`--quick` also approximate search of many rows against FAISS's exact search.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import click
 import torch
+from embeddings import drifting_stores, stores_of_run
 from report import Row, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,7 +32,7 @@ from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, Prototypes
 
 CAPACITY, DIM = 65536, 256
-LARGE_CAPACITY, LARGE_DIM = 2**20, 64
+LARGE_CAPACITIES, LARGE_DIM = {"ivf": 2**20, "hnsw": 2**17}, 64  # HNSW takes minutes to build already
 ANCHORS, TASKS, SUPPORTS = 4096, 4, 8
 TIE = 1e-5
 
@@ -51,15 +52,19 @@ def product_and_topk(queries: Tensor, rows: Tensor) -> torch.return_types.topk:
 
 
 def search_time(quick: bool) -> Row:
+    """With the product alone beside it, which no exact search can do without: by numpy's BLAS and by torch's."""
     mirror, queries = search_inputs()
     functions = {
         "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
         "torch": lambda: product_and_topk(queries, mirror.rows),
+        "numpy_product_alone": lambda: queries.numpy() @ mirror.rows.numpy().T,
+        "torch_product_alone": lambda: queries @ mirror.rows.T,
     }
     seconds = interleaved_medians(functions, 1 if quick else 7, warm_up=not quick)
     ratio, target = seconds["faiss"] / seconds["torch"], "<= 0.5"
     what = f"time: {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}, FAISS mirror"
     detail = {f"{name}_seconds": value for name, value in seconds.items()}
+    detail["faiss_gigaflop_per_second"] = 2e-9 * ANCHORS * CAPACITY * DIM / seconds["faiss"]
     return Row(what, "torch matmul + topk", ratio, target, meets(ratio, target), detail)
 
 
@@ -144,31 +149,14 @@ def search_memory() -> Row:
     return Row(what, against, ratio, target, meets(ratio, target), detail)
 
 
-def drifting_stores(size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Embeddings of views of 50,000 images in 500 clusters, by a linear encoder that turns as it goes.
-
-    While the memory is renewed once, the embedding of an image moves to a cosine of about 0.9 with what it was.
-    """
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randn(500, 64, generator=generator)[torch.arange(50_000) % 500]
-    images += 0.7 * torch.randn(50_000, 64, generator=generator)
-    encoder = torch.randn(64, DIM, generator=generator)
-    keep = 0.9 ** (size / CAPACITY)
-    while True:
-        encoder = keep * encoder + (1 - keep**2) ** 0.5 * torch.randn(64, DIM, generator=generator)
-        ids = torch.randint(len(images), (size,), generator=generator)
-        views = images[ids] + 0.3 * torch.randn(size, 64, generator=generator)
-        yield F.normalize(views @ encoder, dim=1), ids
-
-
-def make_maker(incremental: bool) -> PrototypeMaker:
+def make_maker(incremental: bool, dim: int, exclude_same_image: bool) -> PrototypeMaker:
     return PrototypeMaker(
-        Memory(CAPACITY, DIM, torch.Generator().manual_seed(0)),
+        Memory(CAPACITY, dim, torch.Generator().manual_seed(0)),
         LevelConfig(num_anchors=ANCHORS, num_supports=SUPPORTS, tasks=TASKS),
         contributions="similarity",
         eps=0.1,
         anchors="random",
-        exclude_same_image=False,
+        exclude_same_image=exclude_same_image,
         generator=torch.Generator().manual_seed(2),
         incremental=incremental,
     )
@@ -186,23 +174,26 @@ def largest_difference(kept: list[Prototypes], full: list[Prototypes]) -> float:
     return float(torch.stack(differences).max())
 
 
-def kept_neighbors(stored: int, quick: bool) -> Row:
+def kept_neighbors(stored: int, quick: bool, run: Path | None = None) -> Row:
     """One step: store, then draw anchors and find their supports.
 
-    When timed the lists are as old as the memory; with `quick` they are a few steps old, so that fewer run short.
+    When timed the lists are as old as the memory; with `quick`, or of a run, they are some steps old, so that fewer run
+    short. A run's images come again before its memory is full: rows of the same image are then no neighbours.
     """
-    kept, full = make_maker(incremental=True), make_maker(incremental=False)
+    rounds = 2 if quick else 7
+    steps = 10 if quick else 100 if run is not None else CAPACITY // stored
+    stores = drifting_stores(stored, CAPACITY, DIM) if run is None else stores_of_run(run, CAPACITY, steps + rounds)
+    first = next(stores)
+    dim, stored = first[0].shape[1], len(first[0])
+    kept, full = (make_maker(incremental, dim, exclude_same_image=run is not None) for incremental in (True, False))
     lists = kept.memory._lists
     assert lists is not None
-    stores = drifting_stores(stored)
-    for _ in range(CAPACITY // stored):
-        store = next(stores)
+    for store in itertools.chain([first], itertools.islice(stores, CAPACITY // stored - 1)):
         kept.memory.store(*store)
         full.memory.store(*store)
     started = time.perf_counter()
     kept.memory.nearest_others(torch.arange(CAPACITY))
     first_seconds = time.perf_counter() - started
-    steps = 10 if quick else CAPACITY // stored
     searched = lists.searched
     for _ in range(steps):
         store = next(stores)
@@ -211,7 +202,6 @@ def kept_neighbors(stored: int, quick: bool) -> Row:
         kept.draw()
     searched = lists.searched - searched
 
-    rounds = 2 if quick else 7
     batches = [next(stores) for _ in range(rounds)]
     ours, theirs = iter(batches), iter(batches)
     full.generator.set_state(kept.generator.get_state())
@@ -231,6 +221,7 @@ def kept_neighbors(stored: int, quick: bool) -> Row:
         raise SystemExit(f"kept neighbours differ from a full search by {difference}, more than ties of {TIE}")
     ratio, target = seconds["full"] / seconds["incremental"], ">= 5" if stored == 64 else ""
     what = f"a step's neighbours kept: {TASKS} x {ANCHORS} anchors, k = {SUPPORTS}, {stored} of {CAPACITY} rows stored"
+    what += "" if run is None else f", embeddings of a run (d = {dim})"
     detail = {
         "full_seconds": seconds["full"],
         "incremental_seconds": seconds["incremental"],
@@ -244,22 +235,22 @@ def kept_neighbors(stored: int, quick: bool) -> Row:
 
 
 def approximate(settings: NeighborsConfig) -> Row:
-    """Anchors out of embeddings of 500 clusters of images, in a memory that many steps have filled.
+    """Anchors out of embeddings of 500 overlapping clusters; how much an index finds depends on the data.
 
     Once with the index just built, and once when a quarter of the rows has been overwritten since; its answer for those
     is exact. HNSW walks over the overwritten ones all the same.
     """
-    generator = torch.Generator().manual_seed(0)
-    mirror = RingMirror(LARGE_CAPACITY, LARGE_DIM, torch.device("cpu"))
+    generator, capacity = torch.Generator().manual_seed(0), LARGE_CAPACITIES[settings.index]
+    mirror = RingMirror(capacity, LARGE_DIM, torch.device("cpu"))
     centres = torch.randn(500, LARGE_DIM, generator=generator)
 
     def embeddings(count: int) -> Tensor:
         clusters = torch.randint(len(centres), (count,), generator=generator)
-        return F.normalize(centres[clusters] + 0.7 * torch.randn(count, LARGE_DIM, generator=generator), dim=1)
+        return F.normalize(centres[clusters] + torch.randn(count, LARGE_DIM, generator=generator), dim=1)
 
-    mirror.rows.copy_(embeddings(LARGE_CAPACITY))
+    mirror.rows.copy_(embeddings(capacity))
     search = ApproximateSearch(mirror, settings, SUPPORTS)
-    queries = mirror.rows[torch.randperm(LARGE_CAPACITY, generator=generator)[:ANCHORS]]
+    queries = mirror.rows[torch.randperm(capacity, generator=generator)[:ANCHORS]]
     started = time.perf_counter()
     search.search(queries[:1], SUPPORTS + 1)
     build_seconds = time.perf_counter() - started
@@ -270,7 +261,7 @@ def approximate(settings: NeighborsConfig) -> Row:
     }
     seconds = interleaved_medians(functions, 3)
     recall = search.recall
-    fresh = torch.arange(LARGE_CAPACITY // 4)
+    fresh = torch.arange(capacity // 4)
     mirror.rows[fresh] = embeddings(len(fresh))
     search.renew(fresh)
     aged_seconds = interleaved_medians({settings.index: functions[settings.index]}, 3)
@@ -284,39 +275,42 @@ def approximate(settings: NeighborsConfig) -> Row:
             settings.probes if settings.index == "ivf" else settings.ef_search
         ),
     }
-    size = f"{ANCHORS} anchors in {LARGE_CAPACITY} x {LARGE_DIM}, top {SUPPORTS + 1}"
+    size = f"{ANCHORS} anchors in {capacity} x {LARGE_DIM}, top {SUPPORTS + 1}"
     what = f"approximate, times faster: {size}, {settings.index}"
     return Row(what, "exact FAISS search", seconds["exact"] / seconds[settings.index], "", None, detail)
 
 
 def store_in_place(quick: bool) -> Row:
+    """Stores of 512 rows that follow each other round the ring, as steps make them; the mean of 16."""
     import faiss  # after torch
 
-    mirror, _ = search_inputs()
-    rows, new = mirror.rows.clone(), unit_rows(512, 3)
+    memory = Memory(CAPACITY, DIM, torch.Generator().manual_seed(0))
+    rows, new, ids = memory.embeddings.clone(), unit_rows(512, 3), torch.arange(512)
     index = faiss.IndexFlatIP(DIM)
-    places = torch.arange(512)
+    stores = 16
 
     def refill() -> None:
-        rows[places] = new
         index.reset()
         index.add(rows.numpy())
 
-    def write() -> None:
-        mirror.write(0, new)
+    def store() -> None:
+        for _ in range(stores):
+            memory.store(new, ids)
 
-    seconds = interleaved_medians({"mirror": write, "refill": refill}, 15 if quick else 101)
-    ratio, target = seconds["refill"] / seconds["mirror"], ">= 100"
+    seconds = interleaved_medians({"store": store, "refill": refill}, 15 if quick else 101)
+    seconds["store"] /= stores
+    ratio, target = seconds["refill"] / seconds["store"], ">= 100"
     detail = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
-    what = f"store 512 of {CAPACITY} rows so that the index sees them"
+    what = f"store 512 of {CAPACITY} rows, with their ids, so that the index sees them"
     return Row(what, "reset + add", ratio, target, meets(ratio, target), detail)
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Fewer repeats and steps, same sizes: about a minute on 2 quiet cores.")
+@click.option("--run", type=click.Path(path_type=Path, file_okay=False), help="Also with embeddings of this run.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
 @click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
-def main(quick: bool, json_file: Path | None, record: bool) -> None:
+def main(quick: bool, run: Path | None, json_file: Path | None, record: bool) -> None:
     """Measure neighbours and stores on the CPU."""
     benchmarks = {
         "store": lambda: store_in_place(quick),
@@ -325,6 +319,8 @@ def main(quick: bool, json_file: Path | None, record: bool) -> None:
         "search memory": search_memory,
         "kept neighbours": lambda: kept_neighbors(64, quick),
     }
+    if run is not None:
+        benchmarks["kept neighbours of a run"] = lambda: kept_neighbors(64, quick, run)
     if not quick:
         benchmarks["kept neighbours, large batch"] = lambda: kept_neighbors(1024, quick)
         benchmarks["approximate, ivf"] = lambda: approximate(NeighborsConfig(index="ivf"))

@@ -58,7 +58,11 @@ def meets(ratio: float | None, target: str) -> bool | None:
 
 
 def interleaved_medians(
-    functions: dict[str, Callable[[], object]], repeats: int, *, warm_up: bool = True
+    functions: dict[str, Callable[[], object]],
+    repeats: int,
+    *,
+    warm_up: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds of a call of each function, all of them once a round, so that a slow minute falls on all.
 
@@ -66,16 +70,17 @@ def interleaved_medians(
         functions: what to time, by name; called in this order in every round.
         repeats: number of timed rounds, 1 or more.
         warm_up: go through one round untimed first.
+        clock: seconds; `time.process_time` for what one core does, whatever else the machine does.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(-1 if warm_up else 0, repeats):
         for name, function in functions.items():
             _wait_for_device()
-            started = time.perf_counter()
+            started = clock()
             function()
             _wait_for_device()
             if repeat >= 0:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(clock() - started)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

@@ -8,12 +8,14 @@ import errno
 import functools
 import importlib.metadata
 import logging
+import math
 import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn, ParamSpec, TypeVar
 
 import click
@@ -31,6 +33,7 @@ __all__ = [
     "page_footer",
     "progress_reporter",
     "run_command",
+    "say_written",
 ]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -167,6 +170,12 @@ def _memory_message(error: Exception) -> str:
     return f"out of memory{f' ({said})' if said else ''}: {_LOWER}"
 
 
+def say_written(what: str, file: Path | None) -> None:
+    """Say on stderr that a file was written, as in `page: found.html`; of None, nothing."""
+    if file is not None:
+        click.echo(f"{what}: {one_line(str(file))}", err=True)
+
+
 def page_footer(command: str) -> str:
     """The last line of a page: what made it, and when."""
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -176,6 +185,8 @@ def page_footer(command: str) -> str:
 @contextlib.contextmanager
 def progress_reporter(label: str, unit: str) -> Iterator[ProgressCallback]:
     """Show how far long work is, on stderr: a bar on a terminal, elsewhere a line every 10 seconds and one at the end.
+
+    Both estimate the time that is left.
 
     Args:
         label: what is going on, as in "packing".
@@ -220,19 +231,33 @@ def _plain_lines(label: str, unit: str) -> Iterator[ProgressCallback]:
     started = time.monotonic()
     printed_at = started
     printed = last = (0, 0)
+    first: tuple[int, float] | None = None  # done and when: the speed is of this run alone, without its start-up
 
     def show(done: int, total: int) -> None:
         nonlocal printed, printed_at
-        seconds = time.monotonic() - started
-        click.echo(f"{label}: {done:,} of {total:,} {unit}, {seconds:.0f} s", err=True)
-        printed, printed_at = (done, total), time.monotonic()
+        now = time.monotonic()
+        left = ""
+        if first is not None and first[0] < done < total:
+            left = f", {_about((now - first[1]) / (done - first[0]) * (total - done))} left"
+        click.echo(f"{label}: {done:,} of {total:,} {unit}, {now - started:.0f} s{left}", err=True)
+        printed, printed_at = (done, total), now
 
     def callback(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal first, last
         last = (done, total)
+        if first is None:
+            first = (done, time.monotonic())
         if time.monotonic() - printed_at >= PLAIN_INTERVAL_SECONDS:
             show(done, total)
 
     yield callback
     if last != printed:
         show(*last)
+
+
+def _about(seconds: float) -> str:
+    """A guessed time, no finer than the guess."""
+    if seconds < 90:
+        return f"about {math.ceil(seconds / 10) * 10} s"
+    minutes = round(seconds / 60)
+    return f"about {minutes} min" if minutes < 90 else f"about {seconds / 3600:.1f} h"

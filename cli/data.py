@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, progress_reporter, run_command, say_written
 from sop_faiss.data.check import CheckReport, check
 from sop_faiss.data.decode import MAX_PIXELS
 from sop_faiss.data.digits import write_digits
@@ -31,7 +31,7 @@ def main() -> None:
     """
 
 
-@main.command("pack")
+@main.command("pack", short_help="Pictures into webdataset shards.")
 @click.argument("src")
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--samples-per-shard", default=SAMPLES_PER_SHARD, show_default=True, help="Pictures per shard at most.")
@@ -79,7 +79,7 @@ def pack_command(
     _print_summary(summary)
 
 
-@main.command("check")
+@main.command("check", short_help="Verify shards and every picture in them.")
 @click.argument("shards")
 @click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
 @click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Pictures with more pixels are bad.")
@@ -102,11 +102,12 @@ def check_command(shards: str, workers: int | None, max_pixels: int, json_path: 
     if json_path is not None:
         write_json(json_path, {"command": "sop-data check", **report.to_dict()})
     _print_report(report)
+    say_written("JSON", json_path)
     if report.problems:
         sys.exit(EXIT_USER)
 
 
-@main.command("demo")
+@main.command("demo", short_help="Write the built-in digits, labelled, 32 px.")
 @click.argument("out", type=click.Path(path_type=Path))
 @run_command
 def demo_command(out: Path) -> None:

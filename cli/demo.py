@@ -8,12 +8,20 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import EXIT_STOPPED, log_to_stderr, one_line, progress_reporter, run_command
+from sop_faiss.cli.common import (
+    CONTEXT_SETTINGS,
+    EXIT_STOPPED,
+    log_to_stderr,
+    one_line,
+    progress_reporter,
+    run_command,
+)
 
 __all__ = ["main"]
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.version_option(package_name="sop-faiss")
 @click.option("--images", help="Your own pictures (folder, shards or list) instead of the built-in digits.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True)
 @run_command

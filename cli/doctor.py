@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, run_command, say_written
 from sop_faiss.files import require_writable, write_json
 from sop_faiss.pipeline.doctor import Diagnosis, examine
 
@@ -16,6 +16,7 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
+@click.version_option(package_name="sop-faiss")
 @click.option(
     "--json",
     "json_file",
@@ -43,6 +44,7 @@ def main(json_file: Path | None) -> None:
         if json_file is not None:
             write_json(json_file, diagnosis.to_dict())
         click.echo(_text(diagnosis))
+        say_written("JSON", json_file)
     if not diagnosis.healthy:
         sys.exit(EXIT_USER)
 

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.model.spec import EncoderSpec
 
 
 @click.command(
     context_settings=CONTEXT_SETTINGS,
+    no_args_is_help=True,
     epilog="Any Parquet reader opens the result. To search it: sop-index build --features FEATURES --out INDEX.",
 )
+@click.version_option(package_name="sop-faiss")
 @encoder_options
 @click.option("--data", required=True, metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or empty directory.")
@@ -66,6 +68,7 @@ def main(
             + f"; encoder {manifest['encoder']['name']}, fingerprint {manifest['encoder']['fingerprint'][:12]}"
         )
     )
+    say_written("JSON", result_json)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.files import write_json
 from sop_faiss.model.spec import EncoderSpec
@@ -24,6 +24,7 @@ _FOLDER = click.Path(path_type=Path)
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)
+@click.version_option(package_name="sop-faiss")
 def main() -> None:
     """Build, search and inspect k-NN indices of pictures.
 
@@ -34,7 +35,7 @@ def main() -> None:
     """
 
 
-@main.command("build")
+@main.command("build", short_help="Build an index of pictures or of features.")
 @click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
 @optional_encoder_options
 @click.option("--data", metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.")
@@ -81,8 +82,8 @@ def build_command(
     click.echo(one_line(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}"))
 
 
-@main.command("search")
-@click.argument("index", metavar="DIR", type=_FOLDER)
+@main.command("search", short_help="Find the pictures nearest to yours.")
+@click.argument("index", type=_FOLDER)
 @click.argument("images", metavar="[IMAGE]...", type=_FOLDER, nargs=-1)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no --model.")
 @click.option("--data", metavar="SRC", help="Many queries: .tar shards, a folder, or a .txt or .csv list.")
@@ -117,7 +118,8 @@ def search_command(
 ) -> None:
     """Find the pictures of an index that are nearest to yours, nearest first.
 
-    The similarity is the cosine of the features. Where classes are known, right and wrong ones are marked.
+    INDEX is the directory that sop-index build wrote, IMAGE a picture file. The similarity is the cosine of the
+    features. Where classes are known, right and wrong ones are marked.
 
     \b
     Examples:
@@ -161,12 +163,15 @@ def search_command(
         _write_json(json_file, content)
     if STDOUT not in (json_file, csv_file):
         click.echo(_found_text(result))
+        say_written("JSON", json_file)
+    say_written("CSV", csv_file)
+    say_written("page", html_file)
     if result.dropped:
         click.echo(f"left out: {_counted(result.dropped)}", err=True)
 
 
-@main.command("info")
-@click.argument("index", metavar="DIR", type=_FOLDER)
+@main.command("info", short_help="Verify an index and say what it is.")
+@click.argument("index", type=_FOLDER)
 @click.option(
     "--json",
     "json_file",
@@ -179,6 +184,8 @@ def search_command(
 @run_command
 def info_command(index: Path, json_file: Path | None) -> None:
     """Verify every byte of an index and say what it is.
+
+    INDEX is the directory that sop-index build wrote.
 
     \b
     Example:
@@ -210,6 +217,7 @@ def info_command(index: Path, json_file: Path | None) -> None:
         _write_json(json_file, facts)
     if json_file != STDOUT:
         click.echo(_info_text(index, facts))
+        say_written("JSON", json_file)
 
 
 def _info_text(index: Path, facts: dict[str, Any]) -> str:

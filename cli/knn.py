@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command, say_written
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
+@click.version_option(package_name="sop-faiss")
 @optional_encoder_options
 @click.option("--train", required=True, metavar="SRC", help=f"The pictures that vote: {_SRC}")
 @click.option("--test", required=True, metavar="SRC", help=f"The pictures to classify: {_SRC}")
@@ -68,6 +69,7 @@ def main(
     if json_file is not None:
         result.write(json_file)
     _print(result)
+    say_written("JSON", json_file)
 
 
 def _print(result: KnnResult) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, page_footer, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.cli.tables import print_table
 from sop_faiss.model.spec import EncoderSpec
@@ -15,7 +15,8 @@ from sop_faiss.pipeline.outputs import check_outputs, encoder_files, ground_trut
 _PATH = click.Path(path_type=Path)
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
+@click.version_option(package_name="sop-faiss")
 @encoder_options
 @click.option(
     "--dataset",
@@ -60,8 +61,21 @@ def main(
 
     Exact average precision by the revisited protocol. Nothing is downloaded.
 
+    A data set of your own is a folder with the pictures in query/ and database/ (or all in jpg/) and a gnd.json such as
+    this one. Its gnd[i] says of qimlist[i] which pictures of imlist, counted from 0, show the same (ok), and which
+    count neither way (junk):
+
+    \b
+      {
+       "qimlist": ["shoe_in_street.jpg", "mug_on_desk.jpg"],
+       "imlist": ["mug_1.jpg", "shoe_1.jpg", "shoe_2.jpg", "mug_2.jpg"],
+       "gnd": [{"ok": [1, 2], "junk": []}, {"ok": [0], "junk": [3]}]
+      }
+
     \b
     Examples:
+      sop-data demo digits/ && \\
+          sop-retrieve --model config:digits_demo --random-weights 0 --dataset digits/retrieval
       sop-retrieve --model runs/photos --dataset my_products --html found.html
       sop-retrieve --model dino:dino_vitb16.pth --arch vit_base_patch16_224 --size 512 \\
           --dataset roxford5k --data-root datasets --json roxford5k.json
@@ -88,6 +102,8 @@ def main(
         f"{dataset}, protocol {result.rules.name}, percent"
     )
     print_table(title, *metrics_table(result))
+    for what, file in (("JSON", json_file), ("CSV", csv_file), ("page", html_file)):
+        say_written(what, file)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.common import log_to_stderr, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
+
+if TYPE_CHECKING:
+    from sop_faiss.pipeline.train import TrainingResult
 
 __all__ = ["main"]
 
@@ -18,30 +23,47 @@ EXIT_REQUEUE = 75
 """Saved on a signal; a scheduler may start the same command with --resume."""
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+class _Command(click.Command):
+    """Its help ends with the packaged configurations, each with what its own opening comment says."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Called by click."""
+        from sop_faiss.config import config_summary, packaged_configs
+
+        with formatter.section("Packaged configurations"):
+            formatter.write_dl([(name, config_summary(path)) for name, path in sorted(packaged_configs().items())])
+
+
+@click.command(cls=_Command, context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
+@click.version_option(package_name="sop-faiss")
 @click.argument("config")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--output", type=click.Path(path_type=Path), help="Run directory: new or empty, unless --resume.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory: new or empty, unless --resume.  [required unless --dry-run]",
+)
 @click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint; starts if there is none.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, parameters, steps and memory.")
 @run_command
 def main(config: str, overrides: tuple[str, ...], output: Path | None, resume: bool, dry_run: bool) -> None:
     """Pretrain an image encoder with SOP, without labels.
 
-    CONFIG is a YAML file, else the name of a packaged configuration (vits16, vitb16, vitl16, swint14,
-    ablation_vits16_300ep, imagenette_vit_tiny, cifar10_vit_micro, photos_demo, digits_demo).
-    Every field can be overridden by KEY=VALUE.
+    CONFIG is a YAML file, else the name of a packaged configuration, listed below. Every field can be overridden by
+    KEY=VALUE: --dry-run lists all fields with their values, sop_faiss/config/ says what each means.
 
     \b
     Examples:
-      sop-train imagenette_vit_tiny data.train='photos-{000000..000011}.tar' --output runs/photos
-      sop-train imagenette_vit_tiny data.train=my_photos/ train.batch_size=64 --output runs/mine
-      sop-train imagenette_vit_tiny data.train=my_photos/ train.batch_size=64 --output runs/mine --resume
+      sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine
+      sop-train photos_demo data.train=shards/ train.epochs=30 --dry-run
+      sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine --resume
       torchrun --nproc-per-node 8 -m sop_faiss.cli.train vits16 data.train='/data/in1k-*.tar' --output runs/vits16
 
-    The run directory holds config.yaml, metrics.jsonl, checkpoints/ and TensorBoard events. Exit status: 0 done,
-    1 a mistake, 3 the run stopped itself (non-finite loss), 75 saved on SIGTERM or SIGUSR1, 130
-    saved on Ctrl-C: run again with --resume.
+    The run directory holds config.yaml, metrics.jsonl, checkpoints/ and TensorBoard events. The last line, JSON on
+    stdout, has the step reached, the steps in all, and the last measured values. Exit status: 0 done,
+    1 a mistake, 3 the run stopped itself (non-finite loss), 75 saved on SIGTERM or SIGUSR1, 130 saved on Ctrl-C:
+    run again with --resume.
     """
     from sop_faiss.config import load_config, to_yaml
     from sop_faiss.pipeline.train import describe_run, run_training
@@ -59,9 +81,29 @@ def main(config: str, overrides: tuple[str, ...], output: Path | None, resume: b
     else:
         with progress_reporter("training", "steps") as progress:
             result = run_training(resolved, output, resume=resume, progress=progress)
-        click.echo(json.dumps({"finished": result.finished, "output": str(output), **result.last_metrics}))
+        click.echo(json.dumps(_summary(result, output)))
+        click.echo(_said(result, output, resolved.data.train), err=True)
     if not result.finished:
         sys.exit(EXIT_REQUEUE)
+
+
+def _summary(result: TrainingResult, output: Path) -> dict[str, Any]:
+    """The run's end as JSON values, floats to six significant digits."""
+    measured = {
+        name: float(f"{value:.6g}") if isinstance(value, float) else value
+        for name, value in result.last_metrics.items()
+    }
+    place = {"finished": result.step == result.steps, "step": result.step, "steps": result.steps}
+    return {**place, "output": str(output), **measured}
+
+
+def _said(result: TrainingResult, output: Path, data: str) -> str:
+    """The same for people, with the command that comes next."""
+    reached = f"{result.step:,} of {result.steps:,} steps; saved in {output}; "
+    if not result.finished:
+        return one_line(f"{reached}stopped by a signal: go on with the same command and --resume")
+    build = shlex.join(["sop-index", "build", "--model", str(output), "--data", data, "--out", "photos.index"])
+    return one_line(f"{reached}next: {build}")
 
 
 if __name__ == "__main__":

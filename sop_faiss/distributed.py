@@ -25,6 +25,7 @@ __all__ = [
     "is_main",
     "join_process_group",
     "leave_process_group",
+    "local_world_size",
     "rank",
     "world_size",
 ]
@@ -58,6 +59,11 @@ def rank() -> int:
 def world_size() -> int:
     """How many processes train together."""
     return dist.get_world_size() if _active() else 1
+
+
+def local_world_size() -> int:
+    """How many ranks share this machine, as `torchrun` announces it; 1 without."""
+    return max(1, _environment_number("LOCAL_WORLD_SIZE", 1))
 
 
 def is_main() -> bool:

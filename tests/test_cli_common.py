@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import click
 import pytest
@@ -15,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from sop_faiss.cli import common
-from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command
+from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.errors import CheckpointError, DataError, RunStoppedError
 
 
@@ -182,10 +183,49 @@ def test_plain_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     with progress_reporter("x", "y") as progress:
         progress(1, 2)
         progress(2, 2)
-    assert capsys.readouterr().err == "x: 1 of 2 y, 0 s\nx: 2 of 2 y, 0 s\n"
+    assert capsys.readouterr().err == "x: 1 of 2 y, 0 s\nx: 2 of 2 y, 0 s\n"  # one count alone tells no speed
     with progress_reporter("x", "y"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_plain_progress_guesses_what_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(common.time, "monotonic", lambda: clock[0])
+    with progress_reporter("training", "steps") as progress:
+        for seconds, done in ((40.0, 500), (60.0, 510), (80.0, 540), (120.0, 1_000)):  # a resumed run, 40 s of start-up
+            clock[0] = seconds
+            progress(done, 1_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 500 of 1,000 steps, 40 s",
+        "training: 510 of 1,000 steps, 60 s, about 16 min left",  # 490 more at 2 s each
+        "training: 540 of 1,000 steps, 80 s, about 8 min left",  # 460 more at 1 s each
+        "training: 1,000 of 1,000 steps, 120 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "10 s"),
+        (40.0, "40 s"),
+        (41.0, "50 s"),
+        (89.0, "90 s"),
+        (91.0, "2 min"),
+        (3_600.0, "60 min"),
+        (30_600.0, "8.5 h"),
+    ],
+)
+def test_guessed_times_are_round(seconds: float, said: str) -> None:
+    assert common._about(seconds) == f"about {said}"
+
+
+def test_written_files_are_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    say_written("page", Path("two\nlines.html"))
+    say_written("page", None)
+    assert capsys.readouterr() == ("", "page: two lines.html\n")
 
 
 def test_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

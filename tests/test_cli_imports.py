@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import build_index
@@ -57,6 +60,27 @@ def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
     printed, status, loaded = run(*command, "--help")
     assert "Usage: " in printed and "-h, --help" in printed and status == 0
     assert loaded == []
+
+
+@pytest.mark.parametrize("command", ["data", "demo", "doctor", "embed", "index", "knn", "retrieve", "train"])
+def test_every_command_tells_its_version(command: str) -> None:
+    main = importlib.import_module(f"sop_faiss.cli.{command}").main
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.exit_code == 0 and importlib.metadata.version("sop-faiss") in result.stdout
+
+
+@pytest.mark.parametrize("command", ["data", "embed", "index", "knn", "retrieve", "train"])
+def test_a_bare_command_shows_its_help(command: str) -> None:
+    main = importlib.import_module(f"sop_faiss.cli.{command}").main
+    result = CliRunner().invoke(main, [])
+    assert result.exit_code == 2 and "Example" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["data", "index"])
+def test_summaries_of_subcommands_are_whole(command: str) -> None:
+    main = importlib.import_module(f"sop_faiss.cli.{command}").main
+    printed = CliRunner().invoke(main, ["--help"]).stdout.partition("Commands:")[2]
+    assert printed.count("\n") > 3 and "..." not in printed
 
 
 def test_info_loads_nothing_heavy(tmp_path: Path) -> None:

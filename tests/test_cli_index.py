@@ -155,6 +155,8 @@ def test_search_by_pictures_is_brute_force(place: Path, tmp_path: Path) -> None:
     with (tmp_path / "found.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
     assert [int(line["row"]) for line in lines] == rows.reshape(-1).tolist()
+    said = f"JSON: {tmp_path / 'found.json'}\nCSV: {tmp_path / 'found.csv'}\n"
+    assert result.stderr.endswith(said)
     assert result.stdout.count("\n") == 2 * 6 + 1 and f"{similarities[0, 0]:.4f}" in result.stdout
 
 
@@ -171,6 +173,7 @@ def test_search_by_a_folder_marks_right_and_wrong(place: Path, tmp_path: Path) -
         for neighbor in query["neighbors"]:
             assert neighbor["right"] is (query["label"] == neighbor["label"])
         assert sum(neighbor["right"] for neighbor in query["neighbors"]) == (0 if query["label"] == "zebra" else 4)
+    assert result.stderr.endswith(f"page: {page}\n") and "JSON" not in result.stderr
     html = page.read_text()
     assert html.count("<article") == 3 and html.count('<li class="hit right">') == 8 and "4 of 12 right" in html
     assert html.count("data:image/jpeg") == 3 + 36 and 'class="problem"' not in html
@@ -343,7 +346,8 @@ def test_info(place: Path, tmp_path: Path) -> None:
     facts = json.loads(invoke("info", place / "photos.index", "--json", ok=True).stdout)
     assert (facts["count"], facts["dimension"], facts["labelled"], facts["verified"]) == (12, 32, 12, True)
     assert facts["root_exists"] is True
-    invoke("info", place / "photos.index", "--json", tmp_path / "facts.json", ok=True)
+    result = invoke("info", place / "photos.index", "--json", tmp_path / "facts.json", ok=True)
+    assert result.stderr == f"JSON: {tmp_path / 'facts.json'}\n"
     assert json.loads((tmp_path / "facts.json").read_text()) == facts
 
 

@@ -85,6 +85,11 @@ def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "3 queries in 12 pictures" in result.stdout and "protocol plain" in result.stdout
     assert "embedding" in result.stderr and "embedding" not in result.stdout
+    assert result.stderr.splitlines()[-3:] == [
+        f"JSON: {files['r.json']}",
+        f"CSV: {files['r.csv']}",
+        f"page: {files['r.html']}",
+    ]
 
     content = json.loads(files["r.json"].read_text())
     assert set(content) == {"command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"}
@@ -178,10 +183,26 @@ def test_another_ground_truth(plain: Path, tmp_path: Path) -> None:
     assert "1 queries in 12 pictures" in result.stdout
 
 
-def test_help_shows_an_example() -> None:
+def test_help_shows_an_example_and_a_ground_truth_that_works(tmp_path: Path) -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert "sop-retrieve --model runs/photos --dataset" in result.stdout
+    shown = re.search(r"^    \{\n.*?^    \}\n", result.stdout, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    gnd = json.loads(shown.group())
+    root = tmp_path / "my_products"
+    for folder, names in (("query", gnd["qimlist"]), ("database", gnd["imlist"])):
+        (root / folder).mkdir(parents=True)
+        for name in names:
+            image = make_image(np.random.default_rng(0), 40, label=name.startswith("shoe"))
+            (root / folder / name).write_bytes(encode(image))
+    (root / "gnd.json").write_text(shown.group())
+    result = run(*RESNET, "--dataset", root)
+    assert result.exit_code == 0 and "2 queries in 4 pictures" in result.stdout
+    for entry, query in zip(gnd["gnd"], gnd["qimlist"], strict=True):  # it says what its names say
+        kind = query.partition("_")[0]
+        alike = {place for place, name in enumerate(gnd["imlist"]) if name.startswith(kind)}
+        assert set(entry["ok"]) <= alike and set(entry["ok"]) | set(entry["junk"]) == alike
 
 
 # ---- what a user gets wrong -----------------------------------------------------------------------------------------

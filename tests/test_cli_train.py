@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.train import main
-from sop_faiss.config import packaged_configs
+from sop_faiss.config import config_summary, packaged_configs
 from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config_file
 
@@ -42,17 +44,32 @@ def test_help_explains_itself():
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
     assert "torchrun" in result.stdout
-    assert [name for name in packaged_configs() if name not in result.stdout] == []
+    words = " ".join(result.stdout.split())
+    for name, path in packaged_configs().items():
+        assert f"{name} {config_summary(path)}" in words
+    assert "required unless --dry-run" in words
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    command = next(line.strip() for line in result.stdout.splitlines() if "sop-train photos_demo" in line)
+    assert command in readme and f"{command.partition(' --output')[0]} --dry-run" in words
 
 
 def test_train_then_resume_to_the_end(tmp_path, config, shards):
     common = (config, f"data.train={shards}", "train.epochs=2", "--output", tmp_path / "run")
     first = run(*common, "train.stop_after_steps=2")
     assert first.exit_code == 0, first.stderr
-    assert json.loads(first.stdout)["step"] == 2
-    second = run(*common, "--resume")
-    assert json.loads(second.stdout)["step"] == 4
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3, 4]
+    summary = json.loads(first.stdout)
+    assert (summary["finished"], summary["step"], summary["steps"]) == (False, 2, 4)
+    assert (summary["epoch"], summary["images"], summary["output"]) == (1.0, 12, str(tmp_path / "run"))
+    last = read_metrics(tmp_path / "run")[-1]
+    for name in ("loss", "loss_cls", "learning_rate"):
+        assert summary[name] == pytest.approx(last[name], rel=5e-6) and len(f"{summary[name]:.15g}") <= 12
+    build = f"sop-index build --model {tmp_path / 'run'} --data {shards} --out photos.index"
+    assert first.stderr.endswith(f"2 of 4 steps; saved in {tmp_path / 'run'}; next: {build}\n")
+    second = run(*common, "--resume", "train.log_every_steps=3")
+    summary = json.loads(second.stdout)
+    assert (summary["finished"], summary["step"], summary["steps"]) == (True, 4, 4)
+    assert summary["images"] == 24  # where it is, though the last step was not logged
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [1, 2, 3]
     assert "training: 4 of 4 steps" in second.stderr
     for name in ("config.yaml", "metrics.jsonl", "latest", "checkpoints", "events"):
         assert (tmp_path / "run" / name).exists()
@@ -115,6 +132,44 @@ def test_a_file_as_output(tmp_path, config, shards):
     output.write_text("precious")
     assert "already exists" in one_line_error(run(config, f"data.train={shards}", "--output", output))
     assert output.read_text() == "precious"
+
+
+def test_a_second_training_into_the_same_run_is_refused(tmp_path, config, shards):
+    output = tmp_path / "run"
+    output.mkdir()
+    arguments = (config, f"data.train={shards}", "train.epochs=1", "--output", output)
+    first = RunLock(output)
+    first.acquire()
+    for more in ((), ("--resume",)):
+        assert f"another process is training into {output}" in one_line_error(run(*arguments, *more))
+    assert [path.name for path in output.iterdir()] == [LOCK_NAME]
+    first.release()
+    assert run(*arguments).exit_code == 0  # a lock file alone is no run
+    before = (output / "metrics.jsonl").read_text()
+    first.acquire()
+    for more in ((), ("--resume",)):
+        assert f"another process is training into {output}" in one_line_error(run(*arguments, *more))
+    first.release()
+    assert "add --resume" in one_line_error(run(*arguments))
+    assert (output / "metrics.jsonl").read_text() == before
+    assert run(*arguments, "--resume").exit_code == 0  # and no run keeps its lock
+
+
+def test_two_that_start_at_once_do_not_share_a_run(tmp_path, config, shards, monkeypatch):
+    from sop_faiss.pipeline import train
+
+    output = tmp_path / "run"
+    real = train.RunState
+
+    def meanwhile(*arguments):
+        output.mkdir()
+        (output / "config.yaml").write_text("of the other")
+        return real(*arguments)
+
+    monkeypatch.setattr(train, "RunState", meanwhile)
+    result = run(config, f"data.train={shards}", "--output", output)
+    assert "by another process just now" in one_line_error(result)
+    assert (output / "config.yaml").read_text() == "of the other"
 
 
 def test_a_cut_shard_is_named(tmp_path, config, shards):

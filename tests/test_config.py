@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from sop_faiss.config import Config, load_config, packaged_configs, to_yaml
+from sop_faiss.config import Config, config_summary, load_config, packaged_configs, to_yaml
 from sop_faiss.config.checks import shown
 from sop_faiss.errors import ConfigError
 from tests.runs import tiny_config_file
@@ -35,6 +38,27 @@ def test_packaged_configurations_load(name):
     opening = packaged_configs()[name].read_text().split("\n\n")[0]
     for word in ("Paper:", "Device:", "Time:", "Command:", "Expected:"):
         assert f"# {word}" in opening, f"{name} does not say {word}"
+
+
+@pytest.mark.parametrize("name", sorted(packaged_configs()))
+def test_readme_has_the_sections_that_configurations_name(name):
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    headings = {line.lstrip("# ") for line in readme.splitlines() if line.startswith("#")}
+    opening = packaged_configs()[name].read_text().split("\n\n")[0]
+    assert set(re.findall(r'README, "([^"]+)"', opening)) <= headings
+
+
+def test_summaries_are_the_first_sentence_of_the_opening_comment(tmp_path):
+    path = tmp_path / "mine.yaml"
+    for content, wanted in (
+        ("# A ViT-B/16 of 0.1 epochs: tiny. More of it.\n# Paper: none\n", "A ViT-B/16 of 0.1 epochs: tiny"),
+        ("# One sentence.\n", "One sentence"),
+        ("train: {epochs: 1} # no. comment\n", ""),
+        ("", ""),
+    ):
+        path.write_text(content)
+        assert config_summary(path) == wanted
+    assert all(8 < len(config_summary(path)) < 110 for path in packaged_configs().values())
 
 
 @pytest.mark.parametrize(

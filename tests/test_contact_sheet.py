@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -108,6 +109,25 @@ def test_strips_hits_and_marks(tmp_path: Path) -> None:
     ):
         assert text in page.texts
     assert [img["alt"] for img in page.of("img")][:3] == ["first", "hit 0", "hit 1"]
+
+
+@pytest.mark.parametrize(
+    ("similarities", "wanted"),
+    [
+        ([0.9123, 0.8, 0.8, -0.1], ["0.912", "0.800", "0.800", "-0.100"]),  # two are equal: no digit tells them apart
+        ([0.99996, 0.9994, 0.9991], ["1.0000", "0.9994", "0.9991"]),
+        ([0.5], ["0.500"]),
+        ([], []),
+    ],
+)
+def test_similarities_that_differ_read_differently(
+    tmp_path: Path, similarities: list[float], wanted: list[str]
+) -> None:
+    near = Strip(picture("q"), [Hit(picture("a"), similarity) for similarity in similarities])
+    other = Strip(picture("p"), [Hit(picture("a"), 0.3001), Hit(picture("a"), 0.2)])
+    page = write(tmp_path / "page.html", [near, other])
+    shown = [text for text in page.texts if re.fullmatch(r"-?\d\.\d+", text)]
+    assert shown == [*wanted, "0.300", "0.200"]  # each query by itself
 
 
 def test_without_labels_there_is_no_judgement(tmp_path: Path) -> None:

@@ -8,10 +8,22 @@ import pytest
 from sop_faiss.config import MasksConfig
 from sop_faiss.data.masks import draw_mask
 from sop_faiss.data.views import view_generator
+from tests.oracle_masks import draw_block_mask
 
 
 def draw_many(config: MasksConfig, side: int = 14, count: int = 400) -> np.ndarray:
     return np.stack([draw_mask(side, side, config, view_generator(0, 0, i, 0)) for i in range(count)])
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (7, 7), (3, 5), (24, 6), (1, 1)])
+@pytest.mark.parametrize("ratio", [(0.1, 0.5), (0.7, 1.0)])
+def test_block_masks_equal_those_laid_patch_by_patch(grid, ratio):
+    config = MasksConfig(probability=0.7, ratio=ratio)
+    for number in range(60):
+        generators = [view_generator(0, 0, number, 0) for _ in range(2)]
+        mask, slow = draw_mask(*grid, config, generators[0]), draw_block_mask(*grid, config, generators[1])
+        assert np.array_equal(mask, slow)
+        assert generators[0].random() == generators[1].random()  # as many numbers were drawn
 
 
 def test_block_masks_hide_the_configured_share():

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from sop_faiss.data import parallel
+from sop_faiss.data.batch import BadSample
+from sop_faiss.data.device_colour import normalise
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, epoch_order, split_holdout
 from sop_faiss.errors import ConfigError, DataError
@@ -25,7 +28,7 @@ def make(shards, tmp_path, *overrides, rank=0, world_size=1) -> Batches:
 
 
 def same(a, b) -> bool:
-    names = ("global_views", "local_views", "masks", "image_ids")
+    names = ("global_views", "local_views", "global_colours", "local_colours", "masks", "image_ids")
     return all(torch.equal(getattr(a, name), getattr(b, name)) for name in names)
 
 
@@ -53,9 +56,12 @@ def test_shapes_and_types(shards, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_workers_and_restarts_change_nothing(shards, tmp_path, workers):
-    expected = [make(shards, tmp_path)[step] for step in range(5)]
-    again = make(shards, tmp_path, f"data.workers={workers}")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("colour", ["cpu", "device"])
+def test_workers_threads_and_restarts_change_nothing(shards, tmp_path, workers, threads, colour):
+    settings = ("data.threads=1", f"views.colour={colour}")
+    expected = [make(shards, tmp_path, *settings)[step] for step in range(5)]
+    again = make(shards, tmp_path, *settings, f"data.workers={workers}", f"data.threads={threads}")
     for start in (0, 3):
         loaded = list(batch_loader(again, range(start, 5), pin_memory=False))
         assert len(loaded) == 5 - start
@@ -77,7 +83,67 @@ def test_cached_pictures_change_nothing(shards, tmp_path):
     cached = make(shards, tmp_path, "data.decoded_cache_bytes=5000")
     plain = make(shards, tmp_path)
     assert all(same(cached[step], plain[step]) for step in (0, 1, 4, 5))
-    assert 0 < cached._decoded_bytes <= 5000
+    assert 0 < cached.samples._kept_bytes <= 5000
+    assert cached.samples._kept_bytes == sum(picture.nbytes for picture in cached.samples._kept.values())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_threads_list_bad_images_in_the_same_order(tmp_path, workers):
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=12, size=20)
+    for number in (1, 4, 5, 8, 10):
+        (folder / f"{number:04d}.jpg").write_bytes(b"nothing")
+    settings = ("train.batch_size=12", f"data.workers={workers}")
+    plain, threaded = (
+        list(batch_loader(make(folder, tmp_path, *settings, f"data.threads={threads}"), range(3), pin_memory=False))
+        for threads in (1, 3)
+    )
+    assert all(same(a, b) for a, b in zip(plain, threaded, strict=True))
+    assert [batch.bad for batch in plain] == [batch.bad for batch in threaded]
+    assert all(len(batch.bad) >= 5 for batch in plain)
+
+
+def test_a_worker_makes_batches_in_shared_memory(shards, tmp_path):
+    class Told(Batches):
+        def make(self, step):
+            batch = super().make(step)
+            shared = [tensor.is_shared() for tensor in (batch.global_views, batch.local_views, batch.masks)]
+            batch.bad.append(BadSample(0, str(all(shared)), "told", ""))
+            return batch
+
+    source = open_source(shards)
+    for workers, expected in ((0, "False"), (1, "True")):
+        batches = Told(source, np.arange(len(source)), tiny_config(tmp_path, f"data.workers={workers}"), 4)
+        assert next(batch_loader(batches, range(1), pin_memory=False)).bad[0].key == expected
+
+
+def test_the_device_gets_plain_views_and_the_draws(shards, tmp_path):
+    grey = ("views.grey=1", "views.jitter=1")
+    on_cpu, on_device = (make(shards, tmp_path, *grey, f"views.colour={colour}")[0] for colour in ("cpu", "device"))
+    assert on_cpu.global_colours.shape == (2, 6, 0) and on_cpu.local_colours.shape == (1, 6, 0)
+    assert on_device.global_colours.shape == (2, 6, 11) and on_device.local_colours.shape == (1, 6, 11)
+    assert torch.equal(on_cpu.global_views[..., 0], on_cpu.global_views[..., 2])
+    assert not torch.equal(on_device.global_views[..., 0], on_device.global_views[..., 2])
+    assert torch.equal(on_cpu.masks, on_device.masks)
+    config = tiny_config(tmp_path).views
+    for name in ("global", "local"):
+        ours, theirs = (
+            normalise(getattr(b, f"{name}_views"), getattr(b, f"{name}_colours"), config, torch.device("cpu"))
+            for b in (on_device, on_cpu)
+        )
+        assert (ours - theirs).abs().mean() < 0.8 / 255 / min(config.std)
+
+
+def test_parts_of_a_batch_keep_their_colours(shards, tmp_path):
+    batch = make(shards, tmp_path, "views.colour=device")[1]
+    parts = batch.split(3)
+    assert torch.equal(torch.cat([part.global_colours for part in parts], 1), batch.global_colours)
+    assert torch.equal(torch.cat([part.local_colours for part in parts], 1), batch.local_colours)
+    assert torch.equal(batch.to(torch.device("cpu")).global_colours, batch.global_colours)
+
+
+def test_default_threads(monkeypatch):
+    monkeypatch.setattr(parallel, "_processors", lambda: 16)
+    assert [parallel.default_threads(*case) for case in ((0, 1), (2, 1), (8, 1), (10, 8))] == [4, 4, 2, 1]
 
 
 def test_a_bad_image_is_replaced_the_same_way_each_time(tmp_path):

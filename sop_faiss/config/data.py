@@ -24,18 +24,30 @@ class DataConfig:
     """SRC of the training images: shard pattern, folder, or list."""
     workers: int = 2
     """Processes that decode and augment, per rank; 0 does it in the training process."""
+    threads: int = 0
+    """Threads in each of these processes, which share the images of a batch; 0: as many as leave one to each processor,
+    4 at most. Beyond about 6, more `workers` help more. What is made depends on neither."""
     holdout_share: float = 0.0
     """Share of the images left out of training (a seeded draw); `evaluate` may score on them."""
     max_bad_fraction: float = 0.01
     """Stop when more than this share of the samples asked for could not be read."""
     max_image_pixels: int = 64_000_000
     """Larger pictures are refused before they are decoded."""
+    scaled_decoding: bool = False
+    """Decode a JPEG at 1/2, 1/4 or 1/8 where every crop of it still has at least the pixels of its view. Quicker on
+    large photos; the views differ slightly (by some levels of 255 on fine detail), so it is off unless asked for."""
     decoded_cache_bytes: int = 0
     """Keep decoded pictures in memory, up to this many bytes per worker (0: none). For small images."""
 
     def __post_init__(self) -> None:
         require_finite("data", self)
         require_between("data.workers", self.workers, 0, 1024)
+        require_between("data.threads", self.threads, 0, 1024)
+        require(
+            not (self.scaled_decoding and self.decoded_cache_bytes),
+            "data.scaled_decoding and data.decoded_cache_bytes are both set: a picture that is kept must serve later "
+            "crops too, so it is decoded whole; set one of them",
+        )
         require(0.0 <= self.holdout_share < 1.0, f"data.holdout_share = {self.holdout_share}: wanted 0 <= share < 1")
         require_share("data.max_bad_fraction", self.max_bad_fraction)
         require(self.max_image_pixels > 0, f"data.max_image_pixels = {self.max_image_pixels}: wanted more than 0")
@@ -81,6 +93,9 @@ class ViewsConfig:
     """Standard deviation in pixels, uniform."""
     solarize_global2: float = 0.2
     """Probability of solarization on every global view but the first."""
+    colour: str = "auto"
+    """Where jitter, grey, blur and solarization are done: `cpu` (uint8, in the workers), `device` (in batches, from the
+    same draws; the pixels differ by about half a level of 255), or `auto`: on a CUDA device, else on the CPU."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
@@ -105,6 +120,7 @@ class ViewsConfig:
         require(0.0 <= self.hue <= 0.5, f"views.hue = {self.hue}: wanted 0 to 0.5")
         for name in ("max_rotation_degrees", "max_shear_degrees"):
             require(0.0 <= getattr(self, name) <= 80.0, f"views.{name} = {getattr(self, name)}: wanted 0 to 80")
+        require_one_of("views.colour", self.colour, ("cpu", "device", "auto"))
         require(min(self.std) > 0, f"views.std = {self.std}: wanted positive numbers")
         for name in ("mean", "std"):
             value = getattr(self, name)

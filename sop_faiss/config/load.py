@@ -17,7 +17,7 @@ from sop_faiss.config.checks import shown
 from sop_faiss.config.schema import Config
 from sop_faiss.errors import ConfigError
 
-__all__ = ["find_config", "load_config", "packaged_configs", "to_yaml"]
+__all__ = ["config_summary", "find_config", "load_config", "packaged_configs", "to_yaml"]
 
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
 """The value of another field. Resolvers, as `${oc.env:NAME}`, would read the environment for whoever wrote the file."""
@@ -85,6 +85,12 @@ def packaged_configs() -> dict[str, Path]:
     """The configurations that come with the package, by name."""
     folder = resources.files("sop_faiss.configs")
     return {Path(str(entry)).stem: Path(str(entry)) for entry in folder.iterdir() if str(entry).endswith(".yaml")}
+
+
+def config_summary(path: Path) -> str:
+    """What a configuration is for: the first sentence of its opening comment; empty if it has none."""
+    comment, _, _ = path.read_text(encoding="utf-8").partition("\n")
+    return comment.removeprefix("#").strip().partition(". ")[0].removesuffix(".") if comment.startswith("#") else ""
 
 
 def find_config(name_or_file: str | Path) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 from jaxtyping import Bool
 
 from sop_faiss.config import MasksConfig
+from sop_faiss.data.draws import uniform
 
 __all__ = ["draw_mask"]
 
@@ -23,41 +25,48 @@ def draw_mask(rows: int, cols: int, config: MasksConfig, generator: np.random.Ge
         config: kind, probability and ratio.
         generator: the view's own.
     """
-    mask = np.zeros((rows, cols), dtype=bool)
-    if config.kind == "none":
-        return mask.ravel()
+    patches = rows * cols
     if config.kind == "random":
-        hidden = generator.permutation(rows * cols)[: round(config.random_ratio * rows * cols)]
-        mask.flat[hidden] = True
-        return mask.ravel()
-    if generator.random() < config.probability:
-        ratio = generator.uniform(*config.ratio)
-        _hide_blocks(mask, int(ratio * rows * cols), config, generator)
-    return mask.ravel()
+        mask = np.zeros(patches, dtype=bool)
+        mask[generator.permutation(patches)[: round(config.random_ratio * patches)]] = True
+        return mask
+    bits = 0
+    if config.kind == "block" and generator.random() < config.probability:
+        bits = _draw_blocks(rows, cols, int(uniform(generator, *config.ratio) * patches), config.aspect, generator)
+    packed = np.frombuffer(bits.to_bytes(-(-patches // 8), "little"), np.uint8)
+    return np.unpackbits(packed, count=patches, bitorder="little").view(bool)
 
 
-def _hide_blocks(
-    mask: Bool[np.ndarray, "rows cols"], wanted: int, config: MasksConfig, generator: np.random.Generator
-) -> None:
-    """Blockwise masking (BEiT, algorithm 1): rectangles of random area and aspect until `wanted` patches are hidden."""
-    rows, cols = mask.shape
-    hidden = 0
-    log_aspect = np.log(config.aspect)
+def _draw_blocks(rows: int, cols: int, wanted: int, aspect: tuple[float, float], generator: np.random.Generator) -> int:
+    """Blockwise masking (BEiT, algorithm 1): rectangles of random area and aspect until `wanted` patches are hidden.
+
+    The mask is the bits of one integer, the first patch the lowest: a rectangle is then laid and counted in well under
+    a microsecond, where arrays of this size take ten times as long.
+    """
+    log_aspect = (math.log(aspect[0]), math.log(aspect[1]))
     smallest = (min(rows, cols) // 3) ** 2  # area of a block in patches, as in iBOT: 16 on a grid of 14 x 14
+    mask = hidden = 0
     while hidden < wanted:
         most = wanted - hidden
         for _ in range(_TRIES):
-            area = generator.uniform(min(smallest, most), most)
-            aspect = math.exp(generator.uniform(*log_aspect))
-            height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            area = uniform(generator, min(smallest, most), most)
+            ratio = math.exp(uniform(generator, *log_aspect))
+            height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if not (0 < height < rows and 0 < width < cols):
                 continue
-            top, left = generator.integers(rows - height + 1), generator.integers(cols - width + 1)
-            block = mask[top : top + height, left : left + width]
-            added = block.size - int(block.sum())
+            top, left = int(generator.integers(rows - height + 1)), int(generator.integers(cols - width + 1))
+            line = ((1 << width) - 1) << left
+            with_block = mask | (line * _first_of_each_row(height, cols) << (top * cols))
+            added = with_block.bit_count() - hidden
             if 0 < added <= most:
-                block[:] = True
-                hidden += added
+                mask, hidden = with_block, hidden + added
                 break
         else:
-            return  # no further block fits: a little under the ratio, as in BEiT
+            break  # no further block fits: a little under the ratio, as in BEiT
+    return mask
+
+
+@functools.cache
+def _first_of_each_row(rows: int, cols: int) -> int:
+    """Bits that are set at the first patch of each of so many rows; times the bits of a line: that line in each row."""
+    return sum(1 << (row * cols) for row in range(rows))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["default_workers", "map_ordered"]
+__all__ = ["default_threads", "default_workers", "map_ordered"]
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -20,9 +20,21 @@ B = TypeVar("B")
 _RESULTS_PER_WORKER = 4
 
 
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def default_workers() -> int:
     """The number of processors this process may use, 8 at most."""
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+    return min(_processors(), 8)
+
+
+def default_threads(processes: int, ranks: int) -> int:
+    """Threads in each of `processes` (0: in the training process itself) of each rank here: one a processor, 1 to 4.
+
+    More than 4 gain little, as drawing the views holds Python's lock.
+    """
+    return max(1, min(_processors() // (max(1, processes) * ranks), 4))
 
 
 def map_ordered(function: Callable[[A], B], items: Iterable[A], workers: int) -> Iterator[B]:

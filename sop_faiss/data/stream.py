@@ -7,79 +7,32 @@ and resuming is starting to count there.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import signal
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt8
-from torch import Tensor
+from jaxtyping import Int64
 from torch.utils.data import DataLoader, Dataset
 
+from sop_faiss import distributed
 from sop_faiss.config import Config
-from sop_faiss.data.decode import decode_image, drop_reason
-from sop_faiss.data.masks import draw_mask
+from sop_faiss.data.batch import BadSample, Batch, Buffers, empty_tensor
+from sop_faiss.data.colour import COLUMNS
+from sop_faiss.data.device_colour import colours_on_device
+from sop_faiss.data.parallel import default_threads, map_ordered
+from sop_faiss.data.samples import Samples
 from sop_faiss.data.source import ImageSource
-from sop_faiss.data.views import view_generator, write_view
+from sop_faiss.data.views import view_generator
 from sop_faiss.errors import ConfigError, DataError
 
-__all__ = ["BadSample", "Batch", "Batches", "batch_loader", "epoch_order", "split_holdout"]
+__all__ = ["Batches", "batch_loader", "epoch_order", "split_holdout"]
 
-_REPLACEMENT_TRIES = 32
-_ORDER, _REPLACEMENT, _HOLDOUT = 2**63, 2**63 + 1, 2**63 + 2  # views of no image: keys of other draws
-
-
-@dataclass(frozen=True)
-class BadSample:
-    """An image that could not be read; another took its place."""
-
-    position: int
-    key: str
-    reason: str
-    message: str
-
-
-@dataclass
-class Batch:
-    """One rank's part of a global batch, in uint8; views of an image have the same place in each view."""
-
-    global_views: UInt8[Tensor, "G b s s 3"]
-    local_views: UInt8[Tensor, "L b t t 3"]
-    masks: Bool[Tensor, "G b n"]
-    image_ids: Int64[Tensor, " b"]
-    bad: list[BadSample]
-
-    def split(self, parts: int) -> list[Batch]:
-        """As many batches of equal size, in order; the bad samples stay with the first."""
-        pieces = zip(
-            self.global_views.chunk(parts, 1),
-            self.local_views.chunk(parts, 1),
-            self.masks.chunk(parts, 1),
-            self.image_ids.chunk(parts),
-            [self.bad, *([] for _ in range(parts - 1))],
-            strict=True,
-        )
-        return [Batch(*piece) for piece in pieces]
-
-    def to(self, device: torch.device) -> Batch:
-        """The same on a device, without waiting for the copy."""
-        return Batch(
-            self.global_views.to(device, non_blocking=True),
-            self.local_views.to(device, non_blocking=True),
-            self.masks.to(device, non_blocking=True),
-            self.image_ids.to(device, non_blocking=True),
-            self.bad,
-        )
-
-    def pin_memory(self) -> Batch:
-        """Page-locked tensors, for copies that run beside the computation."""
-        self.global_views, self.local_views = self.global_views.pin_memory(), self.local_views.pin_memory()
-        self.masks, self.image_ids = self.masks.pin_memory(), self.image_ids.pin_memory()
-        return self
+_ORDER, _HOLDOUT = 2**63, 2**63 + 2  # views of no image: keys of other draws
+_CPU = torch.device("cpu")
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
@@ -104,6 +57,7 @@ class Batches(Dataset["Batch | DataError"]):
         patch_size: side of a mask's unit, in pixels.
         rank: whose part is made.
         world_size: into how many parts a global batch is cut.
+        device: where the views are to be used; `views.colour: auto` goes by it.
 
     Raises:
         ConfigError: the batch is larger than the data set, or cannot be cut into equal parts.
@@ -117,6 +71,7 @@ class Batches(Dataset["Batch | DataError"]):
         patch_size: int,
         rank: int = 0,
         world_size: int = 1,
+        device: torch.device = _CPU,
     ) -> None:
         batch_size = config.train.batch_size
         if batch_size > len(positions):
@@ -139,9 +94,10 @@ class Batches(Dataset["Batch | DataError"]):
         self.batch_size_per_rank = batch_size // world_size
         self._offset = rank * self.batch_size_per_rank
         self.local_count = config.views.local_count if config.loss.cls_weight else 0
+        self.samples = Samples(source, positions, config, self.local_count)
+        self.threads = config.data.threads or default_threads(config.data.workers, distributed.local_world_size())
+        self._colour_columns = len(COLUMNS) if colours_on_device(config.views, device) else 0
         self._order: tuple[int, Int64[np.ndarray, " m"]] = (-1, positions[:0])
-        self._decoded: OrderedDict[int, UInt8[np.ndarray, "h w 3"]] = OrderedDict()
-        self._decoded_bytes = 0
 
     def image_ids(self, step: int) -> Int64[np.ndarray, " b"]:
         """This rank's images of a step, before any bad one is replaced."""
@@ -172,70 +128,42 @@ class Batches(Dataset["Batch | DataError"]):
         Raises:
             DataError: no readable image was found in place of a bad one.
         """
-        views, masks = self.config.views, self.config.masks
-        count, epoch = self.batch_size_per_rank, step // self.steps_per_epoch
-        global_views = np.empty((views.global_count, count, views.global_size, views.global_size, 3), np.uint8)
-        local_views = np.empty((self.local_count, count, views.local_size, views.local_size, 3), np.uint8)
-        grid = views.global_size // self.patch_size
-        hidden = np.zeros((views.global_count, count, grid * grid), bool)
-        image_ids = self.image_ids(step).copy()
-        bad: list[BadSample] = []
-        for i, wanted in enumerate(image_ids):
-            image_id, picture = self._readable_picture(int(wanted), epoch, bad)
-            image_ids[i] = image_id
-            for view in range(views.global_count + self.local_count):
-                generator = view_generator(self.config.train.seed, epoch, image_id, view)
-                is_global = view < views.global_count
-                slot = global_views[view, i] if is_global else local_views[view - views.global_count, i]
-                write_view(picture, view, views, generator, slot)
-                if is_global:
-                    hidden[view, i] = draw_mask(grid, grid, masks, generator)
+        batch = self._empty_batch(step)
+        wanted, out = batch.image_ids.tolist(), batch.buffers()
+        write = functools.partial(self._write, step // self.steps_per_epoch, wanted, out)
+        places = range(len(wanted))
+        written = map(write, places) if self.threads == 1 else map_ordered(write, places, self.threads)
+        for place, (image_id, bad) in enumerate(written):
+            batch.image_ids[place] = image_id
+            batch.bad += bad
+        return batch
+
+    def _write(self, epoch: int, wanted: list[int], out: Buffers, place: int) -> tuple[int, list[BadSample]]:
+        return self.samples.write(wanted[place], epoch, out, place)
+
+    def _empty_batch(self, step: int) -> Batch:
+        """A batch of the images wanted, whose views are still to be written."""
+        views, count = self.config.views, self.batch_size_per_rank
+        patches = (views.global_size // self.patch_size) ** 2
         return Batch(
-            global_views=torch.from_numpy(global_views),
-            local_views=torch.from_numpy(local_views),
-            masks=torch.from_numpy(hidden),
-            image_ids=torch.from_numpy(image_ids),
-            bad=bad,
+            empty_tensor((views.global_count, count, views.global_size, views.global_size, 3), torch.uint8),
+            empty_tensor((self.local_count, count, views.local_size, views.local_size, 3), torch.uint8),
+            empty_tensor((views.global_count, count, self._colour_columns), torch.float32),
+            empty_tensor((self.local_count, count, self._colour_columns), torch.float32),
+            empty_tensor((views.global_count, count, patches), torch.bool),
+            torch.from_numpy(self.image_ids(step).copy()),
+            [],
         )
-
-    def _readable_picture(
-        self, wanted: int, epoch: int, bad: list[BadSample]
-    ) -> tuple[int, UInt8[np.ndarray, "h w 3"]]:
-        """The wanted picture; where it cannot be read, one that (seed, epoch, wanted) determines."""
-        generator: np.random.Generator | None = None
-        image_id = wanted
-        for _ in range(_REPLACEMENT_TRIES):
-            try:
-                return image_id, self._decode(image_id)
-            except DataError as error:
-                bad.append(BadSample(image_id, self.source.keys[image_id], drop_reason(error), str(error)))
-            if generator is None:
-                generator = view_generator(self.config.train.seed, epoch, wanted, _REPLACEMENT)
-            image_id = int(self.positions[generator.integers(len(self.positions))])
-        raise DataError(
-            f"{_REPLACEMENT_TRIES} images in a row cannot be read (last: {bad[-1].key}: {bad[-1].message}); "
-            "check the data with sop-data check"
-        )
-
-    def _decode(self, image_id: int) -> UInt8[np.ndarray, "h w 3"]:
-        picture = self._decoded.get(image_id)
-        if picture is None:
-            picture = decode_image(self.source.read(image_id), self.config.data.max_image_pixels)
-            if self._decoded_bytes + picture.nbytes <= self.config.data.decoded_cache_bytes:
-                self._decoded[image_id] = picture
-                self._decoded_bytes += picture.nbytes
-        return picture
 
 
 def _start_worker(_: int) -> None:
-    """One thread per worker process; signals are the training process's business."""
-    cv2.setNumThreads(0)
+    """Signals are the training process's business."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
 def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[Batch]:
-    """The batches of `steps`, made ahead by `data.workers` processes (in this one if 0).
+    """The batches of `steps`, made ahead by `data.workers` processes, two each at most (in this one, and none, if 0).
 
     Raises:
         DataError: no readable image was found in place of a bad one, or a worker died.
@@ -251,6 +179,9 @@ def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[B
         multiprocessing_context="fork" if workers else None,
         pin_memory=pin_memory,
     )
+    # here and in the forked workers, threads share the images of a batch and not the rows of an image
+    threads_of_opencv = cv2.getNumThreads()
+    cv2.setNumThreads(0)
     try:
         for batch in loader:
             if isinstance(batch, DataError):
@@ -263,3 +194,5 @@ def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[B
         raise DataError(
             f"a process that prepares images died ({reason}): too little memory? lower data.workers"
         ) from None
+    finally:
+        cv2.setNumThreads(threads_of_opencv)

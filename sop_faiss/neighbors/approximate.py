@@ -68,6 +68,7 @@ def _build(rows: Float32[Tensor, "n d"], kind: str) -> Any:
     """A FAISS index of the rows, by inner product; the same every time, with the same number of threads."""
     count, dim = rows.shape
     vectors = rows.numpy()
+    index: Any
     if kind == "ivf":
         index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, count_lists(count), faiss.METRIC_INNER_PRODUCT)
         index.cp.spherical = True  # centroids of unit norm, as the rows
@@ -176,10 +177,10 @@ class ApproximateSearch:
         found = [self._index.search(asked, wanted, params=self._search_parameters())]
         for first, last in self._fresh_spans():
             part = self._mirror.rows[first:last].numpy()
-            similarities, rows = faiss.knn(asked, part, min(wanted, last - first), metric=faiss.METRIC_INNER_PRODUCT)
-            found.append((similarities, rows + first))
-        rough = torch.from_numpy(np.concatenate([similarities for similarities, _ in found], axis=1))
-        rows = torch.from_numpy(np.concatenate([rows for _, rows in found], axis=1))
+            near, places = faiss.knn(asked, part, min(wanted, last - first), metric=faiss.METRIC_INNER_PRODUCT)
+            found.append((near, places + first))
+        rough = torch.from_numpy(np.concatenate([near for near, _ in found], axis=1))
+        rows = torch.from_numpy(np.concatenate([places for _, places in found], axis=1))
         best = rough.masked_fill(rows < 0, -math.inf).topk(wanted, dim=1).indices  # FAISS pads with row -1
         candidates = rows.gather(1, best)
         result = in_fixed_order(self._similarities(queries, candidates), candidates)
@@ -217,16 +218,17 @@ class ApproximateSearch:
     def _search_parameters(self) -> Any:
         """How far FAISS looks, and that it leaves out the fresh rows."""
         capacity, end = len(self._mirror.rows), self._start + self._fresh
+        untyped: Any = faiss  # its type stubs lack these classes or their arguments
         older = None
-        if self._fresh:
-            wraps = end > capacity
-            fresh = None if wraps else faiss.IDSelectorRange(self._start, end)
-            older = faiss.IDSelectorRange(end - capacity, self._start) if wraps else faiss.IDSelectorNot(fresh)
+        if end > capacity:
+            older = untyped.IDSelectorRange(end - capacity, self._start)
+        elif self._fresh:
+            older = untyped.IDSelectorNot(untyped.IDSelectorRange(self._start, end))
         if self._settings.index == "ivf":
-            return faiss.SearchParametersIVF(nprobe=self._settings.probes, sel=older)
+            return untyped.SearchParametersIVF(nprobe=self._settings.probes, sel=older)
         # HNSW also walks over rows that it leaves out: let it see as many of the others as if there were none.
         effort = self._settings.ef_search * capacity // (capacity - self._fresh)
-        return faiss.SearchParametersHNSW(efSearch=effort, sel=older)
+        return untyped.SearchParametersHNSW(efSearch=effort, sel=older)
 
     def _fresh_spans(self) -> list[tuple[int, int]]:
         """The rows overwritten since the build, as one or two runs [first, last)."""

@@ -84,7 +84,7 @@ def _train(config: Config, out: Path, progress: ProgressCallback) -> None:
     except KeyboardInterrupt:  # it says --resume, which the demo has not
         raise KeyboardInterrupt from None
     if not finished:
-        raise RunStoppedError("the demo was stopped by a signal: run it again")
+        raise RunStoppedError("the demo was stopped by a signal: run it again; it starts from the beginning")
 
 
 def _pixels(source: ImageSource) -> Float32[np.ndarray, "n d"]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from sop_faiss import distributed
-from sop_faiss.config import Config, load_config, to_yaml
+from sop_faiss.config import Config, LevelConfig, load_config, to_yaml
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.data.stream import Batches, split_holdout
 from sop_faiss.data.subset import Subset
@@ -28,8 +29,9 @@ from sop_faiss.train.checkpoint import clear_leftovers
 from sop_faiss.train.full_disk import full_disk_told
 from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
+from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
-from sop_faiss.train.state import RunState, fit_memory
+from sop_faiss.train.state import RunState, fit_memory, keeps_neighbors
 from sop_faiss.train.stop import StopRequest
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
@@ -39,6 +41,7 @@ _log = logging.getLogger(__name__)
 _MAY_CHANGE_ON_RESUME = (
     "data.train",
     "data.workers",
+    "data.threads",
     "data.max_bad_fraction",
     "data.decoded_cache_bytes",
     "neighbors.engine",
@@ -60,10 +63,13 @@ class TrainingResult:
     """How a run ended."""
 
     finished: bool
-    """False when a signal stopped it; it can be resumed."""
+    """It came to its end, or to `train.stop_after_steps`. False when a signal stopped it; it can be resumed."""
     step: int
+    """Where it is now."""
+    steps: int
+    """In all, by its schedules."""
     last_metrics: dict[str, Any]
-    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged."""
+    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now."""
 
 
 def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -90,9 +96,11 @@ def _check_same_run(run: Path, config: Config) -> None:
             )
 
 
-def _prepare_output(output: Path, config: Config, resume: bool) -> Path | None:
-    """Make the run directory, or find the checkpoint to go on from. For the main rank."""
-    started = output.exists() and (not output.is_dir() or any(output.iterdir()))
+def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -> Path | None:
+    """Check that the run may be written there, and find the checkpoint to go on from. For the main rank."""
+    if (output / LOCK_NAME).is_file() or (resume and (output / "config.yaml").is_file()):
+        lock.acquire()
+    started = output.exists() and (not output.is_dir() or any(path.name != LOCK_NAME for path in output.iterdir()))
     if started and not resume:
         raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
     if started and not (output / "config.yaml").is_file():
@@ -105,9 +113,13 @@ def _prepare_output(output: Path, config: Config, resume: bool) -> Path | None:
     return checkpoint
 
 
-def _open_run(output: Path, config: Config, checkpoint: Path | None) -> None:
+def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLock) -> None:
     """Write the configuration, and clear what a kill has left. For the main rank, when nothing is refused any more."""
     output.mkdir(parents=True, exist_ok=True)
+    if not lock.held:
+        lock.acquire()
+        if (output / "config.yaml").exists():
+            raise ConfigError(f"output {output} was filled by another process just now: choose another")
     with atomic_file(output / "config.yaml") as temporary:
         temporary.write_text(to_yaml(config), encoding="utf-8")
     clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
@@ -175,7 +187,8 @@ def run_training(
         progress: called with steps done and steps in all.
 
     Raises:
-        ConfigError: settings are impossible, or differ from those the run was started with.
+        ConfigError: settings are impossible, or differ from those the run was started with, or another process is
+            training there.
         DataError: images are missing, or too many are damaged.
         CheckpointError: no checkpoint can be used.
         RunStoppedError: the run stopped itself.
@@ -185,24 +198,28 @@ def run_training(
     device = distributed.join_process_group(config.train.device)
     if device.type == "cpu":
         keep_freed_memory()
+    lock = RunLock(output)
     try:
         with full_disk_told(output), StopRequest().listening() as stop:
-            checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume))
+            checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
             source, trained, held_out = _open_training_images(config)
             state = RunState(config, device, len(trained))
             ranks = (distributed.rank(), distributed.world_size())
-            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks)
+            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks, device)
             state.data_digest = batches.digest()
             evaluate = _online_knn(config, source, trained, held_out, state.teacher)
             if checkpoint is not None:
                 state.resume(checkpoint)
-            distributed.decide(lambda: _open_run(output, config, checkpoint))
+            distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
         merged: dict[str, Any] = {}
         for line in read_metrics(output):
             merged.update(line)
-        return TrainingResult(finished, state.step, merged)
+        schedules = state.schedules
+        merged.update(step=state.step, epoch=state.step / schedules.steps_per_epoch, images=state.images_seen)
+        return TrainingResult(finished, state.step, schedules.total_steps, merged)
     finally:
+        lock.release()
         distributed.leave_process_group()
 
 
@@ -217,10 +234,6 @@ def describe_run(config: Config) -> dict[str, Any]:
     student, _ = build_student_and_teacher(config)
     batches = Batches(source, trained, config, student.backbone.patch_size)
     parameters = sum(p.numel() for p in student.parameters())
-    levels = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
-    rows = {name: fit_memory(config, name, len(trained))[0] for name, weight in levels.items() if weight}
-    index, dim = config.neighbors.index, config.model.embedding_dim
-    indexed = [rows[name] for name in rows if index != "exact" and getattr(config.sop, name).num_supports]
     return {
         "training_images": len(trained),
         "held_out_images": len(held_out),
@@ -230,6 +243,34 @@ def describe_run(config: Config) -> dict[str, Any]:
         "steps": Schedules(config, batches.steps_per_epoch).total_steps,
         # student, teacher, gradients and two AdamW moments, in float32
         "weights_and_optimizer_bytes": parameters * 4 * 5,
+        **_describe_memories(config, len(trained)),
+    }
+
+
+def _describe_memories(config: Config, images: int) -> dict[str, Any]:
+    """Rows of the memories, and bytes on each rank of what belongs to them."""
+    dim = config.model.embedding_dim
+    weights = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
+    rows = {name: fit_memory(config, name, images)[0] for name, weight in weights.items() if weight}
+    wants_cuda = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda" if wants_cuda else "cpu")  # which need not be on the machine that asks
+    lists, indices, members = 0, 0, 0
+    for name, capacity in rows.items():
+        level: LevelConfig = getattr(config.sop, name)
+        if keeps_neighbors(config, name, capacity, device):
+            entries = min(2 * level.num_supports + 16, capacity - 1)
+            lists += capacity * (entries * 12 + 4)  # see `NeighborLists`
+        if config.neighbors.index != "exact" and level.num_supports:
+            indices += index_bytes(config.neighbors.index, capacity, dim)
+        members = max(members, level.num_anchors * (level.num_supports + 1) * dim * 4)
+    return {
         "memory_rows": rows,
-        "memories_bytes": sum(rows.values()) * dim * 4 + sum(index_bytes(index, count, dim) for count in indexed),
+        # embeddings in float32; image ids and steps in int64
+        "memories_bytes": sum(rows.values()) * (dim * 4 + 16),
+        # kept from step to step, where neighbors.refresh does so on this device
+        "neighbor_lists_bytes": lists,
+        # of an approximate index, beside the rows
+        "neighbor_index_bytes": indices,
+        # D of one task, of the level where it is larger: gathered for one task at a time
+        "gathered_members_bytes": members,
     }

@@ -183,10 +183,17 @@ def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any
         "score": f"{right} of {len(judged)} right" if judged else "",
         "hits": [
             _show_picture(hit.picture, thumbnails)
-            | {"similarity": f"{hit.similarity:.3f}", "verdict": hit.verdict.value if hit.verdict else ""}
-            for hit in strip.hits
+            | {"similarity": similarity, "verdict": hit.verdict.value if hit.verdict else ""}
+            for hit, similarity in zip(strip.hits, _show_similarities(strip.hits), strict=True)
         ],
     }
+
+
+def _show_similarities(hits: Sequence[Hit]) -> list[str]:
+    """With three decimals, or four where three would make different similarities of one query read alike."""
+    short = [f"{hit.similarity:.3f}" for hit in hits]
+    all_told_apart = len(set(short)) == len({hit.similarity for hit in hits})
+    return short if all_told_apart else [f"{hit.similarity:.4f}" for hit in hits]
 
 
 def _show_picture(picture: Picture, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from sop_faiss import distributed
-from sop_faiss.config import Config
-from sop_faiss.data.stream import Batch, Batches, batch_loader
+from sop_faiss.data.batch import Batch
+from sop_faiss.data.device_colour import normalise
+from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.model.teacher import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
@@ -27,14 +28,7 @@ from sop_faiss.train.schedules import StepSettings
 from sop_faiss.train.state import Level, RunState
 from sop_faiss.train.stop import StopRequest
 
-__all__ = ["fill_memories", "normalise", "save", "train_step", "train_steps"]
-
-
-def normalise(views: UInt8[Tensor, "v b s s2 3"], config: Config, device: torch.device) -> Float[Tensor, "v b 3 s s2"]:
-    """Views as the networks take them: moved to the device in uint8, then float32, centred and scaled."""
-    mean = torch.tensor(config.views.mean, device=device) * 255
-    std = torch.tensor(config.views.std, device=device) * 255
-    return ((views.to(device, non_blocking=True).float() - mean) / std).movedim(-1, 2)
+__all__ = ["fill_memories", "save", "train_step", "train_steps"]
 
 
 def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
@@ -80,7 +74,7 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     state.images_seen += config.train.batch_size
     metrics: dict[str, Tensor | float] = {"loss": torch.zeros((), device=device)}
     for name, level in state.levels.items():
-        sums = torch.stack([part.sums[name] for part in learned]).sum(0)
+        sums = distributed.average(torch.stack([part.sums[name] for part in learned]).sum(0))
         metrics.update(_level_metrics(name, level, sums, len(parts)))
         metrics["loss"] += getattr(config.loss, f"{name}_weight") * metrics[f"loss_{name}"]
     return {**metrics, **health, "gradient_norm": gradient_norm, **settings._asdict()}
@@ -107,8 +101,8 @@ def _learn_from(
     temperatures = (config.loss.student_temp, settings.teacher_temp)
 
     # 2. Views: G global ones, seen whole by the teacher and masked by the student, and L local ones.
-    global_views = normalise(part.global_views, config, device)
-    local_views = normalise(part.local_views, config, device)
+    global_views = normalise(part.global_views, part.global_colours, config.views, device)
+    local_views = normalise(part.local_views, part.local_colours, config.views, device)
     masks = part.masks
     views, images, patches = masks.shape
     masked = masks.flatten().nonzero().squeeze(1)
@@ -178,14 +172,13 @@ def _stored_view(views: int) -> int:
 
 
 def _level_metrics(name: str, level: Level, sums: Float[Tensor, " sums"], parts: int) -> dict[str, Tensor | float]:
-    """What one level's loss tells, of the sums over all parts of the batch; see `LevelLoss.sums`."""
+    """What one level's loss tells, of `LevelLoss.sums` over parts and ranks; ratios are NaN without a masked patch."""
     loss, weight, entropies, rows = sums
     log_count = math.log(level.maker.level.num_anchors)
     return {
         f"loss_{name}": loss / parts,
         f"loss_{name}_over_lnK": loss / weight / log_count,
         f"teacher_entropy_{name}_over_lnK": entropies / rows / log_count,
-        f"memory_fill_{name}": level.memory.fill,
     }
 
 
@@ -196,14 +189,15 @@ def fill_memories(state: RunState, batches: Batches) -> None:
     steps = range(-(-needed // state.config.train.batch_size))
     for batch in batch_loader(batches, steps, pin_memory=state.device.type == "cuda"):
         views, images, patches = batch.masks.shape
-        kept = batch.global_views[_stored_view(views)].unsqueeze(0)
+        stored = [_stored_view(views)]
+        kept = normalise(batch.global_views[stored], batch.global_colours[stored], state.config.views, state.device)
         rows = torch.arange(images, device=state.device) * patches + state.draw_stored_patches(images, patches)
         with _autocast(state):
-            cls, patch = state.teacher(normalise(kept, state.config, state.device).flatten(0, 1), None, rows)
+            cls, patch = state.teacher(kept.flatten(0, 1), None, rows)
         image_ids = distributed.gather_rows(batch.image_ids.to(state.device))
         for level, embeddings in ((state.cls, cls), (state.patch, patch)):
             if level is not None:
-                level.memory.store(distributed.gather_rows(embeddings), image_ids)
+                level.memory.store(distributed.gather_rows(embeddings), image_ids, ends_step=False)
 
 
 def train_steps(

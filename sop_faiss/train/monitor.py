@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from sop_faiss import distributed
-from sop_faiss.data.stream import BadSample
+from sop_faiss.data.batch import BadSample
 from sop_faiss.errors import DataError, RunStoppedError
 from sop_faiss.files import atomic_file, write_json
 
@@ -78,12 +78,16 @@ class Monitor:
         self._waited += seconds
 
     def log(self, metrics: Mapping[str, float | int]) -> None:
-        """Write one line; values that are not finite become null."""
+        """Write one line. NaN is a number that there is none of: null in the file, no point in TensorBoard.
+
+        It stands for a mean over the masked patches of a batch without any, for the age of a memory that nothing was
+        stored in, and for the speed in the first line, so that all lines of steps have the same keys.
+        """
         line = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
-        for key, value in metrics.items():
-            if key not in ("step", "epoch", "images"):
+        for key, value in line.items():
+            if value is not None and key not in ("step", "epoch", "images"):
                 self._board.add_scalar(key, value, int(metrics["step"]))
 
     def speed(self, images: int) -> dict[str, float]:

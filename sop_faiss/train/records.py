@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sop_faiss import distributed
-from sop_faiss.data.stream import Batch
+from sop_faiss.data.batch import Batch
 from sop_faiss.train.checkpoint import write_best
 from sop_faiss.train.monitor import Evaluation, Monitor, check_bad_share, check_finite
 from sop_faiss.train.state import RunState

@@ -1,4 +1,4 @@
-"""The embeddings that a real run stores in its [CLS] memory, step by step, made anew from two of its checkpoints."""
+"""What is stored in a [CLS] memory step by step: by a made-up encoder that drifts, or by a real run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,39 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from sop_faiss.config import load_config
+from sop_faiss.data.device_colour import normalise
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, split_holdout
 from sop_faiss.model.checkpoint import checkpoint_directories
 from sop_faiss.model.teacher import build_student_and_teacher
 from sop_faiss.train.checkpoint import load_network
-from sop_faiss.train.loop import normalise
 
-__all__ = ["stores_of_run"]
+__all__ = ["drifting_stores", "stores_of_run"]
+
+
+def drifting_stores(size: int, capacity: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Embeddings of views of 50,000 images in 500 clusters, by a linear encoder that turns as it goes.
+
+    While the memory is renewed once, the embedding of an image moves to a cosine of about 0.9 with what it was.
+    """
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(500, 64, generator=generator)[torch.arange(50_000) % 500]
+    images += 0.7 * torch.randn(50_000, 64, generator=generator)
+    encoder = torch.randn(64, dim, generator=generator)
+    keep = 0.9 ** (size / capacity)
+    while True:
+        encoder = keep * encoder + (1 - keep**2) ** 0.5 * torch.randn(64, dim, generator=generator)
+        ids = torch.randint(len(images), (size,), generator=generator)
+        views = images[ids] + 0.3 * torch.randn(size, 64, generator=generator)
+        yield F.normalize(views @ encoder, dim=1), ids
 
 
 @torch.no_grad()
 def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Teacher embeddings and image ids of successive batches of the run's own stream.
+    """Teacher embeddings and image ids of successive batches of a run's own stream, made anew from its checkpoints.
 
     The teacher moves in a straight line from the oldest checkpoint that is kept to the newest while a memory is filled
     once and then receives the remaining stores, so that its rows are of encoders as different as the run's were.
@@ -48,5 +66,5 @@ def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tenso
     for step, batch in enumerate(batch_loader(batches, range(steps), pin_memory=False)):
         for parameter, first, last in zip(teacher.parameters(), *weights, strict=True):
             parameter.copy_(torch.lerp(first, last, step / steps))
-        views = normalise(batch.global_views[1:2], config, torch.device("cpu"))
+        views = normalise(batch.global_views[1:2], batch.global_colours[1:2], config.views, torch.device("cpu"))
         yield teacher(views.flatten(0, 1))[0], batch.image_ids

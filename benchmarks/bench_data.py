@@ -1,0 +1,237 @@
+"""The data stream against iBOT's loader, PIL and webdataset (design 6.4 and 8).
+
+    python benchmarks/bench_data.py [--quick] [--json FILE] [--record] [--photos DIR] [--ibot CHECKOUT]
+
+2 x 224 + 10 x 96 views with iBOT's augmentations of 500 x 375 JPEGs (see `photos.py`). Loaders are timed as whole runs,
+from asking for them to their last batch, processes started and ended included: the first batches alone flatter loaders
+that prefetch. iBOT's reads the files, ours shards packed from them; both use two worker processes and give nothing else
+to do to the process that takes the batches. Masks and reads are what one core does: processor time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from ibot import peer_dataset, peer_loader
+from photos import write_photos
+from PIL import Image, ImageFilter
+from report import Row, finish, interleaved_medians, meets
+from torchvision.transforms import functional as F
+
+from sop_faiss.config import Config, DataConfig, TrainConfig, ViewsConfig
+from sop_faiss.data.colour import UNCHANGED, Colours, augment_colours
+from sop_faiss.data.decode import decode_image
+from sop_faiss.data.device_colour import augment_colours_on_device
+from sop_faiss.data.masks import draw_mask
+from sop_faiss.data.pack import pack
+from sop_faiss.data.source import open_source
+from sop_faiss.data.stream import Batches, batch_loader
+from sop_faiss.data.views import View, draw_view, view_generator, write_view
+
+BATCH, WORKERS, PATCH = 64, 2, 16
+IMAGENETTE = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenette224_train"
+LOADERS = {"cpu": ("all augmentation on the CPU", ">= 4.5"), "device": ("colour left to the device", ">= 8")}
+CROPS, JITTER, BLUR, MASKS, READS = "<= 0.05", "<= 1.0", "<= 0.6", "<= 0.15", ">= 20000"
+MISSING = {"missing": "the peer: name a checkout of github.com/bytedance/ibot with --ibot"}
+
+
+def our_run(shards: Path, colour: str) -> Callable[[], None]:
+    config = Config(
+        data=DataConfig(workers=WORKERS), views=ViewsConfig(colour=colour), train=TrainConfig(batch_size=BATCH)
+    )
+    source = open_source(shards)
+
+    def run() -> None:
+        batches = Batches(source, np.arange(len(source)), config, PATCH)
+        take(batch_loader(batches, range(batches.steps_per_epoch), pin_memory=False))
+
+    return run
+
+
+def take(batches: Iterable[Any]) -> None:
+    for batch in batches:
+        del batch
+
+
+def loader_rows(photos: Path, shards: Path, ibot: Path | None, repeats: int) -> list[Row]:
+    runs = {colour: our_run(shards, colour) for colour in LOADERS}
+    if ibot is not None:
+        dataset = peer_dataset(ibot, photos)
+        runs["ibot"] = lambda: take(peer_loader(dataset, BATCH, WORKERS))
+    seconds = interleaved_medians(runs, repeats, warm_up=False)
+    images = len(open_source(shards)) // BATCH * BATCH
+    rows = []
+    for colour, (what, target) in LOADERS.items():
+        ratio = seconds["ibot"] / seconds[colour] if ibot is not None else None
+        detail: dict[str, Any] = {"images_per_second": images / seconds[colour]}
+        detail |= {"ibot_images_per_second": images / seconds["ibot"]} if ibot is not None else MISSING
+        detail |= {"images": images, "rounds": repeats}
+        rows.append(Row(f"loader, {what}, times faster", "iBOT's loader", ratio, target, meets(ratio, target), detail))
+    return rows
+
+
+def drawn_views(photos: Path, count: int) -> list[tuple[np.ndarray, View, np.ndarray]]:
+    """Picture, view as drawn, and view made without its colours, of each view of some photos."""
+    source, config, made = open_source(photos), ViewsConfig(), []
+    for position in range(min(count, len(source))):
+        picture = decode_image(source.read(position))
+        for index in range(config.count):
+            view = draw_view(*picture.shape[:2], index, config, view_generator(0, 0, position, index))
+            side = config.global_size if index < config.global_count else config.local_size
+            out = np.empty((side, side, 3), np.uint8)
+            write_view(picture, view, out, coloured=False)
+            made.append((picture, view, out))
+    return made
+
+
+def difference(ours: np.ndarray, theirs: Image.Image) -> float:
+    return float(np.abs(ours.astype(np.float32) - np.asarray(theirs)).mean())
+
+
+def pillow_crop(picture: np.ndarray, view: View, side: int) -> Image.Image:
+    top, left, height, width = view.box
+    corners = (left, top, left + width, top + height)
+    crop = Image.fromarray(picture).crop(corners).resize((side, side), Image.Resampling.BICUBIC)
+    return F.hflip(crop) if view.flipped else crop
+
+
+def pillow_jitter(crop: Image.Image, colours: Colours) -> Image.Image:
+    adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+    for which in colours[4:8]:
+        crop = adjust[int(which)](crop, colours[int(which)])
+    return crop
+
+
+def coloured(crop: np.ndarray, colours: Colours) -> np.ndarray:
+    out = crop.copy()
+    augment_colours(out, colours)
+    return out
+
+
+def coloured_on_device(crop: np.ndarray, colours: Colours) -> np.ndarray:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pixels = torch.from_numpy(crop).to(device).float().unsqueeze(0)
+    return augment_colours_on_device(pixels, torch.tensor([colours], dtype=torch.float32))[0].cpu().numpy()
+
+
+def pixel_rows(photos: Path, count: int) -> list[Row]:
+    crops, jitters, blurs = [], [], []
+    for picture, view, crop in drawn_views(photos, count):
+        crops.append(difference(crop, pillow_crop(picture, view, len(crop))))
+        image, colours = Image.fromarray(crop), view.colours
+        if colours[:4] != UNCHANGED[:4]:
+            jitter = UNCHANGED._replace(**dict(zip(Colours._fields[:8], colours[:8], strict=True)))
+            theirs = pillow_jitter(image, jitter)
+            jitters.append([difference(make(crop, jitter), theirs) for make in (coloured, coloured_on_device)])
+        if colours.blur_sigma:
+            blur = UNCHANGED._replace(blur_sigma=colours.blur_sigma)
+            theirs = image.filter(ImageFilter.GaussianBlur(colours.blur_sigma))
+            blurs.append([difference(make(crop, blur), theirs) for make in (coloured, coloured_on_device)])
+    mean = statistics.fmean(crops)
+    rows = [
+        Row("crop pixels, levels of 255", "PIL, same boxes", mean, CROPS, meets(mean, CROPS), {"views": len(crops)})
+    ]
+    for what, pairs, against, target in (
+        ("jitter", jitters, "torchvision on PIL, same factors", JITTER),
+        ("blur", blurs, "PIL, same sigma", BLUR),
+    ):
+        on_cpu, on_device = np.mean(pairs, axis=0).tolist()
+        detail = {"on_device": on_device, "views": len(pairs)}
+        rows.append(Row(f"{what} pixels, levels of 255", against, on_cpu, target, meets(on_cpu, target), detail))
+    return rows
+
+
+def mask_row(ibot: Path | None, photos: Path, repeats: int) -> Row:
+    config, grid, images = Config().masks, ViewsConfig().global_size // PATCH, 500
+    generators = [view_generator(0, 0, number, 0) for number in range(2 * images)]
+
+    def ours() -> None:
+        for generator in generators:
+            draw_mask(grid, grid, config, generator)
+
+    runs: dict[str, Callable[[], object]] = {"ours": ours}
+    if ibot is not None:
+        dataset = peer_dataset(ibot, photos)
+        blank = torch.empty(3, 224, 224)
+        dataset.loader = lambda path: path
+        dataset.transform = lambda image: [blank, blank]
+        runs["ibot"] = lambda: [dataset[number % len(dataset)] for number in range(images)]
+    seconds = interleaved_medians(runs, repeats, clock=time.process_time)
+    milliseconds = 1000 * seconds["ours"] / images
+    detail = {"ibot_milliseconds": 1000 * seconds["ibot"] / images} if ibot is not None else MISSING
+    what = "masks of two views, milliseconds per image"
+    return Row(what, "iBOT's", milliseconds, MASKS, meets(milliseconds, MASKS), detail)
+
+
+def read_row(shards: Path, repeats: int) -> Row:
+    import webdataset
+
+    source = open_source(shards)
+    order = np.random.default_rng(0).permutation(len(source)).tolist()
+    paths = sorted(str(path) for path in shards.glob("*.tar"))
+
+    def in_random_order() -> None:
+        for position in order:
+            source.read(position)
+
+    def sequentially() -> None:
+        take(webdataset.WebDataset(paths, shardshuffle=False))
+
+    functions = {"ours": in_random_order, "webdataset": sequentially}
+    seconds = interleaved_medians(functions, repeats, clock=time.process_time)
+    rate = len(source) / seconds["ours"]
+    detail = {
+        "webdataset_sequential_per_second": len(source) / seconds["webdataset"],
+        "kilobytes_per_member": sum(source.sizes.tolist()) / len(source) / 1000,
+        "members": len(source),
+    }
+    what = "members read in random order, per second on one core"
+    return Row(what, "webdataset sequential", rate, READS, meets(rate, READS), detail)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="One round of the loaders, the other figures on fewer photos.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
+@click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
+@click.option(
+    "--photos", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Class folders of photos."
+)
+@click.option("--ibot", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A checkout of iBOT.")
+def main(quick: bool, json_file: Path | None, record: bool, photos: Path | None, ibot: Path | None) -> None:
+    """Measure loaders, pixels, masks and reads on the CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        made_from = "the user's"
+        if photos is None:
+            photos = Path(folder) / "photos"
+            made_from = write_photos(512, IMAGENETTE, photos)
+        count = len(open_source(photos))
+        if count < BATCH:
+            raise SystemExit(f"--photos {photos} holds {count} pictures: wanted {BATCH} or more")
+        shards = Path(folder) / "shards"
+        pack(photos, shards)
+        parts: dict[str, Callable[[], list[Row]]] = {
+            "loaders": lambda: loader_rows(photos, shards, ibot, 1 if quick else 5),
+            "pixels": lambda: pixel_rows(photos, 16 if quick else 64),
+            "masks": lambda: [mask_row(ibot, photos, 3 if quick else 9)],
+            "reads": lambda: [read_row(shards, 3 if quick else 9)],
+        }
+        rows = []
+        for name, part in parts.items():
+            started = time.perf_counter()
+            rows += [replace(row, detail=row.detail | {"photos": made_from}) for row in part()]
+            print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+        finish("data", rows, json_file=json_file, record=record)
+
+
+if __name__ == "__main__":
+    main()

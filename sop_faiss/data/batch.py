@@ -1,0 +1,97 @@
+"""What the data stream yields: one rank's part of a global batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64, UInt8
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+__all__ = ["BadSample", "Batch", "Buffers", "empty_tensor"]
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """An image that could not be read; another took its place."""
+
+    position: int
+    key: str
+    reason: str
+    message: str
+
+
+class Buffers(NamedTuple):
+    """The memory of a batch, to write its images into."""
+
+    global_views: UInt8[np.ndarray, "G b s s 3"]
+    local_views: UInt8[np.ndarray, "L b t t 3"]
+    global_colours: Float32[np.ndarray, "G b c"]
+    local_colours: Float32[np.ndarray, "L b c"]
+    masks: Bool[np.ndarray, "G b n"]
+
+
+@dataclass
+class Batch:
+    """One rank's part of a global batch, in uint8; views of an image have the same place in each view."""
+
+    global_views: UInt8[Tensor, "G b s s 3"]
+    local_views: UInt8[Tensor, "L b t t 3"]
+    global_colours: Float32[Tensor, "G b c"]
+    """A row of `Colours` for each view where colours are left to the device; else no columns."""
+    local_colours: Float32[Tensor, "L b c"]
+    masks: Bool[Tensor, "G b n"]
+    image_ids: Int64[Tensor, " b"]
+    bad: list[BadSample]
+
+    def buffers(self) -> Buffers:
+        """The same memory as numpy sees it; for a batch on the CPU."""
+        tensors = (self.global_views, self.local_views, self.global_colours, self.local_colours, self.masks)
+        return Buffers(*(tensor.numpy() for tensor in tensors))
+
+    def split(self, parts: int) -> list[Batch]:
+        """As many batches of equal size, in order; the bad samples stay with the first."""
+        pieces = zip(
+            self.global_views.chunk(parts, 1),
+            self.local_views.chunk(parts, 1),
+            self.global_colours.chunk(parts, 1),
+            self.local_colours.chunk(parts, 1),
+            self.masks.chunk(parts, 1),
+            self.image_ids.chunk(parts),
+            [self.bad, *([] for _ in range(parts - 1))],
+            strict=True,
+        )
+        return [Batch(*piece) for piece in pieces]
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device, without waiting for the copy; the drawn colours stay on the CPU."""
+        return Batch(
+            self.global_views.to(device, non_blocking=True),
+            self.local_views.to(device, non_blocking=True),
+            self.global_colours,
+            self.local_colours,
+            self.masks.to(device, non_blocking=True),
+            self.image_ids.to(device, non_blocking=True),
+            self.bad,
+        )
+
+    def pin_memory(self) -> Batch:
+        """Page-locked tensors, for copies that run beside the computation."""
+        self.global_views, self.local_views = self.global_views.pin_memory(), self.local_views.pin_memory()
+        self.masks, self.image_ids = self.masks.pin_memory(), self.image_ids.pin_memory()
+        return self
+
+
+def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor to build a batch in.
+
+    In a worker process it lies in shared memory and is handed over as it is; the process's own would be copied there.
+    """
+    elements = torch.Size(shape).numel()
+    if get_worker_info() is None or elements == 0:
+        return torch.empty(shape, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(elements * dtype.itemsize, device="cpu")
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
