@@ -37,10 +37,14 @@ _ORDER, _REPLACEMENT, _HOLDOUT = 2**63, 2**63 + 1, 2**63 + 2  # views of no imag
 class BadSample:
     """An image that could not be read; another took its place."""
 
-    position: int
+    position: int  # in the source
     key: str
-    reason: str
+    shard: str  # relative to the source's root; "" for a picture that is a file
+    member: str  # of the shard, or the file relative to the root
+    offset: int  # of the picture in its shard, bytes
+    reason: str  # one word, to count by
     message: str
+    replacement: str  # key of the image that took its place
 
 
 @dataclass
@@ -204,17 +208,36 @@ class Batches(Dataset["Batch | DataError"]):
         """The wanted picture; where it cannot be read, one that (seed, epoch, wanted) determines."""
         generator: np.random.Generator | None = None
         image_id = wanted
+        failed: dict[int, DataError] = {}
         for _ in range(_REPLACEMENT_TRIES):
-            try:
-                return image_id, self._decode(image_id)
-            except DataError as error:
-                bad.append(BadSample(image_id, self.source.keys[image_id], drop_reason(error), str(error)))
+            if image_id not in failed:
+                try:
+                    picture = self._decode(image_id)
+                except DataError as error:
+                    failed[image_id] = error
+                else:
+                    bad += [self._bad_sample(*failure, replacement=image_id) for failure in failed.items()]
+                    return image_id, picture
             if generator is None:
                 generator = view_generator(self.config.train.seed, epoch, wanted, _REPLACEMENT)
             image_id = int(self.positions[generator.integers(len(self.positions))])
+        last, error = failed.popitem()
         raise DataError(
-            f"{_REPLACEMENT_TRIES} images in a row cannot be read (last: {bad[-1].key}: {bad[-1].message}); "
+            f"{_REPLACEMENT_TRIES} images in a row cannot be read (last: {self.source.keys[last]}: {error}); "
             "check the data with sop-data check"
+        )
+
+    def _bad_sample(self, position: int, error: DataError, replacement: int) -> BadSample:
+        source = self.source
+        return BadSample(
+            position=position,
+            key=source.keys[position],
+            shard=source.source_of(position),
+            member=source.member_of(position),
+            offset=source.offset_of(position),
+            reason=drop_reason(error),
+            message=str(error),
+            replacement=source.keys[replacement],
         )
 
     def _decode(self, image_id: int) -> UInt8[np.ndarray, "h w 3"]:
