@@ -221,9 +221,9 @@ class Batches(Dataset["Batch | DataError"]):
             if generator is None:
                 generator = view_generator(self.config.train.seed, epoch, wanted, _REPLACEMENT)
             image_id = int(self.positions[generator.integers(len(self.positions))])
-        last, error = failed.popitem()
+        last, reason = failed.popitem()
         raise DataError(
-            f"{_REPLACEMENT_TRIES} images in a row cannot be read (last: {self.source.keys[last]}: {error}); "
+            f"{_REPLACEMENT_TRIES} images in a row cannot be read (last: {self.source.keys[last]}: {reason}); "
             "check the data with sop-data check"
         )
 
