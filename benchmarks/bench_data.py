@@ -4,8 +4,8 @@
 
 2 x 224 + 10 x 96 views with iBOT's augmentations of 500 x 375 JPEGs (see `photos.py`). Loaders are timed as whole runs,
 from asking for them to their last batch, processes started and ended included: the first batches alone flatter loaders
-that prefetch. Both use two worker processes and give nothing else to do to the process that takes the batches. Masks and
-reads are what one core does: processor time.
+that prefetch. Both use two worker processes and give nothing else to do to the process that takes the batches. Masks
+and reads are what one core does: processor time.
 """
 
 from __future__ import annotations

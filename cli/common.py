@@ -18,7 +18,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 import click
 
-from sop_faiss.errors import RunStoppedError, SopError
+from sop_faiss.errors import RunStoppedError, SopError, one_line
 from sop_faiss.progress import ProgressCallback
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "EXIT_INTERRUPTED",
     "EXIT_STOPPED",
     "EXIT_USER",
-    "one_line",
     "page_footer",
     "progress_reporter",
     "run_command",
@@ -100,11 +99,6 @@ def _speaks() -> bool:
         return int(os.environ.get("RANK", "0")) <= 0
     except ValueError:
         return True
-
-
-def one_line(message: str) -> str:
-    """The message without line breaks or control characters: names of files may hold them, and terminals obey them."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
 
 
 def _leave_closed_pipe() -> NoReturn:

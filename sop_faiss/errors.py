@@ -1,4 +1,4 @@
-"""Every error a user can cause. Commands print the message as one line and exit with status 1."""
+"""Every error a user can cause, and how it is shown: commands print one line and exit with status 1."""
 
 
 class SopError(Exception):
@@ -27,3 +27,8 @@ class IndexMismatchError(SopError):
 
 class RunStoppedError(SopError):
     """A run stopped itself: non-finite loss or collapse. Commands exit with status 3."""
+
+
+def one_line(message: str) -> str:
+    """The message without line breaks or control characters: names of files may hold them, and terminals obey them."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))

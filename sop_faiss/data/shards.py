@@ -98,6 +98,7 @@ class ShardSource:
             if not more:
                 raise DataError(f"changed: {self._name(position)} was cut off after the shard was opened")
             encoded += more
+        self._check_unchanged(number, file)  # after the read: what was written over before its end shows
         return encoded
 
     def source_of(self, position: int) -> str:
@@ -108,6 +109,10 @@ class ShardSource:
         """The tar member of a picture."""
         return self.stems[position] + self.suffixes[position]
 
+    def offset_of(self, position: int) -> int:
+        """Where the picture begins in its shard, in bytes."""
+        return int(self.offsets[position])
+
     def _name(self, position: int) -> str:
         return f"{self.member_of(position)} in {self.source_of(position)}"
 
@@ -117,14 +122,19 @@ class ShardSource:
             file = _OpenFile(path)
         except OSError as error:
             raise DataError(f"missing: shard {path} cannot be opened any more ({error.strerror})") from None
-        status = os.fstat(file.descriptor)
-        if (status.st_size, status.st_mtime_ns) != self.identities[number]:
-            raise DataError(f"changed: shard {path} is not the file it was when it was opened; start again")
+        self._check_unchanged(number, file)
         if len(self._open) >= _OPEN_FILES_LIMIT:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread may be doing the same
                 self._open.pop(next(iter(self._open)), None)
         self._open[number] = file
         return file
+
+    def _check_unchanged(self, number: int, file: _OpenFile) -> None:
+        """Raise DataError where a shard has another size or modification time than when its headers were walked."""
+        status = os.fstat(file.descriptor)
+        if (status.st_size, status.st_mtime_ns) != self.identities[number]:
+            path = self.shards[number]
+            raise DataError(f"changed: shard {path} is not the file it was when it was opened; start again")
 
 
 def open_shards(description: str, paths: Sequence[Path]) -> ShardSource:
@@ -200,7 +210,9 @@ def _walk_shard(path: Path) -> _Shard:
 
 def _check_picture(member: Member, stem: str, seen: set[str], path: Path) -> None:
     if member.is_link:
-        raise DataError(f"shard {path}: {member.name} is a link or sparse: make the tar with --dereference")
+        raise DataError(
+            f"shard {path}: {member.name} is a link or sparse: make the tar with --dereference, without --sparse"
+        )
     if member.name.startswith("/") or ".." in stem.split("/"):
         raise DataError(f"shard {path}: member {member.name!r} points out of the shard; pack it again")
     if stem in seen:

@@ -74,6 +74,10 @@ class ImageSource(Protocol):
         """The tar member, or the file relative to `root`."""
         ...
 
+    def offset_of(self, position: int) -> int:
+        """Where the picture begins in its shard, in bytes; 0 for a picture that is a file."""
+        ...
+
 
 def open_source(src: str | Path) -> ImageSource:
     """Open the pictures a user names.

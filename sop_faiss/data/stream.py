@@ -96,7 +96,7 @@ class Batches(Dataset["Batch | DataError"]):
         self.local_count = config.views.local_count if config.loss.cls_weight else 0
         self.samples = Samples(source, positions, config, self.local_count)
         self.threads = config.data.threads or default_threads(config.data.workers, distributed.local_world_size())
-        self._colour_columns = len(COLUMNS) if colours_on_device(config.views, device) else 0
+        self.colours_on_device = colours_on_device(config.views, device)
         self._order: tuple[int, Int64[np.ndarray, " m"]] = (-1, positions[:0])
 
     def image_ids(self, step: int) -> Int64[np.ndarray, " b"]:
@@ -145,11 +145,12 @@ class Batches(Dataset["Batch | DataError"]):
         """A batch of the images wanted, whose views are still to be written."""
         views, count = self.config.views, self.batch_size_per_rank
         patches = (views.global_size // self.patch_size) ** 2
+        columns = len(COLUMNS) if self.colours_on_device else 0
         return Batch(
             empty_tensor((views.global_count, count, views.global_size, views.global_size, 3), torch.uint8),
             empty_tensor((self.local_count, count, views.local_size, views.local_size, 3), torch.uint8),
-            empty_tensor((views.global_count, count, self._colour_columns), torch.float32),
-            empty_tensor((self.local_count, count, self._colour_columns), torch.float32),
+            empty_tensor((views.global_count, count, columns), torch.float32),
+            empty_tensor((self.local_count, count, columns), torch.float32),
             empty_tensor((views.global_count, count, patches), torch.bool),
             torch.from_numpy(self.image_ids(step).copy()),
             [],

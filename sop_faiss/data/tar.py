@@ -22,16 +22,17 @@ _LONGEST_EXTENSION_BYTES = 1 << 20  # of a pax or GNU long-name header
 _RECORD_BYTES = 20 * BLOCK_BYTES  # tar pads its end to this
 _REGULAR = (b"0", b"\0", b"7")
 _LINKS = (b"1", b"2")
+_LONGEST_NAME = 4096  # Linux' PATH_MAX
 _REMEDY = "copy or make it again"
 
 
 class Member(NamedTuple):
-    """A regular file or a link in a tar."""
+    """A regular file, or a link or sparse file, in a tar."""
 
     name: str
     offset: int  # of the first content byte in the tar, bytes
     size: int  # of the content, bytes
-    is_link: bool
+    is_link: bool  # or sparse: the content is not there as such
     head: bytes  # up to the first 512 bytes of the content
 
 
@@ -49,7 +50,7 @@ def walk_tar(descriptor: int, shard: Path) -> Iterator[Member]:
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"shard {shard} is not a regular file: name a .tar file")
     end = status.st_size
-    offset, long_name, long_size = 0, "", -1
+    offset, long_name, long_size, sparse = 0, "", -1, False
     while True:
         block = os.pread(descriptor, 2 * BLOCK_BYTES, offset)
         if len(block) < BLOCK_BYTES:
@@ -66,17 +67,21 @@ def walk_tar(descriptor: int, shard: Path) -> Iterator[Member]:
             if kind == b"L":
                 long_name = extension.rstrip(b"\0").decode("utf-8", "surrogateescape")
             elif kind == b"x":
-                long_name, long_size = _parse_pax(extension, shard, offset)
+                long_name, long_size, sparse = _parse_pax(extension, shard, offset)
         else:
             name = long_name or _short_name(header)
             size = long_size if long_size >= 0 else size
-            long_name, long_size = "", -1
+            is_link = sparse or kind in _LINKS or kind == b"S"
+            long_name, long_size, sparse = "", -1, False
+            if "\0" in name or len(name) > _LONGEST_NAME:
+                shown = "a NUL in a name" if "\0" in name else f"a name of {len(name)} letters, wanted {_LONGEST_NAME}"
+                raise DataError(f"shard {shard} is damaged at offset {offset}: {shown}; {_REMEDY}")
             if content + size > end:
                 raise _cut(shard, offset, f"member {name} of {size} bytes goes beyond the end")
-            if kind in _REGULAR and not name.endswith("/"):
-                yield Member(name, content, size, False, block[BLOCK_BYTES : BLOCK_BYTES + size])
-            elif kind in _LINKS or kind == b"S":
+            if is_link:
                 yield Member(name, content, 0, True, b"")
+            elif kind in _REGULAR and not name.endswith("/"):
+                yield Member(name, content, size, False, block[BLOCK_BYTES : BLOCK_BYTES + size])
         offset = content + -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -124,9 +129,9 @@ def _read_extension(descriptor: int, shard: Path, content: int, size: int) -> by
     return extension
 
 
-def _parse_pax(extension: bytes, shard: Path, offset: int) -> tuple[str, int]:
-    """The `path` and `size` of a pax header, "" and -1 where it has none."""
-    name, size, position = "", -1, 0
+def _parse_pax(extension: bytes, shard: Path, offset: int) -> tuple[str, int, bool]:
+    """The `path` and `size` of a pax header, "" and -1 where it has none, and whether its member is sparse."""
+    name, size, sparse, position = "", -1, False, 0
     try:
         while position < len(extension) and extension[position] != 0:
             space = extension.index(b" ", position)
@@ -138,10 +143,11 @@ def _parse_pax(extension: bytes, shard: Path, offset: int) -> tuple[str, int]:
                 name = value.decode("utf-8", "surrogateescape")
             elif keyword == b"size":
                 size = int(value)
+            sparse = sparse or keyword.startswith(b"GNU.sparse.")
             position += length
     except ValueError:
         raise DataError(f"shard {shard} is damaged at offset {offset}: bad pax header; {_REMEDY}") from None
-    return name, size
+    return name, size, sparse
 
 
 def _check_end(descriptor: int, shard: Path, offset: int) -> None:

@@ -22,6 +22,7 @@ from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
+from sop_faiss.pipeline.stream import open_training_images
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
@@ -123,14 +124,6 @@ def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLo
     clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
 
 
-def _open_training_images(config: Config) -> tuple[ImageSource, np.ndarray, np.ndarray]:
-    if not config.data.train:
-        raise ConfigError("data.train is empty: name the training images, for example data.train='photos-*.tar'")
-    source = open_source(config.data.train)
-    trained, held_out = split_holdout(len(source), config.data.holdout_share, config.train.seed)
-    return source, trained, held_out
-
-
 def _online_knn(
     config: Config, source: ImageSource, trained: np.ndarray, held_out: np.ndarray, teacher: Network
 ) -> Evaluation | None:
@@ -198,7 +191,7 @@ def run_training(
     try:
         with StopRequest().listening() as stop:
             checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
-            source, trained, held_out = _open_training_images(config)
+            source, trained, held_out = open_training_images(config)
             state = RunState(config, device, len(trained))
             ranks = (distributed.rank(), distributed.world_size())
             batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks, device)
@@ -226,7 +219,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         ConfigError: settings are impossible.
         DataError: the training images cannot be opened.
     """
-    source, trained, held_out = _open_training_images(config)
+    source, trained, held_out = open_training_images(config)
     student, _ = build_student_and_teacher(config)
     batches = Batches(source, trained, config, student.backbone.patch_size)
     parameters = sum(p.numel() for p in student.parameters())
