@@ -13,6 +13,7 @@ from PIL import Image
 from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_picture
 from sop_faiss.data.parallel import default_workers, map_ordered
 from sop_faiss.data.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
+from sop_faiss.data.sidecar import load_index
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.files import atomic_directory
@@ -76,11 +77,11 @@ def pack(
     shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
 ) -> PackSummary:
-    """Write the pictures of a folder, list or CSV as webdataset shards with a `manifest.json`; all or nothing.
+    """Write the pictures of a folder, list or CSV as webdataset shards with their sidecars and a `manifest.json`.
 
     A JPEG, PNG or WebP keeps its bytes; other formats, and pictures that are made smaller, are encoded anew (JPEG of
     quality 95 where the original was lossy, else PNG). Keys are those of the source, with dots made `_`. The same
-    pictures give the same bytes, whatever the number of workers.
+    pictures give the same shards and manifest, whatever the number of workers. All or nothing is written.
 
     Args:
         src: anything `open_source` takes.
@@ -112,6 +113,8 @@ def pack(
                 source, writer, resize, max_pixels, workers or default_workers(), progress
             )
         _check_dropped(source, dropped, max_bad_fraction)
+        for entry in writer.entries:
+            load_index(folder / entry.name)  # writes the sidecar
         manifest = write_manifest(
             folder,
             writer.entries,
