@@ -25,11 +25,13 @@ from sop_faiss.data.decode import decode_image, drop_reason
 from sop_faiss.data.masks import draw_mask
 from sop_faiss.data.source import ImageSource
 from sop_faiss.data.views import view_generator, write_view
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.errors import ConfigError, DataError, UnreachableError
 
-__all__ = ["BadSample", "Batch", "Batches", "batch_loader", "epoch_order", "split_holdout"]
+__all__ = ["REPLACEMENT_TRIES", "BadSample", "Batch", "Batches", "batch_loader", "epoch_order", "split_holdout"]
 
-_REPLACEMENT_TRIES = 32
+REPLACEMENT_TRIES = 32
+"""Bad images in a row before the data are given up."""
+
 _ORDER, _REPLACEMENT, _HOLDOUT = 2**63, 2**63 + 1, 2**63 + 2  # views of no image: keys of other draws
 
 
@@ -118,11 +120,24 @@ class Batches(Dataset["Batch | DataError"]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        self._plan(positions, source.description, config, patch_size, rank, world_size)
+        self.source = source
+
+    def _plan(
+        self,
+        positions: Int64[np.ndarray, " m"],
+        description: str,
+        config: Config,
+        patch_size: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        """All that is known without the images."""
         batch_size = config.train.batch_size
         if batch_size > len(positions):
             raise ConfigError(
                 f"train.batch_size = {batch_size} exceeds the {len(positions)} training images of "
-                f"{source.description}: lower it"
+                f"{description}: lower it"
             )
         if batch_size % world_size:
             raise ConfigError(f"train.batch_size = {batch_size} is not divisible by the {world_size} ranks")
@@ -131,7 +146,6 @@ class Batches(Dataset["Batch | DataError"]):
                 f"train.accumulate = {config.train.accumulate} does not divide the {batch_size // world_size} images "
                 "that a rank takes per step: choose a divisor, or another train.batch_size"
             )
-        self.source = source
         self.positions = positions
         self.config = config
         self.patch_size = patch_size
@@ -204,16 +218,18 @@ class Batches(Dataset["Batch | DataError"]):
         """The wanted picture; where it cannot be read, one that (seed, epoch, wanted) determines."""
         generator: np.random.Generator | None = None
         image_id = wanted
-        for _ in range(_REPLACEMENT_TRIES):
+        for _ in range(REPLACEMENT_TRIES):
             try:
                 return image_id, self._decode(image_id)
+            except UnreachableError:  # not this image's fault: others would fail too
+                raise
             except DataError as error:
                 bad.append(BadSample(image_id, self.source.keys[image_id], drop_reason(error), str(error)))
             if generator is None:
                 generator = view_generator(self.config.train.seed, epoch, wanted, _REPLACEMENT)
             image_id = int(self.positions[generator.integers(len(self.positions))])
         raise DataError(
-            f"{_REPLACEMENT_TRIES} images in a row cannot be read (last: {bad[-1].key}: {bad[-1].message}); "
+            f"{REPLACEMENT_TRIES} images in a row cannot be read (last: {bad[-1].key}: {bad[-1].message}); "
             "check the data with sop-data check"
         )
 

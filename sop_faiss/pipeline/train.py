@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,10 @@ import numpy as np
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, load_config, to_yaml
-from sop_faiss.data.source import ImageSource, open_source
+from sop_faiss.data.address import hide_secrets
+from sop_faiss.data.sequential import SequentialBatches, stand_in_positions
+from sop_faiss.data.shard_stream import ShardStream
+from sop_faiss.data.source import ImageSource, find_streams, open_source
 from sop_faiss.data.stream import Batches, split_holdout
 from sop_faiss.data.subset import Subset
 from sop_faiss.errors import CheckpointError, ConfigError, DataError
@@ -39,6 +42,9 @@ _MAY_CHANGE_ON_RESUME = (
     "data.workers",
     "data.max_bad_fraction",
     "data.decoded_cache_bytes",
+    "data.cache_dir",
+    "data.cache_bytes",
+    "data.shuffle_buffer",
     "neighbors.engine",
     "neighbors.refresh",
     "train.accumulate",
@@ -111,26 +117,39 @@ def _open_run(output: Path, config: Config, checkpoint: Path | None) -> None:
     clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
 
 
-def _open_training_images(config: Config) -> tuple[ImageSource, np.ndarray, np.ndarray]:
+def _open_training_images(config: Config) -> tuple[ImageSource | ShardStream, np.ndarray, np.ndarray]:
+    """The images, and the positions of those to train on and of those held out."""
     if not config.data.train:
         raise ConfigError("data.train is empty: name the training images, for example data.train='photos-*.tar'")
-    source = open_source(config.data.train)
+    if config.data.access == "sequential":
+        stream = ShardStream(hide_secrets(config.data.train), find_streams(config.data.train))
+        return stream, stand_in_positions(config), np.empty(0, np.int64)
+    source = open_source(config.data.train, config.data)
     trained, held_out = split_holdout(len(source), config.data.holdout_share, config.train.seed)
     return source, trained, held_out
 
 
+def _make_batches(
+    config: Config, source: ImageSource | ShardStream, trained: np.ndarray, patch_size: int, ranks: tuple[int, int]
+) -> Batches:
+    if isinstance(source, ShardStream):
+        return SequentialBatches(source, config, patch_size, *ranks)
+    return Batches(source, trained, config, patch_size, *ranks)
+
+
 def _online_knn(
-    config: Config, source: ImageSource, trained: np.ndarray, held_out: np.ndarray, teacher: Network
+    config: Config, source: ImageSource | ShardStream, trained: np.ndarray, held_out: np.ndarray, teacher: Network
 ) -> Evaluation | None:
     """k-NN top-1 of the teacher as it is, on the labelled images that the evaluate section names."""
     settings = config.evaluate
     if not settings.every_steps or not settings.test:
         return None
-    if settings.test == "holdout":
+    if settings.test == "holdout" and not isinstance(source, ShardStream):
         gallery: ImageSource = Subset(source, trained)
         queries: ImageSource = Subset(source, held_out)
     else:
-        gallery, queries = open_source(settings.train), open_source(settings.test)
+        access = replace(config.data, access="auto", samples_per_epoch=0)
+        gallery, queries = open_source(settings.train, access), open_source(settings.test, access)
     if settings.max_train_images:
         chosen = split_holdout(len(gallery), min(1.0, settings.max_train_images / len(gallery)), config.train.seed)[1]
         gallery = Subset(gallery, chosen)
@@ -187,7 +206,7 @@ def run_training(
             source, trained, held_out = _open_training_images(config)
             state = RunState(config, device, len(trained))
             ranks = (distributed.rank(), distributed.world_size())
-            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks)
+            batches = _make_batches(config, source, trained, state.student.backbone.patch_size, ranks)
             state.data_digest = batches.digest()
             evaluate = _online_knn(config, source, trained, held_out, state.teacher)
             if checkpoint is not None:
@@ -211,7 +230,7 @@ def describe_run(config: Config) -> dict[str, Any]:
     """
     source, trained, held_out = _open_training_images(config)
     student, _ = build_student_and_teacher(config)
-    batches = Batches(source, trained, config, student.backbone.patch_size)
+    batches = _make_batches(config, source, trained, student.backbone.patch_size, (0, 1))
     parameters = sum(p.numel() for p in student.parameters())
     levels = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
     rows = {name: fit_memory(config, name, len(trained))[0] for name, weight in levels.items() if weight}
