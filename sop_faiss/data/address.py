@@ -64,7 +64,7 @@ def refuse_commands(text: str) -> None:
 def hide_secrets(text: str) -> str:
     """An address, or a text with one, without user, password, query and fragment: fit for messages and records."""
     text = re.sub(r"://[^/?#\s]*@", "://", text)
-    text = re.sub(r"(://[^\s?#]*)[?#]\S*", r"\1", text)
+    text = re.sub(r"(://[^?#]*)[?#].*", r"\1", text, flags=re.DOTALL)
     host = re.search(r"://([^/\s]*)", text)
     if host and not re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?", host[1]):  # a password with / ? or # in it
         return f"{text[: host.end() - len(host[1])]}..."

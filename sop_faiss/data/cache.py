@@ -75,13 +75,14 @@ class ShardCache:
         """
         files = list(files)
         absent = sum(file.size for file in files if not self.has(file))
-        self.kept |= {self.path_of(file).parent.name: file.size for file in files}
-        needed = sum(self._all_kept().values())
+        wanted = {self.path_of(file).parent.name: file.size for file in files}
+        needed = sum((self._all_kept() | wanted).values())
         if needed > self.limit_bytes:
             raise DataError(
                 f"the shards in use have {needed} bytes and do not fit into data.cache_bytes = {self.limit_bytes}: "
                 "raise it, or read them one after the other with data.access=sequential"
             )
+        self.kept |= wanted
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.folder).free

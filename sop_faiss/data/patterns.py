@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+from sop_faiss.data.address import hide_secrets
 from sop_faiss.errors import DataError
 
 __all__ = ["expand_braces", "has_braces"]
@@ -36,7 +37,7 @@ def expand_braces(text: str) -> list[str]:
             size = match[1].count(",") + 1
         count *= size
         if size < 1 or count > _SHARDS_LIMIT:
-            raise DataError(f"pattern {text} means {max(count, 0)} shards, wanted 1 to {_SHARDS_LIMIT}")
+            raise DataError(f"pattern {hide_secrets(text)} means {max(count, 0)} shards, wanted 1 to {_SHARDS_LIMIT}")
         values = [str(n).zfill(len(ends[1])) for n in range(first, last + 1)] if ends else match[1].split(",")
         parts += [[text[position : match.start()]], values]
         position = match.end()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sop_faiss.config import DataConfig
 from sop_faiss.data.address import address_in, folder_of_address, hide_secrets, name_of_address
@@ -153,17 +154,25 @@ def _read_manifest(folder: str) -> _Manifest | None:
     except (ValueError, RecursionError):
         _log.warning("%s is not JSON: passed over", hide_secrets(address))
         return None
-    entries = content.get("shards") if isinstance(content, dict) else None
-    if not isinstance(entries, list):
+    if not isinstance(content, dict) or not isinstance(content.get("shards"), list):
         return None
     shards: dict[str, RemoteFile] = {}
-    for entry in entries:
-        name, size, sha256 = (
-            entry.get(key) if isinstance(entry, dict) else None for key in ("name", "bytes", "sha256")
-        )
-        whole = isinstance(name, str) and type(size) is int and isinstance(sha256, str)
-        if not whole or not _PLAIN_NAME.fullmatch(name) or size < 0 or not _SHA256.fullmatch(sha256) or name in shards:
+    for entry in content["shards"]:
+        listed = _listed_shard(folder, entry)
+        if listed is None or name_of_address(listed.address) in shards:
             raise DataError(f"{hide_secrets(address)} is damaged at its shard {len(shards)}: pack again, or remove it")
-        shards[name] = RemoteFile(address_in(folder, name), size, sha256, sha256)
+        shards[name_of_address(listed.address)] = listed
     classes = content.get("classes")
     return _Manifest(shards, [str(name) for name in classes] if isinstance(classes, list) else [])
+
+
+def _listed_shard(folder: str, entry: Any) -> RemoteFile | None:
+    """What the manifest says of one shard; None where it cannot be."""
+    if not isinstance(entry, dict):
+        return None
+    name, size, sha256 = entry.get("name"), entry.get("bytes"), entry.get("sha256")
+    if not isinstance(name, str) or type(size) is not int or not isinstance(sha256, str):
+        return None
+    if not _PLAIN_NAME.fullmatch(name) or size < 0 or not _SHA256.fullmatch(sha256):
+        return None
+    return RemoteFile(address_in(folder, name), size, sha256, sha256)

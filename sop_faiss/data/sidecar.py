@@ -114,14 +114,14 @@ def parse_sidecar(text: bytes, size: int) -> ShardIndex | None:
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("shard_bytes") != size:
         return None
     changed_ns, ignored = content.get("shard_changed_ns"), content.get("ignored")
-    columns = {name: content.get(name) for name in _COLUMNS}
+    columns: dict[str, Any] = {name: content.get(name) for name in _COLUMNS}
     if type(changed_ns) is not int or not isinstance(ignored, dict):
         return None
     if not all(type(count) is int and count > 0 for count in ignored.values()):
         return None
     if not all(isinstance(column, list) for column in columns.values()) or not _is_possible(columns, size):
         return None
-    columns["suffixes"] = [intern(suffix) for suffix in columns["suffixes"] or ()]
+    columns["suffixes"] = [intern(suffix) for suffix in columns["suffixes"]]
     return ShardIndex(size, changed_ns, **columns, ignored=Counter(ignored))
 
 

@@ -19,7 +19,7 @@ from sop_faiss.data.shards import MANIFEST_NAME, open_shards
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
 
-__all__ = ["ImageSource", "find_shards", "open_source"]
+__all__ = ["ImageSource", "find_shards", "find_streams", "open_source"]
 
 _LIST_SUFFIXES = (".txt", ".csv", ".tsv")
 
