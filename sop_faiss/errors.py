@@ -13,6 +13,10 @@ class DataError(SopError):
     """Input images, shards, lists or ground truth are missing, damaged or unusable."""
 
 
+class UnreachableError(DataError):
+    """A whole shard cannot be fetched, or is not what it was; no other picture can stand in for it."""
+
+
 class CheckpointError(SopError):
     """A checkpoint, export or weights file is missing, damaged or belongs to another model."""
 

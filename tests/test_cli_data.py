@@ -109,7 +109,7 @@ def test_bad_input_of_pack(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert_error(run("pack", tmp_path / "nothing", out), "nothing does not exist")
     assert_error(run("pack", f"pipe:touch {tmp_path}/mark", out), "never run")
-    assert_error(run("pack", "https://localhost/x.tar", out), "download")
+    assert_error(run("pack", "nonsense://localhost/x.tar", out), "nonsense:// is unknown")
     assert_error(run("pack", photos, photos), "not empty")
     assert_error(run("pack", photos, out, "--resize", "0"), "resize")
     assert_error(run("pack", photos, out, "--samples-per-shard", "0"), "samples per shard")

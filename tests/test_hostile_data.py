@@ -200,8 +200,8 @@ def test_a_shard_that_is_read_as_it_is(tmp_path: Path, case: str) -> None:
     assert source.keys == keys
     assert all(source.read(position) == PICTURE for position in range(len(source)))
     pack(tmp_path / "x.tar", tmp_path / "out")  # names go into names of members, never of files
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "x.tar"]
-    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".json", ".json", ".tar"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "x.tar", "x.tar.index"]
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".index", ".json", ".json", ".tar"]
 
 
 def test_keys_twice_across_shards_get_the_shard_before_them(tmp_path: Path) -> None:

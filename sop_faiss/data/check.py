@@ -130,7 +130,7 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
     for path in paths:
         report.shards += 1
         try:
-            source = open_shards(str(path), [path])
+            source = open_shards(str(path), [path], walk_anew=True)
         except DataError as error:
             report.problems.append(str(error))
             continue

@@ -15,6 +15,7 @@ from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_p
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
 from sop_faiss.data.parallel import default_workers, map_ordered
 from sop_faiss.data.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
+from sop_faiss.data.sidecar import load_index
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.files import atomic_directory, write_json
@@ -121,12 +122,13 @@ def pack(
     shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
 ) -> PackSummary:
-    """Write the pictures of a folder, list or CSV as webdataset shards with a `manifest.json`; all or nothing.
+    """Write the pictures of a folder, list or CSV as webdataset shards with their sidecars and a `manifest.json`.
 
     A JPEG, PNG or WebP keeps its bytes; other formats, and pictures that are made smaller, are encoded anew (JPEG of
     quality 95 where the original was lossy, else PNG). Keys are those of the source, with dots made `_`. The same
-    pictures give the same bytes, whatever the number of workers: these read, decode and encode; one thread writes.
-    `duplicates.json` lists pictures that are there twice; see `Duplicates.report`.
+    pictures give the same shards and manifest, whatever the number of workers: these read, decode and encode; one
+    thread writes. `duplicates.json` lists pictures that are there twice; see `Duplicates.report`. All or nothing is
+    written.
 
     Args:
         src: anything `open_source` takes.
@@ -164,6 +166,8 @@ def pack(
         dropped = packing.dropped
         _check_dropped(source, dropped, max_bad_fraction)
         duplicates = packing.write_duplicates(folder)
+        for entry in writer.entries:
+            load_index(folder / entry.name)  # writes the sidecar
         manifest = write_manifest(
             folder,
             writer.entries,

@@ -16,7 +16,7 @@ from sop_faiss.data.masks import draw_mask
 from sop_faiss.data.source import ImageSource
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.data.views import write_view
-from sop_faiss.errors import DataError
+from sop_faiss.errors import DataError, UnreachableError
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["STAGES", "ShuffleQuality", "StreamSpeed", "ideal_distinct", "shuffle_quality", "time_stages", "time_stream"]
@@ -82,8 +82,10 @@ def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> d
         try:
             encoded = batches.source.read(image_id)
             clock.stop("read")
-            picture, drawn = batches.samples.multicrop.load(image_id, epoch, encoded)
+            picture, drawn = batches.multicrop.load(image_id, epoch, encoded)
             clock.stop("decode")
+        except UnreachableError:
+            raise
         except DataError:
             continue
         for index, ((view, generator), slot) in enumerate(zip(drawn, slots, strict=True)):

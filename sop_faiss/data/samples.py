@@ -7,17 +7,18 @@ import threading
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.config import Config
 from sop_faiss.data.batch import BadSample, Buffers
 from sop_faiss.data.decode import drop_reason
 from sop_faiss.data.multicrop import DrawnView, MultiCrop, Picture
 from sop_faiss.data.source import ImageSource
 from sop_faiss.data.views import view_generator
-from sop_faiss.errors import DataError
+from sop_faiss.errors import DataError, UnreachableError
 
-__all__ = ["Samples"]
+__all__ = ["REPLACEMENT_TRIES", "Samples"]
 
-_REPLACEMENT_TRIES = 32
+REPLACEMENT_TRIES = 32
+"""Bad images in a row before the data are given up."""
+
 _REPLACEMENT = 2**63 + 1  # a view of no image: the key of other draws
 
 
@@ -27,15 +28,12 @@ class Samples:
     Args:
         source: the images.
         positions: those of them that may replace a bad one.
-        config: sections data, views, masks and train.
-        local_count: local views of each image.
+        multicrop: makes their views.
     """
 
-    def __init__(
-        self, source: ImageSource, positions: Int64[np.ndarray, " m"], config: Config, local_count: int
-    ) -> None:
-        self.source, self.positions, self.config = source, positions, config
-        self.multicrop = MultiCrop(config, local_count)
+    def __init__(self, source: ImageSource, positions: Int64[np.ndarray, " m"], multicrop: MultiCrop) -> None:
+        self.source, self.positions, self.multicrop = source, positions, multicrop
+        self.config = multicrop.config
         self._kept: dict[int, Picture] = {}
         self._kept_bytes = 0
         self._keeping = threading.Lock()
@@ -58,10 +56,12 @@ class Samples:
         generator: np.random.Generator | None = None
         failed: dict[int, DataError] = {}
         image_id = wanted
-        for _ in range(_REPLACEMENT_TRIES):
+        for _ in range(REPLACEMENT_TRIES):
             if image_id not in failed:
                 try:
                     loaded = self._load(image_id, epoch)
+                except UnreachableError:  # not this image's fault: others would fail too
+                    raise
                 except DataError as error:
                     failed[image_id] = error
                 else:
@@ -71,7 +71,7 @@ class Samples:
             image_id = int(self.positions[generator.integers(len(self.positions))])
         last, reason = failed.popitem()
         raise DataError(
-            f"{_REPLACEMENT_TRIES} images in a row cannot be read (last: {self.source.keys[last]}: {reason}); "
+            f"{REPLACEMENT_TRIES} images in a row cannot be read (last: {self.source.keys[last]}: {reason}); "
             "check the data with sop-data check"
         )
 

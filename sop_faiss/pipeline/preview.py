@@ -12,7 +12,7 @@ from sop_faiss.data.stream import Batches
 from sop_faiss.data.views import Box
 from sop_faiss.errors import ConfigError
 from sop_faiss.files import require_writable
-from sop_faiss.pipeline.stream import mask_unit, open_training_images
+from sop_faiss.pipeline.stream import mask_unit, open_indexed_images
 from sop_faiss.report.views_figure import ViewedImage, plot_views
 
 __all__ = ["Preview", "draw_preview"]
@@ -49,7 +49,7 @@ def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) 
     if images < 1 or epoch < 0:
         raise ConfigError(f"images = {images}, epoch = {epoch}: wanted 1 or more images, of epoch 0 or later")
     require_writable(out)
-    source, trained, _ = open_training_images(config)
+    source, trained = open_indexed_images(config, "a preview")
     count = min(images, len(trained))
     few = replace(
         config,
@@ -81,5 +81,5 @@ def _boxes(batches: Batches, image_id: int, height: int, width: int, epoch: int)
     views = batches.config.views
     if views.max_rotation_degrees or views.max_shear_degrees:
         return []
-    drawn = batches.samples.multicrop.draw(image_id, epoch, height, width)
+    drawn = batches.multicrop.draw(image_id, epoch, height, width)
     return [one.view.box for one in drawn]

@@ -44,7 +44,7 @@ def profile_data(
     """
     if steps < 1 or min(step_seconds, default=1.0) <= 0:
         raise ConfigError(f"steps = {steps}, step seconds = {list(step_seconds)}: wanted 1 or more, above 0")
-    batches = open_batches(config)
+    batches = open_batches(config, "a profile")
     speed = time_stream(batches, range(steps), progress)
     asked = [int(image_id) for image_id in batches.image_ids(steps)[:_STAGE_IMAGES]]  # not yet in the page cache
     stages = time_stages(batches, asked, steps // batches.steps_per_epoch)
