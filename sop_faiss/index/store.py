@@ -160,7 +160,7 @@ class IndexManifest:
         try:
             manifest = cls(**{field.name: content[field.name] for field in fields(cls)})
             intact = manifest._sealed() == encoded
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             intact = False
         if not intact:
             raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")
