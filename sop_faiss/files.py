@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,8 +53,9 @@ def require_writable(path: Path | None) -> None:
         return
     if path.is_dir():
         raise SopError(f"output {path} is a directory: name a file in it")
-    if path.exists() and not path.is_file():  # a rename would put a file in the place of the device
-        raise SopError(f"output {path} is a device or a pipe: name a file")
+    with contextlib.suppress(OSError):  # one look, as others may remove it
+        if not stat.S_ISREG(path.stat().st_mode):  # a rename would put a file in the place of the device
+            raise SopError(f"output {path} is a device or a pipe: name a file")
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise SopError(f"output {path} cannot be written: {above} is not a directory, or not writable")

@@ -239,3 +239,13 @@ def test_uniform_assignment_costs_ln_k():
     targets = torch.softmax(unit(3, 10, seed=3), dim=1)
     value = assignment_cross_entropy(u, targets, torch.full((3,), 1 / 3, dtype=torch.float64), shares, 0.1)
     assert value.item() == pytest.approx(math.log(10), rel=1e-9)
+
+
+def test_autocast_does_not_round_the_logits():
+    members, weights = random_task(16, 3, 8, "similarity", 0.1, seed=3)
+    shares, u = MemberShares.of(members.float(), weights.float()), unit(5, 8, seed=4).float()
+    targets, rows = torch.softmax(unit(5, 16, seed=5).float(), dim=1), torch.ones(5)
+    plain = (log_assignment(u, shares, 0.1), assignment_cross_entropy(u, targets, rows, shares, 0.1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = (log_assignment(u, shares, 0.1), assignment_cross_entropy(u, targets, rows, shares, 0.1))
+    assert all(torch.equal(one, two) for one, two in zip(plain, cast, strict=True))

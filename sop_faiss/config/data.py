@@ -92,7 +92,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ViewsConfig:
-    """The multi-crop views of an image (design 2.1; iBOT's augmentations)."""
+    """The multi-crop views of an image (docs/method.md, 1; iBOT's augmentations)."""
 
     global_count: int = 2
     global_size: int = 224
@@ -169,7 +169,7 @@ class ViewsConfig:
 
 @dataclass(frozen=True)
 class MasksConfig:
-    """Which patches of the student's global views are hidden (design 2.1)."""
+    """Which patches of the student's global views are hidden (docs/method.md, 1)."""
 
     kind: str = "block"
     """`block` (BEiT), `random`, or `none`."""
