@@ -20,7 +20,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 import click
 
-from sop_faiss.errors import RunStoppedError, SopError
+from sop_faiss.errors import RunStoppedError, SopError, one_line
 from sop_faiss.progress import ProgressCallback
 
 __all__ = [
@@ -105,11 +105,6 @@ def _speaks() -> bool:
         return int(os.environ.get("RANK", "0")) <= 0
     except ValueError:
         return True
-
-
-def one_line(message: str) -> str:
-    """The message without line breaks or control characters: names of files may hold them, and terminals obey them."""
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))
 
 
 class _OneLine(logging.Formatter):

@@ -1,18 +1,20 @@
-"""`sop-data`: pack pictures into shards, check shards, write the demo set."""
+"""`sop-data`: pack pictures into shards, check shards, see the views of them, write the demo set."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, progress_reporter, run_command, say_written
 from sop_faiss.data.check import CheckReport, check
 from sop_faiss.data.decode import MAX_PIXELS
 from sop_faiss.data.digits import write_digits
-from sop_faiss.data.pack import SAMPLES_PER_SHARD, PackSummary, pack
+from sop_faiss.data.pack import DUPLICATES_NAME, SAMPLES_PER_SHARD, PackSummary, pack
+from sop_faiss.errors import one_line
 from sop_faiss.files import write_json
 from sop_faiss.pipeline.outputs import check_outputs, source_files
 
@@ -24,7 +26,7 @@ _SHOWN = 10  # lines of bad pictures; the rest is in the manifest or the JSON
 @click.group(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")
 def main() -> None:
-    """Pictures in: pack them into shards, check shards, write a small demo set.
+    """Pictures in: pack them into shards, check shards, see what training makes of them, write a small demo set.
 
     \b
     Example:
@@ -43,6 +45,7 @@ def main() -> None:
     "--max-bad", default=1.0, show_default=True, metavar="SHARE", help="Fail above this share of bad pictures (0 to 1)."
 )
 @click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Drop pictures with more pixels than this.")
+@click.option("--drop-exact-duplicates", is_flag=True, help="Of pictures with the same bytes keep the first only.")
 @run_command
 def pack_command(
     src: str,
@@ -53,17 +56,19 @@ def pack_command(
     workers: int | None,
     max_bad: float,
     max_pixels: int,
+    drop_exact_duplicates: bool,
 ) -> None:
     """Pack the pictures SRC into webdataset shards and a manifest.json in the new folder OUT.
 
     SRC is a folder (its sub-folders, if any, are classes), a .txt or .csv list of path[,label] lines, or shards. Each
     picture is verified by decoding it; bad ones are dropped, counted, and listed in the manifest. JPEG, PNG and WebP
-    keep their bytes unless they are shrunk.
+    keep their bytes unless they are shrunk. Pictures that are there twice, by their bytes or nearly by their looks, are
+    listed in duplicates.json; they stay, unless --drop-exact-duplicates.
 
     \b
     Examples:
       sop-data pack photos/ shards/
-      sop-data pack photos.csv shards/ --resize 256 --max-bad 0.01
+      sop-data pack photos.csv shards/ --resize 256 --max-bad 0.01 --drop-exact-duplicates
     """
     with progress_reporter("packing", "pictures") as progress:
         summary = pack(
@@ -75,6 +80,7 @@ def pack_command(
             workers=workers,
             max_bad_fraction=max_bad,
             max_pixels=max_pixels,
+            drop_exact_duplicates=drop_exact_duplicates,
             progress=progress,
         )
     _print_summary(summary)
@@ -84,29 +90,67 @@ def pack_command(
 @click.argument("shards")
 @click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
 @click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Pictures with more pixels are bad.")
+@click.option("--duplicates", is_flag=True, help="Count pictures that are there twice; --json lists them.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there too."
 )
 @run_command
-def check_command(shards: str, workers: int | None, max_pixels: int, json_path: Path | None) -> None:
+def check_command(shards: str, workers: int | None, max_pixels: int, duplicates: bool, json_path: Path | None) -> None:
     """Verify SHARDS: headers, keys, labels, every picture, and manifest.json where there is one.
 
     SHARDS is a folder of shards, one .tar, or a pattern such as 'shards/photos-{000000..000012}.tar'; a folder or list
     of pictures works too. Prints a report; exit status 1 when there is any problem.
 
     \b
-    Example:
-      sop-data check shards/ --json report.json
+    Examples:
+      sop-data check shards/
+      sop-data check shards/ --duplicates --json report.json
     """
     check_outputs({"--json": json_path}, source_files(shards))
     with progress_reporter("checking", "pictures") as progress:
-        report = check(shards, workers=workers, max_pixels=max_pixels, progress=progress)
+        report = check(shards, workers=workers, max_pixels=max_pixels, find_duplicates=duplicates, progress=progress)
     if json_path is not None:
         write_json(json_path, {"command": "sop-data check", **report.to_dict()})
     _print_report(report)
     say_written("JSON", json_path)
     if report.problems:
         sys.exit(EXIT_USER)
+
+
+@main.command("preview", short_help="A figure of the views that training would see.")
+@click.argument("shards")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--config", required=True, metavar="C", help="YAML file or packaged configuration: views and masks.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The PNG to write.")
+@click.option("--images", default=4, show_default=True, help="How many to draw.")
+@click.option("--epoch", default=0, show_default=True, help="Whose order, views and masks.")
+@click.option("--seed", type=int, help="In place of the configuration's train.seed.")
+@run_command
+def preview_command(
+    shards: str, overrides: tuple[str, ...], config: str, out: Path, images: int, epoch: int, seed: int | None
+) -> None:
+    """Draw the views and masks that a training on SHARDS with the configuration C would see.
+
+    One row an image, the first ones of the epoch: the source with its crops, the global views as the teacher sees them
+    whole and the student masked, and the local views; pixel for pixel what training on a CPU gets. SHARDS may also be a
+    folder or list of pictures. Settings are overridden by KEY=VALUE as in sop-train.
+
+    \b
+    Examples:
+      sop-data preview shards/ --config photos_demo --out views.png
+      sop-data preview my_photos/ --config vits16 --out views.png --epoch 3 masks.kind=random views.local_count=4
+    """
+    from sop_faiss.config import load_config
+    from sop_faiss.pipeline.preview import draw_preview
+
+    if seed is not None:
+        overrides = (*overrides, f"train.seed={seed}")
+    resolved = load_config(config, overrides)
+    resolved = replace(resolved, data=replace(resolved.data, train=shards))
+    preview = draw_preview(resolved, out, images=images, epoch=epoch)
+    click.echo(f"drew {_number(len(preview.keys), 'image')} with {_number(preview.views, 'view')} each: {out}")
+    for sample in preview.bad:
+        click.echo(one_line(f"  {sample.key}: {sample.message}; {sample.replacement} took its place"))
 
 
 @main.command("demo", short_help="Write the built-in digits, labelled, 32 px.")
@@ -133,6 +177,10 @@ def _print_summary(summary: PackSummary) -> None:
     click.echo(one_line(f"packed {pictures} into {shards}, {_megabytes(summary.bytes)}: {summary.out}"))
     classes = f" in {_number(len(summary.classes), 'class', 'classes')}" if summary.classes else ""
     click.echo(f"labelled {summary.labelled:,}{classes}; resized {summary.resized:,}")
+    exact, near = summary.duplicates["exact"], summary.duplicates["near"]
+    if exact or near:
+        fate = "left out" if summary.duplicates["exact_are_left_out"] else "kept"
+        click.echo(f"duplicates: {exact:,} exact ({fate}), {near:,} near (kept), listed in {DUPLICATES_NAME}")
     if summary.dropped:
         click.echo(f"dropped {len(summary.dropped):,} ({_counts(summary.dropped_by_reason)}), listed in manifest.json")
         for item in summary.dropped[:_SHOWN]:
@@ -152,6 +200,9 @@ def _print_report(report: CheckReport) -> None:
         click.echo(f"members that are never read: {_counts(report.ignored_members)}")
     if report.repeated_keys:
         click.echo(f"keys in more than one shard: {report.repeated_keys:,} (prefixed with the shard when read)")
+    if report.duplicates is not None:
+        counts = {kind: report.duplicates[kind]["pictures_beyond_the_first"] for kind in ("exact", "near")}
+        click.echo(f"duplicates: {_counts(counts)}")
     if report.shards:
         click.echo("manifest.json agrees" if report.has_manifest and not report.problems else _manifest_line(report))
     for item in report.bad[:_SHOWN]:

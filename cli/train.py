@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
+from sop_faiss.cli.tables import print_table
 
 if TYPE_CHECKING:
+    from sop_faiss.config import Config
     from sop_faiss.pipeline.train import TrainingResult
 
 __all__ = ["main"]
@@ -42,12 +44,30 @@ class _Command(click.Command):
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Run directory: new or empty, unless --resume.  [required unless --dry-run]",
+    help="Run directory: new or empty, unless --resume.  [required unless --dry-run or --profile-data]",
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint; starts if there is none.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, parameters, steps and memory.")
+@click.option("--profile-data", is_flag=True, help="Do not train: time the data stream, stage by stage.")
+@click.option("--steps", type=int, metavar="N", help="With --profile-data: batches to make.  [default: 10]")
+@click.option(
+    "--step-seconds",
+    type=float,
+    multiple=True,
+    metavar="S",
+    help="With --profile-data: tell how long a trainer waits whose step takes S seconds; may be repeated.",
+)
 @run_command
-def main(config: str, overrides: tuple[str, ...], output: Path | None, resume: bool, dry_run: bool) -> None:
+def main(
+    config: str,
+    overrides: tuple[str, ...],
+    output: Path | None,
+    resume: bool,
+    dry_run: bool,
+    profile_data: bool,
+    steps: int | None,
+    step_seconds: tuple[float, ...],
+) -> None:
     """Pretrain an image encoder with SOP, without labels.
 
     CONFIG is a YAML file, else the name of a packaged configuration, listed below. Every field can be overridden by
@@ -58,6 +78,7 @@ def main(config: str, overrides: tuple[str, ...], output: Path | None, resume: b
       sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine
       sop-train photos_demo data.train=shards/ train.epochs=30 --dry-run
       sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine --resume
+      sop-train vits16 data.train='/data/in1k-*.tar' --profile-data --steps 20
       torchrun --nproc-per-node 8 -m sop_faiss.cli.train vits16 data.train='/data/in1k-*.tar' --output runs/vits16
 
     The run directory holds config.yaml, metrics.jsonl, checkpoints/ and TensorBoard events. The last line, JSON on
@@ -74,6 +95,13 @@ def main(config: str, overrides: tuple[str, ...], output: Path | None, resume: b
         click.echo(to_yaml(resolved), nl=False)
         click.echo(json.dumps(describe_run(resolved), indent=1))
         return
+    if profile_data:
+        _profile(resolved, steps, step_seconds)
+        return
+    if steps is not None or step_seconds:
+        raise click.UsageError(
+            "--steps and --step-seconds go with --profile-data; train.stop_after_steps=N ends a run."
+        )
     if output is None:
         raise click.UsageError("Missing option '--output': where the run shall be written.")
     if int(os.environ.get("RANK", "0")) > 0:
@@ -104,6 +132,39 @@ def _said(result: TrainingResult, output: Path, data: str) -> str:
         return one_line(f"{reached}stopped by a signal: go on with the same command and --resume")
     build = shlex.join(["sop-index", "build", "--model", str(output), "--data", data, "--out", "photos.index"])
     return one_line(f"{reached}next: {build}")
+
+
+def _profile(config: Config, steps: int | None, step_seconds: tuple[float, ...]) -> None:
+    """Print a table on a terminal, JSON elsewhere."""
+    from sop_faiss.pipeline.profile_data import STEP_SECONDS, profile_data
+
+    with progress_reporter("profiling", "batches") as progress:
+        result = profile_data(
+            config,
+            steps=10 if steps is None else steps,
+            step_seconds=step_seconds or STEP_SECONDS,
+            progress=progress,
+        )
+    if not sys.stdout.isatty():
+        click.echo(json.dumps(result))
+        return
+    stages = [
+        [name, f"{stage['milliseconds_per_image']:.2f}", f"{stage['images_per_second']:,.0f}", f"{stage['share']:.0%}"]
+        for name, stage in result["stages"].items()
+    ]
+    print_table(
+        f"{result['images_per_second']:,.1f} images/s with {result['workers']} workers of {result['threads']} threads, "
+        f"in {result['steps']} batches of {result['batch_size']:,} ({result['seconds_per_batch']:.2f} s). One thread:",
+        ["stage", "ms per image", "images/s", "share"],
+        stages,
+    )
+    waits = [[f"{seconds} s", f"{share:.0%}"] for seconds, share in result["wait_share_by_step_seconds"].items()]
+    print_table("Share of time that a trainer waits for data", ["its step takes", "waits"], waits)
+    mix = result["shuffle"]
+    click.echo(
+        f"A batch holds images of {mix['distinct']:.1f} of the {mix['groups']:,} shards or folders; a uniform draw: "
+        f"{mix['ideal']:.1f} ({mix['share_of_ideal']:.0%})"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every error a user can cause. Commands print the message as one line and exit with status 1."""
+"""Every error a user can cause, and how it is shown: commands print one line and exit with status 1."""
 
 
 class SopError(Exception):
@@ -11,6 +11,10 @@ class ConfigError(SopError):
 
 class DataError(SopError):
     """Input images, shards, lists or ground truth are missing, damaged or unusable."""
+
+
+class UnreachableError(DataError):
+    """A whole shard cannot be fetched, or is not what it was; no other picture can stand in for it."""
 
 
 class CheckpointError(SopError):
@@ -27,3 +31,8 @@ class IndexMismatchError(SopError):
 
 class RunStoppedError(SopError):
     """A run stopped itself: non-finite loss or collapse. Commands exit with status 3."""
+
+
+def one_line(message: str) -> str:
+    """The message without line breaks or control characters: names of files may hold them, and terminals obey them."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))

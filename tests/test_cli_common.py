@@ -16,8 +16,8 @@ import torch
 from click.testing import CliRunner
 
 from sop_faiss.cli import common
-from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
-from sop_faiss.errors import CheckpointError, DataError, RunStoppedError
+from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written
+from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, one_line
 
 
 def run(error: BaseException) -> tuple[int, str, str]:

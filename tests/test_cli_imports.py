@@ -44,6 +44,7 @@ def run(command: str, *arguments: object) -> tuple[str, int, list[str]]:
     "command",
     [
         ("data",),
+        ("data", "preview"),
         ("demo",),
         ("doctor",),
         ("embed",),

@@ -84,6 +84,18 @@ def test_dry_run_prints_and_writes_nothing(tmp_path, config, shards):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
 
 
+def test_profile_prints_json_and_writes_nothing(tmp_path, config, shards):
+    common = (config, f"data.train={shards}", "--profile-data")
+    result = run(*common, "--steps", "2", "--step-seconds", "0.5", "--step-seconds", "2")
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    assert told["steps"] == 2 and set(told["wait_share_by_step_seconds"]) == {"0.5", "2"}
+    assert "profiling: 2 of 2 batches" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
+    assert "wanted 1 or more" in one_line_error(run(*common, "--steps", "0"))
+    assert "go with --profile-data" in run(config, f"data.train={shards}", "--steps", "3").stderr
+
+
 def test_output_is_required(config, shards):
     result = run(config, f"data.train={shards}")
     assert result.exit_code == 2

@@ -56,18 +56,13 @@ def test_a_pattern_with_a_missing_shard(tmp_path: Path) -> None:
         "$(touch MARK).tar",
         "`touch MARK`.tar",
         "x-{000..001}.tar && touch MARK",
-        "http://localhost/x-{000..012}.tar",
-        "https://localhost/x.tar",
-        "s3://bucket/x.tar",
         "file:///etc/passwd",
         "",
         " ",
         "a\0b.tar",
     ],
 )
-def test_addresses_and_commands_are_refused_and_never_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_commands_are_refused_and_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as error:
         open_source(name.replace("MARK", str(tmp_path / "mark")))

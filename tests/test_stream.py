@@ -107,7 +107,7 @@ def test_a_worker_makes_batches_in_shared_memory(shards, tmp_path):
         def make(self, step):
             batch = super().make(step)
             shared = [tensor.is_shared() for tensor in (batch.global_views, batch.local_views, batch.masks)]
-            batch.bad.append(BadSample(0, str(all(shared)), "told", ""))
+            batch.bad.append(BadSample(0, str(all(shared)), "", "", 0, "told", "", ""))
             return batch
 
     source = open_source(shards)
@@ -197,3 +197,48 @@ def test_the_digest_tells_other_images_apart(shards, tmp_path):
 
 def test_without_a_cls_loss_no_local_views_are_made(shards, tmp_path):
     assert len(make(shards, tmp_path, "loss.cls_weight=0").make(0).local_views) == 0
+
+
+def global_batch(parts) -> tuple:
+    """What the ranks of one step hold together."""
+    return (
+        torch.cat([part.global_views for part in parts], 1),
+        torch.cat([part.local_views for part in parts], 1),
+        torch.cat([part.masks for part in parts], 1),
+        torch.cat([part.image_ids for part in parts]),
+        [sample for part in parts for sample in part.bad],
+    )
+
+
+@pytest.mark.parametrize("workers", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_the_stream_goes_on_whatever_ranks_and_workers_it_is_resumed_with(tmp_path, workers):
+    """1 rank, then 2, then 1 again, each started anew at the step where the one before was killed; bad images too."""
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=14, size=20)
+    (folder / "0005.jpg").write_bytes(b"not a picture")
+    expected = [global_batch([make(folder, tmp_path)[step]]) for step in range(7)]
+    assert sum(len(batch[4]) for batch in expected) > 0
+    found = []
+    for (first, last), ranks, count in zip(((0, 3), (3, 5), (5, 7)), (1, 2, 1), workers, strict=True):
+        loaders = [
+            batch_loader(make(folder, tmp_path, f"data.workers={count}", rank=rank, world_size=ranks), range(first, 9),
+                         pin_memory=False)
+            for rank in range(ranks)
+        ]  # fmt: skip
+        found += [global_batch([next(loader) for loader in loaders]) for _ in range(first, last)]
+        for loader in loaders:  # killed with batches still in its queue
+            loader.close()
+    for one, two in zip(expected, found, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one[:4], two[:4], strict=True))
+        assert one[4] == two[4]
+
+
+def test_fewer_shards_than_workers_and_ranks(tmp_path):
+    """Samples are shared out, not shards: all ranks get equal steps of one shard, and nothing hangs."""
+    folder = write_shards(tmp_path / "one", classes=1, per_class=13, size=20, shards=1)
+    parts = [make(folder, tmp_path, "data.workers=2", rank=rank, world_size=3) for rank in range(3)]
+    assert [part.steps_per_epoch for part in parts] == [2, 2, 2]
+    loaded = [list(batch_loader(part, range(4), pin_memory=False)) for part in parts]
+    assert [len(batches) for batches in loaded] == [4, 4, 4]
+    for epoch in range(2):
+        seen = [image for rank in loaded for batch in rank[2 * epoch : 2 * epoch + 2] for image in batch.image_ids]
+        assert len(seen) == len({int(image) for image in seen}) == 12

@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,8 @@ def tarfile_oracle(path: Path) -> list[tuple[str, int, int]]:
 def walk(path: Path) -> list[tuple[str, int, int]]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return [(m.name, m.offset, m.size) for m in walk_tar(descriptor, path) if not m.is_link]
+        members = walk_tar(partial(os.pread, descriptor), path.stat().st_size, str(path))
+        return [(m.name, m.offset, m.size) for m in members if not m.is_link]
     finally:
         os.close(descriptor)
 

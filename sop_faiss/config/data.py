@@ -21,7 +21,21 @@ class DataConfig:
     """Where the training images are and how they are read."""
 
     train: str = ""
-    """SRC of the training images: shard pattern, folder, or list."""
+    """SRC of the training images: shard pattern, folder, list, or the address of shards (https, s3, gs, ...)."""
+    access: str = "auto"
+    """How shards are read. `auto`: those here in place, those behind addresses through the cache. `cached`: those here
+    through the cache too (for slow network drives). `sequential`: each shard from front to back, nothing kept, for data
+    that fit in no cache. Then the order is shuffled only within `shuffle_buffer` and by shards, an epoch is
+    `samples_per_epoch` images whether or not each was seen once, two workers may meet the same image, and a resumed run
+    begins anew with freshly shuffled shards: its steps are not those it would have made."""
+    cache_dir: str = ""
+    """Folder of fetched shards; several runs may share it (empty: sop_faiss/shards in the user's cache folder)."""
+    cache_bytes: int = 100_000_000_000
+    """The most that is kept there. All shards of a run must fit; those of others leave, the longest unused first."""
+    shuffle_buffer: int = 1000
+    """Images that wait in each worker to be drawn at random, encoded (`sequential`)."""
+    samples_per_epoch: int = 0
+    """Images per epoch (`sequential`, where nobody has counted them); 0 elsewhere."""
     workers: int = 2
     """Processes that decode and augment, per rank; 0 does it in the training process."""
     threads: int = 0
@@ -41,6 +55,25 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         require_finite("data", self)
+        require_one_of("data.access", self.access, ("auto", "cached", "sequential"))
+        for name in ("cache_bytes", "shuffle_buffer"):
+            require(getattr(self, name) >= 1, f"data.{name} = {getattr(self, name)}: wanted 1 or more")
+        sequential = self.access == "sequential"
+        require(
+            self.samples_per_epoch >= 1 if sequential else self.samples_per_epoch == 0,
+            f"data.samples_per_epoch = {self.samples_per_epoch} with data.access = {self.access}: wanted "
+            + ("the images per epoch, which nobody has counted" if sequential else "0, since the index counts them"),
+        )
+        require(
+            not (sequential and self.decoded_cache_bytes),
+            f"data.decoded_cache_bytes = {self.decoded_cache_bytes} with data.access = sequential: nothing is kept "
+            "of a stream; set it to 0",
+        )
+        require(
+            not sequential or self.holdout_share == 0,
+            f"data.holdout_share = {self.holdout_share} with data.access = sequential: nothing can be held out of a "
+            "stream; set it to 0, and name evaluate.train and evaluate.test",
+        )
         require_between("data.workers", self.workers, 0, 1024)
         require_between("data.threads", self.threads, 0, 1024)
         require(
@@ -59,7 +92,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ViewsConfig:
-    """The multi-crop views of an image (design 2.1; iBOT's augmentations)."""
+    """The multi-crop views of an image (docs/method.md, 1; iBOT's augmentations)."""
 
     global_count: int = 2
     global_size: int = 224
@@ -136,7 +169,7 @@ class ViewsConfig:
 
 @dataclass(frozen=True)
 class MasksConfig:
-    """Which patches of the student's global views are hidden (design 2.1)."""
+    """Which patches of the student's global views are hidden (docs/method.md, 1)."""
 
     kind: str = "block"
     """`block` (BEiT), `random`, or `none`."""

@@ -64,7 +64,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """The two FIFO memories (design 2.2)."""
+    """The two FIFO memories (docs/method.md, 2)."""
 
     cls_capacity: int = 65536
     """N_C, rows of the [CLS] memory; at most as many as there are training images."""
@@ -141,7 +141,7 @@ class NeighborsConfig:
 
 @dataclass(frozen=True)
 class LevelConfig:
-    """The prototypes of one loss level (design 2.3)."""
+    """The prototypes of one loss level (docs/method.md, 3)."""
 
     num_anchors: int = 4096
     """K, prototypes (SOPs) per task."""
@@ -153,7 +153,7 @@ class LevelConfig:
 
 @dataclass(frozen=True)
 class SopConfig:
-    """Self-organizing prototypes (design 2.3, 2.6)."""
+    """Self-organizing prototypes (docs/method.md, 3)."""
 
     cls: LevelConfig = field(default_factory=LevelConfig)
     patch: LevelConfig = field(default_factory=lambda: LevelConfig(num_anchors=512, num_supports=0, tasks=1))
@@ -184,7 +184,7 @@ class SopConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Temperatures and weights (design 2.4)."""
+    """Temperatures and weights (docs/method.md, 4)."""
 
     student_temp: float = 0.1
     teacher_temp_start: float = 0.04

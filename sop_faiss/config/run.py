@@ -11,7 +11,7 @@ __all__ = ["EvaluateConfig", "OptimConfig", "TrainConfig"]
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW, its schedules, and the teacher's momentum (design 2.5)."""
+    """AdamW, its schedules, and the teacher's momentum (docs/method.md, 5)."""
 
     base_lr: float = 5e-4
     """Learning rate for a batch of 256; the peak is base_lr * batch_size / 256."""

@@ -18,10 +18,14 @@ __all__ = ["BadSample", "Batch", "Buffers", "empty_tensor"]
 class BadSample:
     """An image that could not be read; another took its place."""
 
-    position: int
+    position: int  # in the source
     key: str
-    reason: str
+    shard: str  # relative to the source's root; "" for a picture that is a file
+    member: str  # of the shard, or the file relative to the root
+    offset: int  # of the picture in its shard, bytes
+    reason: str  # one word, to count by
     message: str
+    replacement: str  # key of the image that took its place
 
 
 class Buffers(NamedTuple):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_picture
+from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
 from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, common_folder, open_shards
 from sop_faiss.data.source import ImageSource, find_shards, open_source
@@ -56,6 +57,7 @@ class CheckReport:
     ignored_members: dict[str, int] = field(default_factory=dict)
     repeated_keys: int = 0  # in more than one shard; no problem, they get the shard's name before them when read
     has_manifest: bool = False
+    duplicates: dict[str, Any] | None = None  # `Duplicates.report`, where asked for; no problem in itself
     problems: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,6 +72,7 @@ def check(
     *,
     workers: int | None = None,
     max_pixels: int = MAX_PIXELS,
+    find_duplicates: bool = False,
     progress: ProgressCallback | None = None,
 ) -> CheckReport:
     """Verify shards (or a folder or list of pictures): headers, keys, labels, every picture, and the manifest.
@@ -80,6 +83,7 @@ def check(
         src: anything `open_source` takes.
         workers: threads; None for one per processor, 8 at most.
         max_pixels: pictures with more are bad.
+        find_duplicates: report pictures that are there twice, exactly or nearly.
         progress: called with the pictures done and their total.
 
     Raises:
@@ -98,16 +102,20 @@ def check(
     total = sum(len(source) for source in sources)
     done = 0
     sides: Counter[int] = Counter()
+    duplicates = Duplicates() if find_duplicates else None
     for source in sources:
         results = map_ordered(
-            partial(_check_picture, source, max_pixels), range(len(source)), workers or default_workers()
+            partial(_check_picture, source, max_pixels, find_duplicates),
+            range(len(source)),
+            workers or default_workers(),
         )
         for position, result in enumerate(results):
-            _count(report, sides, source, position, result)
+            _count(report, sides, duplicates, source, position, result)
             done += 1
             if progress is not None:
                 progress(done, total)
     report.shorter_side = _side_lengths(sides)
+    report.duplicates = None if duplicates is None else duplicates.report()
     keys = Counter(key for source in sources for key in source.keys)
     report.repeated_keys = sum(count > 1 for count in keys.values())
     if paths:
@@ -122,7 +130,7 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
     for path in paths:
         report.shards += 1
         try:
-            source = open_shards(str(path), [path])
+            source = open_shards(str(path), [path], walk_anew=True)
         except DataError as error:
             report.problems.append(str(error))
             continue
@@ -133,22 +141,32 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
     return sources
 
 
-def _check_picture(source: ImageSource, max_pixels: int, position: int) -> tuple[str, int] | DataError:
-    """Format and shorter side of one picture, or what is wrong with it."""
+class _Good(NamedTuple):
+    """What is found of a good picture."""
+
+    format: str
+    shorter_side: int  # pixels
+    signature: Signature | None
+
+
+def _check_picture(source: ImageSource, max_pixels: int, signed: bool, position: int) -> _Good | DataError:
+    """What one picture is (with a signature if `signed`), or what is wrong with it."""
     try:
         encoded = source.read(position)
         kind = open_picture(encoded, max_pixels).format or "unknown"
-        return kind, min(decode_pillow(encoded, max_pixels).size)
+        picture = decode_pillow(encoded, max_pixels)
     except DataError as error:
         return error
+    return _Good(kind, min(picture.size), picture_signature(encoded, picture) if signed else None)
 
 
 def _count(
     report: CheckReport,
     sides: Counter[int],
+    duplicates: Duplicates | None,
     source: ImageSource,
     position: int,
-    result: tuple[str, int] | DataError,
+    result: _Good | DataError,
 ) -> None:
     report.samples += 1
     label = -1 if source.labels is None else int(source.labels[position])
@@ -161,8 +179,11 @@ def _count(
         report.bad.append(BadPicture(source.source_of(position), source.member_of(position), str(result)))
         return
     report.good += 1
-    report.formats[result[0]] = report.formats.get(result[0], 0) + 1
-    sides[result[1]] += 1
+    report.formats[result.format] = report.formats.get(result.format, 0) + 1
+    sides[result.shorter_side] += 1
+    if duplicates is not None and result.signature is not None:
+        shard = source.source_of(position)
+        duplicates.add(source.member_of(position) + (f" in {shard}" if shard else ""), label, result.signature)
 
 
 def _side_lengths(sides: Counter[int]) -> SideLengths | None:

@@ -63,17 +63,22 @@ def decode_pillow(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         return _to_rgb(_upright(picture))
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # PIL's decoders raise OSError, SyntaxError, ValueError, struct.error, ... on bad bytes
-        reason = " ".join(str(error).split())[:100]
-        cut = any(word in reason.lower() for word in ("truncated", "incomplete", "unexpected end", "not processed"))
-        raise DataError(f"{'truncated' if cut else 'damaged'}: {reason or type(error).__name__}") from None
+    except Exception as error:
+        raise _damage(error) from None
+
+
+def _damage(error: Exception) -> DataError:
+    """What PIL found wrong; its decoders raise OSError, SyntaxError, ValueError, struct.error, ... on bad bytes."""
+    reason = " ".join(str(error).split())[:100]
+    cut = any(word in reason.lower() for word in ("truncated", "incomplete", "unexpected end", "not processed"))
+    return DataError(f"{'truncated' if cut else 'damaged'}: {reason or type(error).__name__}")
 
 
 def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read the header of one picture: its format and size are known, nothing is decoded.
 
     Raises:
-        DataError: `not-an-image`, `too-many-pixels`, or `damaged` for a header without pixels.
+        DataError: `not-an-image`, `too-many-pixels`, `truncated` in the header, or `damaged`, as one without pixels.
     """
     try:
         with _quiet():
@@ -82,6 +87,10 @@ def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise DataError(f"too-many-pixels: wanted at most {max_pixels}") from None
     except UnidentifiedImageError:
         raise DataError("not-an-image: the bytes are no picture of a known format") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _damage(error) from None
     width, height = picture.size
     if width * height > max_pixels:
         raise DataError(f"too-many-pixels: {width} x {height}, wanted at most {max_pixels}")

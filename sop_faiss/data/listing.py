@@ -69,6 +69,10 @@ class FileSource:
         """The file, relative to `root`."""
         return self.members[position]
 
+    def offset_of(self, position: int) -> int:
+        """Always 0: the picture is the whole file."""
+        return 0
+
 
 def open_files(
     description: str,

@@ -5,22 +5,26 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
 
 from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_picture
+from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
 from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
+from sop_faiss.data.sidecar import load_index
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.files import atomic_directory
+from sop_faiss.files import atomic_directory, write_json
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["SAMPLES_PER_SHARD", "Dropped", "PackSummary", "pack"]
+__all__ = ["DUPLICATES_NAME", "SAMPLES_PER_SHARD", "Dropped", "PackSummary", "pack"]
 
 SAMPLES_PER_SHARD = 10_000
+DUPLICATES_NAME = "duplicates.json"
 
 _KEPT = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # stored byte for byte; MPO: a phone's JPEG
 _LOSSY = ("JPEG", "MPO", "WEBP", "AVIF")  # re-encoded as JPEG, all others as PNG
@@ -47,6 +51,8 @@ class PackSummary:
     resized: int
     classes: list[str] | None
     dropped: list[Dropped]
+    duplicates: dict[str, int | bool]
+    """How many pictures repeat another's bytes (`exact`), or nearly its look (`near`); whether the former are out."""
 
     @property
     def dropped_by_reason(self) -> dict[str, int]:
@@ -61,6 +67,45 @@ class _Encoded:
     suffix: str
     encoded: bytes
     is_resized: bool
+    signature: Signature
+
+
+@dataclass
+class _Packing:
+    """Takes prepared pictures in order, and keeps count."""
+
+    source: ImageSource
+    keys: Sequence[str]
+    writer: ShardWriter
+    drop_exact_duplicates: bool
+    duplicates: Duplicates = field(default_factory=Duplicates)
+    dropped: list[Dropped] = field(default_factory=list)
+    labelled: int = 0
+    resized: int = 0
+
+    def take(self, position: int, result: _Encoded | DataError) -> None:
+        """Write one picture, or note why not."""
+        shard = self.source.source_of(position)
+        picture = self.source.member_of(position) + (f" in {shard}" if shard else "")
+        if isinstance(result, DataError):
+            self.dropped.append(Dropped(picture, str(result)))
+            return
+        label = -1 if self.source.labels is None else int(self.source.labels[position])
+        if self.duplicates.add(picture, label, result.signature) and self.drop_exact_duplicates:
+            return
+        self.writer.write(Sample(self.keys[position], result.suffix, result.encoded, label))
+        self.labelled += label >= 0
+        self.resized += result.is_resized
+
+    def write_duplicates(self, folder: Path) -> dict[str, int | bool]:
+        """Write `duplicates.json`; what the manifest says of it."""
+        report = self.duplicates.report()
+        write_json(folder / DUPLICATES_NAME, {"exact_are_left_out": self.drop_exact_duplicates, **report})
+        return {
+            "exact": report["exact"]["pictures_beyond_the_first"],
+            "exact_are_left_out": self.drop_exact_duplicates,
+            "near": report["near"]["pictures_beyond_the_first"],
+        }
 
 
 def pack(
@@ -73,14 +118,17 @@ def pack(
     workers: int | None = None,
     max_bad_fraction: float = 1.0,
     max_pixels: int = MAX_PIXELS,
+    drop_exact_duplicates: bool = False,
     shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
 ) -> PackSummary:
-    """Write the pictures of a folder, list or CSV as webdataset shards with a `manifest.json`; all or nothing.
+    """Write the pictures of a folder, list or CSV as webdataset shards with their sidecars and a `manifest.json`.
 
     A JPEG, PNG or WebP keeps its bytes; other formats, and pictures that are made smaller, are encoded anew (JPEG of
     quality 95 where the original was lossy, else PNG). Keys are those of the source, with dots made `_`. The same
-    pictures give the same bytes, whatever the number of workers.
+    pictures give the same shards and manifest, whatever the number of workers: these read, decode and encode; one
+    thread writes. `duplicates.json` lists pictures that are there twice; see `Duplicates.report`. All or nothing is
+    written.
 
     Args:
         src: anything `open_source` takes.
@@ -91,6 +139,7 @@ def pack(
         workers: threads; None for one per processor, 8 at most.
         max_bad_fraction: fail when a larger share of the pictures is bad; 1 fails only when all are.
         max_pixels: pictures with more are bad.
+        drop_exact_duplicates: of pictures with the same bytes keep the first only.
         shard_bytes: a shard also ends when its pictures reach this size.
         progress: called with the pictures done and their total.
 
@@ -108,17 +157,25 @@ def pack(
     with atomic_directory(out) as folder:
         source = open_source(src)
         with ShardWriter(folder, name, samples_per_shard, shard_bytes) as writer:
-            dropped, labelled, resized = _write_samples(
-                source, writer, resize, max_pixels, workers or default_workers(), progress
-            )
+            packing = _Packing(source, _webdataset_keys(source.keys), writer, drop_exact_duplicates)
+            prepare = partial(_prepare, source, resize, max_pixels)
+            for position, result in enumerate(map_ordered(prepare, range(len(source)), workers or default_workers())):
+                packing.take(position, result)
+                if progress is not None:
+                    progress(position + 1, len(source))
+        dropped = packing.dropped
         _check_dropped(source, dropped, max_bad_fraction)
+        duplicates = packing.write_duplicates(folder)
+        for entry in writer.entries:
+            load_index(folder / entry.name)  # writes the sidecar
         manifest = write_manifest(
             folder,
             writer.entries,
             source.class_names,
-            labelled=labelled,
+            labelled=packing.labelled,
             source=source.description,
             resize=resize,
+            duplicates=duplicates,
             dropped={
                 "count": len(dropped),
                 "by_reason": _count_reasons(dropped),
@@ -129,69 +186,40 @@ def pack(
         out=out,
         shards=writer.entries,
         samples=manifest["samples"],
-        labelled=labelled,
+        labelled=packing.labelled,
         bytes=manifest["bytes"],
-        resized=resized,
+        resized=packing.resized,
         classes=source.class_names,
         dropped=dropped,
+        duplicates=duplicates,
     )
 
 
-def _write_samples(
-    source: ImageSource,
-    writer: ShardWriter,
-    resize: int | None,
-    max_pixels: int,
-    workers: int,
-    progress: ProgressCallback | None,
-) -> tuple[list[Dropped], int, int]:
-    """Write all good pictures in order; the bad ones, and how many were labelled and resized."""
-    keys = _webdataset_keys(source.keys)
-    dropped: list[Dropped] = []
-    labelled = resized = 0
-
-    def prepare(position: int) -> _Encoded | DataError:
-        try:
-            return _prepare(source.read(position), resize, max_pixels)
-        except DataError as error:
-            return error
-
-    for position, result in enumerate(map_ordered(prepare, range(len(source)), workers)):
-        if isinstance(result, DataError):
-            shard = source.source_of(position)
-            picture = source.member_of(position) + (f" in {shard}" if shard else "")
-            dropped.append(Dropped(picture, str(result)))
-        else:
-            label = -1 if source.labels is None else int(source.labels[position])
-            writer.write(Sample(keys[position], result.suffix, result.encoded, label))
-            labelled += label >= 0
-            resized += result.is_resized
-        if progress is not None:
-            progress(position + 1, len(source))
-    return dropped, labelled, resized
-
-
-def _prepare(encoded: bytes, resize: int | None, max_pixels: int) -> _Encoded:
+def _prepare(source: ImageSource, resize: int | None, max_pixels: int, position: int) -> _Encoded | DataError:
     """Verify one picture by decoding it whole, and encode it anew where that is asked or needed.
 
-    Raises:
-        DataError: the picture is bad; the first word is the reason.
+    Returns what is wrong with a bad picture; the first word is the reason.
     """
-    kind = open_picture(encoded, max_pixels).format or ""
-    picture = decode_pillow(encoded, max_pixels)
+    try:
+        encoded = source.read(position)
+        kind = open_picture(encoded, max_pixels).format or ""
+        picture = decode_pillow(encoded, max_pixels)
+    except DataError as error:
+        return error
+    signature = picture_signature(encoded, picture)
     shorter = min(picture.size)
     shrink = resize is not None and shorter > resize
     if not shrink and kind in _KEPT:
-        return _Encoded(_KEPT[kind], encoded, False)
+        return _Encoded(_KEPT[kind], encoded, False, signature)
     if resize is not None and shrink:
         width, height = (max(1, round(side * resize / shorter)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     stream = io.BytesIO()
     if kind in _LOSSY:
         picture.save(stream, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
-        return _Encoded("jpg", stream.getvalue(), shrink)
+        return _Encoded("jpg", stream.getvalue(), shrink, signature)
     picture.save(stream, "PNG")
-    return _Encoded("png", stream.getvalue(), shrink)
+    return _Encoded("png", stream.getvalue(), shrink, signature)
 
 
 def _webdataset_keys(keys: Sequence[str]) -> list[str]:

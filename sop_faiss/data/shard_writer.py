@@ -1,4 +1,8 @@
-"""Samples to webdataset shards and their manifest. Equal samples give equal bytes: no times, no user names."""
+"""Samples to webdataset shards and their manifest. Equal samples give equal bytes: no times, no user names.
+
+The tar itself is webdataset's `TarWriter`. Its `ShardWriter` would open a shard before there is a sample for it, and
+gives no place to the checksum, which here is made of the bytes as they are written.
+"""
 
 from __future__ import annotations
 

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import glob
-import itertools
-import re
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
 
+from sop_faiss.config import DataConfig
+from sop_faiss.data.address import hide_secrets, is_address, path_of_file_address, refuse_commands
 from sop_faiss.data.keys import PICTURE_SUFFIXES
 from sop_faiss.data.listing import open_files, open_folder, open_list
+from sop_faiss.data.patterns import expand_braces, has_braces
+from sop_faiss.data.remote_shards import find_addresses, open_remote_shards
 from sop_faiss.data.shards import MANIFEST_NAME, open_shards
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
 
-__all__ = ["ImageSource", "find_shards", "open_source"]
+__all__ = ["ImageSource", "find_shards", "find_streams", "open_source"]
 
 _LIST_SUFFIXES = (".txt", ".csv", ".tsv")
-_SHARDS_LIMIT = 1_000_000
-_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_SHELL = re.compile(r"[|;<>`]|\$\(|&&")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 @runtime_checkable
@@ -74,34 +71,67 @@ class ImageSource(Protocol):
         """The tar member, or the file relative to `root`."""
         ...
 
+    def offset_of(self, position: int) -> int:
+        """Where the picture begins in its shard, in bytes; 0 for a picture that is a file."""
+        ...
 
-def open_source(src: str | Path) -> ImageSource:
+
+def open_source(src: str | Path, settings: DataConfig | None = None) -> ImageSource:
     """Open the pictures a user names.
 
     Args:
-        src: a .tar shard, a pattern of shards (`photos-{000..012}.tar`, `photos-*.tar`), a folder with .tar shards, a
-            folder of pictures (class sub-folders optional; used where the folder itself holds no .tar), a .txt, .tsv
-            or .csv list of `path[,label]` lines, or one picture.
+        src: a .tar shard, a pattern of shards (`photos-{000..012}.tar`, `photos-*.tar`), a folder with .tar shards, the
+            address of any of these (`https://...`, `s3://...`, and what else fsspec has), a folder of pictures (class
+            sub-folders optional; used where the folder itself holds no .tar), a .txt, .tsv or .csv list of
+            `path[,label]` lines, or one picture.
+        settings: where fetched shards are kept; None for the defaults.
 
     Raises:
-        DataError: nothing is there, or it is damaged or of another kind. Addresses and commands are refused, not run.
+        DataError: nothing is there, or it is damaged or of another kind. Commands are refused, not run.
+        UnreachableError: a server does not answer.
     """
-    shards = find_shards(src)
+    settings = settings or DataConfig()
+    text = _checked(src)
+    if is_address(text):
+        return open_remote_shards(hide_secrets(text), find_addresses(text), settings)
+    shards = find_shards(text)
+    if shards and settings.access == "cached":
+        return open_remote_shards(text, [str(shard.absolute()) for shard in shards], settings)
     if shards:
-        return open_shards(str(src), shards)
-    path = Path(src)
-    return open_folder(str(src), path) if path.is_dir() else _open_file(str(src), path)
+        return open_shards(text, shards)
+    path = Path(text)
+    return open_folder(text, path) if path.is_dir() else _open_file(text, path)
+
+
+def find_streams(src: str | Path) -> list[str]:
+    """The shards that a source means, as addresses or paths, for reading each from front to back.
+
+    Raises:
+        DataError: as `find_shards`, or the source has none.
+    """
+    text = _checked(src)
+    addresses = find_addresses(text) if is_address(text) else [str(path.absolute()) for path in find_shards(text)]
+    if not addresses:
+        raise DataError(f"source {text} holds no shards, and only shards are read in sequence: pack it first")
+    return addresses
+
+
+def _checked(src: str | Path) -> str:
+    text = str(src)
+    refuse_commands(text)
+    return path_of_file_address(text.strip() if is_address(text.strip()) else text)
 
 
 def find_shards(src: str | Path) -> list[Path]:
-    """The shards that a source means, in order; none for a folder of pictures, a list or a picture.
+    """The shards of this machine that a source means, in order; none for a folder of pictures, a list or a picture.
 
     Raises:
         DataError: nothing is there, a shard of the pattern or of the folder's manifest is missing, or `src` is an
             address or a command.
     """
-    text = str(src)
-    _refuse_commands(text)
+    text = _checked(src)
+    if is_address(text):
+        raise DataError(f"source {hide_secrets(text)} is an address: wanted shards on this machine, fetch them first")
     path = Path(text)
     if path.is_dir():
         shards = sorted(file for file in path.glob("*.tar") if not file.name.startswith("."))
@@ -109,18 +139,9 @@ def find_shards(src: str | Path) -> list[Path]:
         return shards
     if path.exists():
         return [path] if path.suffix.lower() == ".tar" else []
-    if _BRACES.search(text) or glob.has_magic(text):
+    if has_braces(text) or glob.has_magic(text):
         return _expand_pattern(text)
     raise DataError(f"source {text} does not exist: wanted .tar shards, a folder of pictures or a .txt or .csv list")
-
-
-def _refuse_commands(text: str) -> None:
-    if "\0" in text or not text.strip():
-        raise DataError(f"source {text!r} is not a path: wanted shards, a folder of pictures or a list")
-    if _REMOTE.match(text.lstrip()):
-        raise DataError(f"source {text} is an address: only local files are read, download them first")
-    if text.lstrip().startswith("pipe:") or (_SHELL.search(text) and not Path(text).exists()):
-        raise DataError(f"source {text} is a command: commands are never run, name files")
 
 
 def _open_file(text: str, path: Path) -> ImageSource:
@@ -157,7 +178,7 @@ def _check_complete(folder: Path, shards: set[str]) -> None:
 def _expand_pattern(text: str) -> list[Path]:
     """The shards that a pattern means, braces first, then * ? [ ]; sorted within each glob."""
     paths: list[Path] = []
-    for pattern in _expand_braces(text):
+    for pattern in expand_braces(text):
         if glob.has_magic(pattern):
             matches = [Path(match) for match in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207
             if not matches:
@@ -171,23 +192,3 @@ def _expand_pattern(text: str) -> list[Path]:
         if path.suffix.lower() != ".tar":
             raise DataError(f"pattern {text} matches {path}, wanted only .tar shards (name a folder for pictures)")
     return paths
-
-
-def _expand_braces(text: str) -> list[str]:
-    """Expand `{000..012}` (zero-padded as its left end) and `{a,b}`; several multiply, leftmost slowest."""
-    parts: list[list[str]] = []
-    count, position = 1, 0
-    for match in _BRACES.finditer(text):
-        ends = _RANGE.fullmatch(match[1])
-        if ends:
-            first, last = int(ends[1]), int(ends[2])
-            size = last - first + 1
-        else:
-            size = match[1].count(",") + 1
-        count *= size
-        if size < 1 or count > _SHARDS_LIMIT:
-            raise DataError(f"pattern {text} means {max(count, 0)} shards, wanted 1 to {_SHARDS_LIMIT}")
-        values = [str(n).zfill(len(ends[1])) for n in range(first, last + 1)] if ends else match[1].split(",")
-        parts += [[text[position : match.start()]], values]
-        position = match.end()
-    return ["".join(choice) for choice in itertools.product(*parts, [text[position:]])]

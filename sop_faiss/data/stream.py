@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import cv2
 import numpy as np
@@ -23,6 +24,7 @@ from sop_faiss.config import Config
 from sop_faiss.data.batch import BadSample, Batch, Buffers, empty_tensor
 from sop_faiss.data.colour import COLUMNS
 from sop_faiss.data.device_colour import colours_on_device
+from sop_faiss.data.multicrop import MultiCrop
 from sop_faiss.data.parallel import default_threads, map_ordered
 from sop_faiss.data.samples import Samples
 from sop_faiss.data.source import ImageSource
@@ -33,6 +35,9 @@ __all__ = ["Batches", "batch_loader", "epoch_order", "split_holdout"]
 
 _ORDER, _HOLDOUT = 2**63, 2**63 + 2  # views of no image: keys of other draws
 _CPU = torch.device("cpu")
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
@@ -73,11 +78,26 @@ class Batches(Dataset["Batch | DataError"]):
         world_size: int = 1,
         device: torch.device = _CPU,
     ) -> None:
+        self._plan(positions, source.description, config, patch_size, (rank, world_size), device)
+        self.source = source
+        self.samples = Samples(source, positions, self.multicrop)
+
+    def _plan(
+        self,
+        positions: Int64[np.ndarray, " m"],
+        description: str,
+        config: Config,
+        patch_size: int,
+        ranks: tuple[int, int],
+        device: torch.device,
+    ) -> None:
+        """All that is known without the images; `ranks` are rank and world size."""
+        rank, world_size = ranks
         batch_size = config.train.batch_size
         if batch_size > len(positions):
             raise ConfigError(
                 f"train.batch_size = {batch_size} exceeds the {len(positions)} training images of "
-                f"{source.description}: lower it"
+                f"{description}: lower it"
             )
         if batch_size % world_size:
             raise ConfigError(f"train.batch_size = {batch_size} is not divisible by the {world_size} ranks")
@@ -86,7 +106,6 @@ class Batches(Dataset["Batch | DataError"]):
                 f"train.accumulate = {config.train.accumulate} does not divide the {batch_size // world_size} images "
                 "that a rank takes per step: choose a divisor, or another train.batch_size"
             )
-        self.source = source
         self.positions = positions
         self.config = config
         self.patch_size = patch_size
@@ -94,9 +113,9 @@ class Batches(Dataset["Batch | DataError"]):
         self.batch_size_per_rank = batch_size // world_size
         self._offset = rank * self.batch_size_per_rank
         self.local_count = config.views.local_count if config.loss.cls_weight else 0
-        self.samples = Samples(source, positions, config, self.local_count)
+        self.multicrop = MultiCrop(config, self.local_count)
         self.threads = config.data.threads or default_threads(config.data.workers, distributed.local_world_size())
-        self._colour_columns = len(COLUMNS) if colours_on_device(config.views, device) else 0
+        self.colours_on_device = colours_on_device(config.views, device)
         self._order: tuple[int, Int64[np.ndarray, " m"]] = (-1, positions[:0])
 
     def image_ids(self, step: int) -> Int64[np.ndarray, " b"]:
@@ -131,9 +150,7 @@ class Batches(Dataset["Batch | DataError"]):
         batch = self._empty_batch(step)
         wanted, out = batch.image_ids.tolist(), batch.buffers()
         write = functools.partial(self._write, step // self.steps_per_epoch, wanted, out)
-        places = range(len(wanted))
-        written = map(write, places) if self.threads == 1 else map_ordered(write, places, self.threads)
-        for place, (image_id, bad) in enumerate(written):
+        for place, (image_id, bad) in enumerate(self._in_threads(write, range(len(wanted)))):
             batch.image_ids[place] = image_id
             batch.bad += bad
         return batch
@@ -141,15 +158,19 @@ class Batches(Dataset["Batch | DataError"]):
     def _write(self, epoch: int, wanted: list[int], out: Buffers, place: int) -> tuple[int, list[BadSample]]:
         return self.samples.write(wanted[place], epoch, out, place)
 
+    def _in_threads(self, function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
+        return map(function, items) if self.threads == 1 else map_ordered(function, items, self.threads)
+
     def _empty_batch(self, step: int) -> Batch:
         """A batch of the images wanted, whose views are still to be written."""
         views, count = self.config.views, self.batch_size_per_rank
         patches = (views.global_size // self.patch_size) ** 2
+        columns = len(COLUMNS) if self.colours_on_device else 0
         return Batch(
             empty_tensor((views.global_count, count, views.global_size, views.global_size, 3), torch.uint8),
             empty_tensor((self.local_count, count, views.local_size, views.local_size, 3), torch.uint8),
-            empty_tensor((views.global_count, count, self._colour_columns), torch.float32),
-            empty_tensor((self.local_count, count, self._colour_columns), torch.float32),
+            empty_tensor((views.global_count, count, columns), torch.float32),
+            empty_tensor((self.local_count, count, columns), torch.float32),
             empty_tensor((views.global_count, count, patches), torch.bool),
             torch.from_numpy(self.image_ids(step).copy()),
             [],

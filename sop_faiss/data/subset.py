@@ -60,3 +60,7 @@ class Subset:
     def member_of(self, position: int) -> str:
         """See `ImageSource.member_of`."""
         return self.source.member_of(int(self.positions[position]))
+
+    def offset_of(self, position: int) -> int:
+        """See `ImageSource.offset_of`."""
+        return self.source.offset_of(int(self.positions[position]))

@@ -9,82 +9,96 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from sop_faiss.errors import DataError
 
-__all__ = ["BLOCK_BYTES", "Member", "walk_tar"]
+__all__ = ["BLOCK_BYTES", "Member", "ReadAt", "require_regular_file", "walk_tar"]
+
+ReadAt = Callable[[int, int], bytes]
+"""`read_at(size, offset)`: that many bytes from there, fewer only at the end of the file."""
 
 BLOCK_BYTES = 512
 _LONGEST_EXTENSION_BYTES = 1 << 20  # of a pax or GNU long-name header
 _RECORD_BYTES = 20 * BLOCK_BYTES  # tar pads its end to this
 _REGULAR = (b"0", b"\0", b"7")
 _LINKS = (b"1", b"2")
+_LONGEST_NAME = 4096  # Linux' PATH_MAX
 _REMEDY = "copy or make it again"
 
 
 class Member(NamedTuple):
-    """A regular file or a link in a tar."""
+    """A regular file, or a link or sparse file, in a tar."""
 
     name: str
     offset: int  # of the first content byte in the tar, bytes
     size: int  # of the content, bytes
-    is_link: bool
+    is_link: bool  # or sparse: the content is not there as such
     head: bytes  # up to the first 512 bytes of the content
 
 
-def walk_tar(descriptor: int, shard: Path) -> Iterator[Member]:
-    """Yield the members of an open tar in file order; folders and devices are passed over.
+def require_regular_file(status: os.stat_result, shard: str) -> None:
+    """Refuse a folder, a pipe or a device.
+
+    Raises:
+        DataError: it is one.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"shard {shard} is not a regular file: name a .tar file")
+
+
+def walk_tar(read_at: ReadAt, end: int, shard: str) -> Iterator[Member]:
+    """Yield the members of a tar in file order; folders and devices are passed over.
 
     Args:
-        descriptor: of the open file; read by position, so it may be shared.
-        shard: its path, for messages.
+        read_at: reads the tar; asked for rising offsets only, none more than a block before the end of the last.
+        end: length of the tar in bytes; where it is not known, any number that is larger.
+        shard: its name, for messages.
 
     Raises:
         DataError: not a tar, cut in the middle, damaged, or going on after its end; names shard, offset and remedy.
     """
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"shard {shard} is not a regular file: name a .tar file")
-    end = status.st_size
-    offset, long_name, long_size = 0, "", -1
+    offset, long_name, long_size, sparse = 0, "", -1, False
     while True:
-        block = os.pread(descriptor, 2 * BLOCK_BYTES, offset)
+        block = read_at(2 * BLOCK_BYTES, offset)
         if len(block) < BLOCK_BYTES:
             raise _cut(shard, offset, "no end mark")
         header = block[:BLOCK_BYTES]
         if header[0] == 0 and not header.strip(b"\0"):
-            _check_end(descriptor, shard, offset)
+            _check_end(read_at, shard, offset)
             return
         size = _check_header(header, shard, offset)
         kind = header[156:157]
         content = offset + BLOCK_BYTES
         if kind in (b"x", b"L", b"g", b"K"):
-            extension = _read_extension(descriptor, shard, content, size)
+            extension = _read_extension(read_at, shard, content, size)
             if kind == b"L":
                 long_name = extension.rstrip(b"\0").decode("utf-8", "surrogateescape")
             elif kind == b"x":
-                long_name, long_size = _parse_pax(extension, shard, offset)
+                long_name, long_size, sparse = _parse_pax(extension, shard, offset)
         else:
             name = long_name or _short_name(header)
             size = long_size if long_size >= 0 else size
-            long_name, long_size = "", -1
+            is_link = sparse or kind in _LINKS or kind == b"S"
+            long_name, long_size, sparse = "", -1, False
+            if "\0" in name or len(name) > _LONGEST_NAME:
+                shown = "a NUL in a name" if "\0" in name else f"a name of {len(name)} letters, wanted {_LONGEST_NAME}"
+                raise DataError(f"shard {shard} is damaged at offset {offset}: {shown}; {_REMEDY}")
             if content + size > end:
                 raise _cut(shard, offset, f"member {name} of {size} bytes goes beyond the end")
-            if kind in _REGULAR and not name.endswith("/"):
-                yield Member(name, content, size, False, block[BLOCK_BYTES : BLOCK_BYTES + size])
-            elif kind in _LINKS or kind == b"S":
+            if is_link:
                 yield Member(name, content, 0, True, b"")
+            elif kind in _REGULAR and not name.endswith("/"):
+                yield Member(name, content, size, False, block[BLOCK_BYTES : BLOCK_BYTES + size])
         offset = content + -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def _cut(shard: Path, offset: int, what: str) -> DataError:
+def _cut(shard: str, offset: int, what: str) -> DataError:
     return DataError(f"shard {shard} is cut off: at offset {offset} {what}; {_REMEDY}")
 
 
-def _check_header(header: bytes, shard: Path, offset: int) -> int:
+def _check_header(header: bytes, shard: str, offset: int) -> int:
     """Verify the checksum; the member's size in bytes."""
     try:
         stored = int(header[148:156].strip(b" \0"), 8)
@@ -115,18 +129,18 @@ def _short_name(header: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")
 
 
-def _read_extension(descriptor: int, shard: Path, content: int, size: int) -> bytes:
+def _read_extension(read_at: ReadAt, shard: str, content: int, size: int) -> bytes:
     if size > _LONGEST_EXTENSION_BYTES:
         raise DataError(f"shard {shard} is damaged at offset {content}: a header extension of {size} bytes; {_REMEDY}")
-    extension = os.pread(descriptor, size, content)
+    extension = read_at(size, content)
     if len(extension) < size:
         raise _cut(shard, content, f"a header extension of {size} bytes goes beyond the end")
     return extension
 
 
-def _parse_pax(extension: bytes, shard: Path, offset: int) -> tuple[str, int]:
-    """The `path` and `size` of a pax header, "" and -1 where it has none."""
-    name, size, position = "", -1, 0
+def _parse_pax(extension: bytes, shard: str, offset: int) -> tuple[str, int, bool]:
+    """The `path` and `size` of a pax header, "" and -1 where it has none, and whether its member is sparse."""
+    name, size, sparse, position = "", -1, False, 0
     try:
         while position < len(extension) and extension[position] != 0:
             space = extension.index(b" ", position)
@@ -138,14 +152,15 @@ def _parse_pax(extension: bytes, shard: Path, offset: int) -> tuple[str, int]:
                 name = value.decode("utf-8", "surrogateescape")
             elif keyword == b"size":
                 size = int(value)
+            sparse = sparse or keyword.startswith(b"GNU.sparse.")
             position += length
     except ValueError:
         raise DataError(f"shard {shard} is damaged at offset {offset}: bad pax header; {_REMEDY}") from None
-    return name, size
+    return name, size, sparse
 
 
-def _check_end(descriptor: int, shard: Path, offset: int) -> None:
-    if os.pread(descriptor, _RECORD_BYTES + BLOCK_BYTES, offset).strip(b"\0"):
+def _check_end(read_at: ReadAt, shard: str, offset: int) -> None:
+    if read_at(_RECORD_BYTES + BLOCK_BYTES, offset).strip(b"\0"):
         raise DataError(
             f"shard {shard} goes on after its end mark at offset {offset} (tars joined with cat, or damaged); {_REMEDY}"
         )

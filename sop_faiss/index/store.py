@@ -1,4 +1,4 @@
-"""What an index directory holds (design 4.2), written whole and believed only after every byte was compared.
+"""What an index directory holds, written whole and believed only after every byte was compared.
 
 index.faiss     the vectors, a FAISS file
 ids.parquet     row -> key, source, member, label

@@ -1,4 +1,4 @@
-"""timm trunks behind one interface: images in, a [CLS] and patch tokens out, with masking (design 2.1)."""
+"""timm trunks behind one interface: images in, a [CLS] and patch tokens out, with masking (docs/method.md, 1)."""
 
 from __future__ import annotations
 

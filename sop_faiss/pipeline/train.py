@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig, load_config, to_yaml
+from sop_faiss.data.shard_stream import ShardStream
 from sop_faiss.data.source import ImageSource, open_source
-from sop_faiss.data.stream import Batches, split_holdout
+from sop_faiss.data.stream import split_holdout
 from sop_faiss.data.subset import Subset
 from sop_faiss.errors import CheckpointError, ConfigError, DataError
 from sop_faiss.evaluate.knn import knn_classify
@@ -23,6 +24,7 @@ from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
+from sop_faiss.pipeline.stream import make_batches, open_training_images
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
@@ -44,6 +46,9 @@ _MAY_CHANGE_ON_RESUME = (
     "data.threads",
     "data.max_bad_fraction",
     "data.decoded_cache_bytes",
+    "data.cache_dir",
+    "data.cache_bytes",
+    "data.shuffle_buffer",
     "neighbors.engine",
     "neighbors.refresh",
     "train.accumulate",
@@ -125,26 +130,19 @@ def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLo
     clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
 
 
-def _open_training_images(config: Config) -> tuple[ImageSource, np.ndarray, np.ndarray]:
-    if not config.data.train:
-        raise ConfigError("data.train is empty: name the training images, for example data.train='photos-*.tar'")
-    source = open_source(config.data.train)
-    trained, held_out = split_holdout(len(source), config.data.holdout_share, config.train.seed)
-    return source, trained, held_out
-
-
 def _online_knn(
-    config: Config, source: ImageSource, trained: np.ndarray, held_out: np.ndarray, teacher: Network
+    config: Config, source: ImageSource | ShardStream, trained: np.ndarray, held_out: np.ndarray, teacher: Network
 ) -> Evaluation | None:
     """k-NN top-1 of the teacher as it is, on the labelled images that the evaluate section names."""
     settings = config.evaluate
     if not settings.every_steps or not settings.test:
         return None
-    if settings.test == "holdout":
+    if settings.test == "holdout" and not isinstance(source, ShardStream):
         gallery: ImageSource = Subset(source, trained)
         queries: ImageSource = Subset(source, held_out)
     else:
-        gallery, queries = open_source(settings.train), open_source(settings.test)
+        access = replace(config.data, access="auto", samples_per_epoch=0)
+        gallery, queries = open_source(settings.train, access), open_source(settings.test, access)
     if settings.max_train_images:
         chosen = split_holdout(len(gallery), min(1.0, settings.max_train_images / len(gallery)), config.train.seed)[1]
         gallery = Subset(gallery, chosen)
@@ -202,10 +200,10 @@ def run_training(
     try:
         with full_disk_told(output), StopRequest().listening() as stop:
             checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
-            source, trained, held_out = _open_training_images(config)
+            source, trained, held_out = open_training_images(config)
             state = RunState(config, device, len(trained))
             ranks = (distributed.rank(), distributed.world_size())
-            batches = Batches(source, trained, config, state.student.backbone.patch_size, *ranks, device)
+            batches = make_batches(config, source, trained, state.student.backbone.patch_size, ranks, device)
             state.data_digest = batches.digest()
             evaluate = _online_knn(config, source, trained, held_out, state.teacher)
             if checkpoint is not None:
@@ -230,9 +228,9 @@ def describe_run(config: Config) -> dict[str, Any]:
         ConfigError: settings are impossible.
         DataError: the training images cannot be opened.
     """
-    source, trained, held_out = _open_training_images(config)
+    source, trained, held_out = open_training_images(config)
     student, _ = build_student_and_teacher(config)
-    batches = Batches(source, trained, config, student.backbone.patch_size)
+    batches = make_batches(config, source, trained, student.backbone.patch_size)
     parameters = sum(p.numel() for p in student.parameters())
     return {
         "training_images": len(trained),

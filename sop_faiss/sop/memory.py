@@ -1,4 +1,4 @@
-"""The FIFO memory of teacher embeddings: store, sample, search (paper section 3.1; design 2.2)."""
+"""The FIFO memory of teacher embeddings: store, sample, search (paper section 3.1; docs/method.md, 2)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import time
@@ -14,47 +13,20 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from sop_faiss import distributed
-from sop_faiss.data.batch import BadSample
-from sop_faiss.errors import DataError, RunStoppedError
-from sop_faiss.files import atomic_file, write_json
+from sop_faiss.errors import RunStoppedError
+from sop_faiss.files import write_json
+from sop_faiss.train.bad_samples import BadSampleLog
+from sop_faiss.train.json_lines import keep_lines_until, read_lines
 
 __all__ = ["Evaluation", "Monitor", "read_metrics"]
-
-_log = logging.getLogger(__name__)
-_BAD_LINES_SHOWN = 20
 
 Evaluation = Callable[[], dict[str, float]]
 """Scores the teacher as it is now; handed in from above, since training does not know of evaluation."""
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a .jsonl file up to one that a kill has cut, or that is no record of a step."""
-    if not path.is_file():
-        return []
-    lines: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            break
-        lines.append(record)
-    return lines
-
-
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`; a last line cut by a kill is left out."""
-    return _read_lines(run / "metrics.jsonl")
-
-
-def _keep_records_until(path: Path, step: int) -> None:
-    """Drop the lines of later steps; all of them if no step was kept."""
-    if not path.is_file():
-        return
-    kept = [line for line in _read_lines(path) if 0 < step >= line["step"]]
-    with atomic_file(path) as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    return read_lines(run / "metrics.jsonl")
 
 
 class Monitor:
@@ -67,12 +39,11 @@ class Monitor:
 
     def __init__(self, run: Path, resumed_step: int = 0) -> None:
         self.run = run
-        for name in ("metrics.jsonl", "bad_samples.jsonl"):
-            _keep_records_until(run / name, resumed_step)
+        keep_lines_until(run / "metrics.jsonl", resumed_step)
+        self.bad_samples = BadSampleLog(run, resumed_step)
         (run / "stopped.json").unlink(missing_ok=True)
         self._stream = (run / "metrics.jsonl").open("a", encoding="utf-8")
         self._board = SummaryWriter(run / "events", purge_step=resumed_step + 1 if resumed_step else 0)
-        self._bad_shown = 0
         self._started, self._waited = time.monotonic(), 0.0
         self._images = 0
 
@@ -104,41 +75,12 @@ class Monitor:
         self._started, self._waited, self._images = now, 0.0, images
         return result
 
-    def bad_samples(self, bad: list[BadSample], step: int) -> None:
-        """List images that a step could not read in `bad_samples.jsonl`; the first ones also in the log."""
-        with (self.run / "bad_samples.jsonl").open("a", encoding="utf-8") as stream:
-            for sample in bad:
-                stream.write(json.dumps({"step": step, **vars(sample)}) + "\n")
-        for sample in bad[: max(0, _BAD_LINES_SHOWN - self._bad_shown)]:
-            _log.warning("bad image %s: %s", sample.key, sample.message)
-        self._bad_shown += len(bad)
-
     def close(self) -> None:
         """Flush everything to disk."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
         self._stream.close()
         self._board.close()
-
-
-def check_bad_share(bad: int, asked: int, images: int, limit: float) -> None:
-    """Stop when too many images cannot be read.
-
-    Args:
-        bad: images that could not be read so far.
-        asked: images asked for so far.
-        images: images in the data set; the share is not judged on fewer.
-        limit: data.max_bad_fraction.
-
-    Raises:
-        DataError: the share exceeds the limit.
-    """
-    share = bad / max(asked, images)
-    if share > limit:
-        raise DataError(
-            f"{bad} of {asked} images could not be read, more than data.max_bad_fraction = {limit}: see "
-            "bad_samples.jsonl, mend the data (sop-data check), or raise the limit"
-        )
 
 
 def check_finite(metrics: Mapping[str, float | int], image_ids: list[int], run: Path) -> None:

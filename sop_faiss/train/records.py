@@ -11,8 +11,9 @@ from torch import Tensor
 
 from sop_faiss import distributed
 from sop_faiss.data.batch import Batch
+from sop_faiss.train.bad_samples import check_bad_share
 from sop_faiss.train.checkpoint import write_best
-from sop_faiss.train.monitor import Evaluation, Monitor, check_bad_share, check_finite
+from sop_faiss.train.monitor import Evaluation, Monitor, check_finite
 from sop_faiss.train.state import RunState
 
 __all__ = ["keep_records", "keep_score", "timed_batches"]
@@ -48,7 +49,7 @@ def keep_records(
         bad = [sample for rank_samples in distributed.gather_objects(batch.bad) for sample in rank_samples]
         state.bad_samples += len(bad)
         if monitor is not None:
-            monitor.bad_samples(bad, state.step)
+            monitor.bad_samples.add(bad, state.step)
         check_bad_share(state.bad_samples, state.images_seen, images, state.config.data.max_bad_fraction)
     place = {
         "step": state.step,

@@ -166,6 +166,8 @@ class RunState:
         seed = distributed.derive_seed("memory", name, self.config.train.seed)
         generator = torch.Generator().manual_seed(seed)
         dim, search = self.config.model.embedding_dim, (neighbors.engine, neighbors.precision)
+        if self.device.type == "cuda" and level.num_supports == 0:
+            search = "torch", "float32"  # never searched: FAISS would hold memory on the device for nothing
         memory = Memory(capacity, dim, generator, self.device, *search)
         maker = PrototypeMaker(
             memory,

@@ -1,0 +1,195 @@
+"""Pictures that are there twice: the same bytes, or nearly the same picture.
+
+Nearly the same: 64-bit difference hashes (dHash: is each of 8 x 8 grey cells darker than its right neighbour?) that
+differ in 3 bits at most, and mean colours that are equal or neighbours in steps of 16 levels. Of two hashes that differ
+in 3 bits, one of four 16-bit parts is equal (pigeonhole), so only pictures that share a part are compared: all pairs
+are found, without comparing all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int8, Int64, UInt64
+from PIL import Image
+
+__all__ = ["NEAR_BITS", "Duplicates", "Signature", "find_near", "picture_signature"]
+
+NEAR_BITS = 3
+"""Hashes of near duplicates differ in so many bits at most; with four parts one more would miss pairs."""
+
+_COLOUR_STEP = 16  # levels of 255; near duplicates differ by one step at most: flat pictures have equal hashes
+_PARTS = 4
+_HASH_BITS = 64
+_LARGE_GROUP = 2048  # larger ones are split by a second pigeonhole over the bits outside the shared part
+
+_Pairs = tuple[Int64[np.ndarray, " p"], Int64[np.ndarray, " p"]]
+_Groups = tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " s"]]  # members, and where the group of each ends
+
+
+class Signature(NamedTuple):
+    """What duplicates are found by."""
+
+    digest: bytes  # sha256 of the encoded bytes
+    dhash: int  # 64 bits
+    colour: tuple[int, int, int]  # mean of the picture, 0 to 255
+
+
+def picture_signature(encoded: bytes, picture: Image.Image) -> Signature:
+    """The signature of a picture, of its bytes and of what they decode to (mode RGB)."""
+    # to 4 x 4 pixels a cell, then averaged without rounding: straight to 9 x 8, copies of another size differ more
+    small = picture.resize((9 * 4, 8 * 4), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    grey = np.asarray(small.convert("L"), np.float32).reshape(8, 4, 9, 4).mean(axis=(1, 3))
+    bits = np.packbits(grey[:, :-1] < grey[:, 1:])
+    red, green, blue = (round(float(mean)) for mean in np.asarray(small).mean(axis=(0, 1)))
+    return Signature(hashlib.sha256(encoded).digest(), int.from_bytes(bits.tobytes(), "big"), (red, green, blue))
+
+
+@dataclass
+class Duplicates:
+    """Collects signatures in order, and tells which pictures are alike."""
+
+    names: list[str] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    signatures: list[Signature] = field(default_factory=list)
+    _first: dict[bytes, int] = field(default_factory=dict)
+    _copies: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, name: str, label: int, signature: Signature) -> bool:
+        """Take in one picture; whether the same bytes were there before.
+
+        Args:
+            name: as the report shall name it.
+            label: class number, -1 for none.
+            signature: of the picture.
+        """
+        position = len(self.names)
+        self.names.append(name)
+        self.labels.append(label)
+        self.signatures.append(signature)
+        first = self._first.setdefault(signature.digest, position)
+        if first != position:
+            self._copies.setdefault(first, []).append(position)
+        return first != position
+
+    def report(self) -> dict[str, Any]:
+        """The groups of exact and of near duplicates as plain JSON types, each group in order of the pictures.
+
+        Of exact duplicates only the first can be in a near group. A near group holds all that are joined by near
+        pairs, so its ends may differ in more bits. `labels_differ` marks groups whose labels contradict each other.
+        """
+        exact = [[first, *copies] for first, copies in sorted(self._copies.items())]
+        firsts = list(self._first.values())
+        near = [[firsts[member] for member in group] for group in find_near([self.signatures[i] for i in firsts])]
+        return {
+            "pictures": len(self.names),
+            "exact": self._summary(exact),
+            "near": {"differing_bits": NEAR_BITS, **self._summary(near)},
+        }
+
+    def _summary(self, groups: Sequence[Sequence[int]]) -> dict[str, Any]:
+        return {
+            "groups": len(groups),
+            "pictures_beyond_the_first": sum(len(group) - 1 for group in groups),
+            "found": [
+                {
+                    "pictures": [self.names[position] for position in group],
+                    "labels_differ": len({self.labels[position] for position in group} - {-1}) > 1,
+                }
+                for group in groups
+            ],
+        }
+
+
+def find_near(signatures: Sequence[Signature]) -> list[list[int]]:
+    """Groups of two or more near duplicates, joined by near pairs; positions rise in a group, groups by their first."""
+    if len(signatures) < 2:
+        return []
+    steps = [(s.dhash, *(level // _COLOUR_STEP for level in s.colour)) for s in signatures]
+    distinct, group_of = np.unique(np.array(steps, dtype=np.uint64), axis=0, return_inverse=True)
+    hashes, colours = distinct[:, 0].copy(), distinct[:, 1:].astype(np.int8)
+    lowest = np.arange(len(distinct))
+    for ones, twos in _near_pairs(hashes, colours):
+        _join(lowest, ones, twos)
+    groups: dict[int, list[int]] = {}
+    for position, group in enumerate(lowest[group_of.ravel()].tolist()):
+        groups.setdefault(group, []).append(position)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _join(lowest: Int64[np.ndarray, " u"], ones: Int64[np.ndarray, " p"], twos: Int64[np.ndarray, " p"]) -> None:
+    """Join the groups of each pair in place; `lowest` holds the lowest member of everyone's group."""
+    while True:
+        first, second = lowest[ones], lowest[twos]
+        apart = first != second
+        if not apart.any():
+            return
+        np.minimum.at(lowest, np.maximum(first, second)[apart], np.minimum(first, second)[apart])
+        while (lowest[lowest] != lowest).any():
+            lowest[:] = lowest[lowest]
+
+
+def _near_pairs(hashes: UInt64[np.ndarray, " u"], colours: Int8[np.ndarray, "u 3"]) -> Iterator[_Pairs]:
+    """All pairs that are near, some more than once."""
+    everyone = np.arange(len(hashes))
+    bits = range(_HASH_BITS)
+    for part in _split(bits):
+        small, large = _sharing(hashes, everyone, part, _LARGE_GROUP)
+        groups = [small]
+        for group in large:
+            rest = [bit for bit in bits if bit not in part]
+            groups += [_sharing(hashes, group, smaller, len(group))[0] for smaller in _split(rest)]
+        for members, ends in groups:
+            for ones, twos in _pairs_within(members, ends):
+                alike = _differ_little(hashes[ones] ^ hashes[twos])
+                ones, twos = ones[alike], twos[alike]
+                alike = np.abs(colours[ones] - colours[twos]).max(axis=1, initial=0) <= 1
+                if alike.any():
+                    yield ones[alike], twos[alike]
+
+
+def _split(bits: Sequence[int]) -> list[Sequence[int]]:
+    size = len(bits) // _PARTS
+    return [bits[i * size : (i + 1) * size] for i in range(_PARTS)]
+
+
+def _sharing(
+    hashes: UInt64[np.ndarray, " u"], members: Int64[np.ndarray, " m"], bits: Sequence[int], largest: int
+) -> tuple[_Groups, list[Int64[np.ndarray, " g"]]]:
+    """Members whose hashes agree in these bits: groups of at most `largest` laid end to end, and each larger one."""
+    keys = hashes[members] & np.uint64(sum(1 << bit for bit in bits))
+    order = np.argsort(keys, kind="stable")
+    members, keys = members[order], keys[order]
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    sizes = np.diff(np.append(starts, len(keys)))
+    is_large = np.repeat(sizes > largest, sizes)
+    large = [members[start : start + size] for start, size in zip(starts, sizes, strict=True) if size > largest]
+    kept = sizes[sizes <= largest]
+    return (members[~is_large], np.repeat(np.cumsum(kept), kept)), large
+
+
+def _pairs_within(members: Int64[np.ndarray, " m"], ends: Int64[np.ndarray, " m"]) -> Iterator[_Pairs]:
+    """All pairs of members of one group: each with its next, then with its next but one, and so on.
+
+    Args:
+        members: groups laid end to end.
+        ends: where the group of each ends.
+    """
+    place = np.arange(len(members))
+    for offset in itertools.count(1):
+        place = place[place + offset < ends[place]]
+        if not len(place):
+            return
+        yield members[place], members[place + offset]
+
+
+def _differ_little(difference: UInt64[np.ndarray, " p"]) -> Bool[np.ndarray, " p"]:
+    """Whether no more than `NEAR_BITS` bits are set: none is left when so many have been taken away."""
+    for _ in range(NEAR_BITS):
+        difference = difference & (difference - np.uint64(1))
+    return difference == 0

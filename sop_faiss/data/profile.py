@@ -1,0 +1,173 @@
+"""How fast the stream of batches is, stage by stage, and how well it mixes the shards. Never part of training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from sop_faiss.data.colour import augment_colours
+from sop_faiss.data.masks import draw_mask
+from sop_faiss.data.source import ImageSource
+from sop_faiss.data.stream import Batches, batch_loader
+from sop_faiss.data.views import write_view
+from sop_faiss.errors import DataError, UnreachableError
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["STAGES", "ShuffleQuality", "StreamSpeed", "ideal_distinct", "shuffle_quality", "time_stages", "time_stream"]
+
+STAGES = ("read", "decode", "crop and resize", "colour", "masks", "collate")
+_BATCHES_MIXED = 200
+
+
+@dataclass(frozen=True)
+class StreamSpeed:
+    """A run of batches through the stream, as training would take them if its steps took no time."""
+
+    images: int
+    seconds: float
+    """From starting the workers to the last batch."""
+    steps: int
+    bad: int
+    """Images that could not be read."""
+
+
+def time_stream(batches: Batches, steps: range, progress: ProgressCallback | None = None) -> StreamSpeed:
+    """Take the batches of these steps as fast as they come, with the workers of the configuration.
+
+    The whole run counts, the start of the workers included: the first batches alone would flatter workers that prepare
+    ahead.
+
+    Raises:
+        DataError: no readable image was found in place of a bad one, or a worker died.
+    """
+    started = time.perf_counter()
+    images = bad = 0
+    for done, batch in enumerate(batch_loader(batches, steps, pin_memory=False), start=1):
+        images += len(batch.image_ids)
+        bad += len(batch.bad)
+        if progress is not None:
+            progress(done, len(steps))
+    return StreamSpeed(images, time.perf_counter() - started, len(steps), bad)
+
+
+def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> dict[str, float]:
+    """Seconds that each of `STAGES` takes per image, one after the other in this process.
+
+    `decode` includes the drawing of boxes and colours, since the boxes say at which fraction a picture may be decoded;
+    `colour` is absent where it is left to the device. `collate` is one copy of the finished views, as from a worker's
+    memory to the trainer's. Images that cannot be read are passed over.
+
+    Args:
+        batches: names source, views and masks.
+        image_ids: the images to time, most of them readable.
+        epoch: whose views.
+
+    Raises:
+        DataError: none of the images can be read.
+    """
+    views = batches.config.views
+    seconds = {stage: 0.0 for stage in STAGES if stage != "colour" or not batches.colours_on_device}
+    slots = [np.empty((views.global_size, views.global_size, 3), np.uint8) for _ in range(views.global_count)]
+    slots += [np.empty((views.local_size, views.local_size, 3), np.uint8) for _ in range(batches.local_count)]
+    grid = views.global_size // batches.patch_size
+    timed = 0
+    for image_id in image_ids:
+        clock = _Clock(seconds)
+        try:
+            encoded = batches.source.read(image_id)
+            clock.stop("read")
+            picture, drawn = batches.multicrop.load(image_id, epoch, encoded)
+            clock.stop("decode")
+        except UnreachableError:
+            raise
+        except DataError:
+            continue
+        for index, ((view, generator), slot) in enumerate(zip(drawn, slots, strict=True)):
+            write_view(picture, view, slot, coloured=False)
+            clock.stop("crop and resize")
+            if "colour" in seconds:
+                augment_colours(slot, view.colours)
+                clock.stop("colour")
+            if index < views.global_count:
+                draw_mask(grid, grid, batches.config.masks, generator)
+                clock.stop("masks")
+        for slot in slots:
+            slot.copy()
+        clock.stop("collate")
+        timed += 1
+    if not timed:
+        raise DataError(f"none of {len(image_ids)} images can be read: see sop-data check {batches.source.description}")
+    return {stage: total / timed for stage, total in seconds.items()}
+
+
+class _Clock:
+    """Adds the time since the last stop to a stage."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self._seconds = seconds
+        self._last = time.perf_counter()
+
+    def stop(self, stage: str) -> None:
+        now = time.perf_counter()
+        self._seconds[stage] += now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True)
+class ShuffleQuality:
+    """How many different shards the images of one global batch come from."""
+
+    groups: int
+    """Shards in all; folders, where the pictures are files."""
+    distinct: float
+    """Different ones in a batch, on average."""
+    ideal: float
+    """... expected of a uniform draw from all images."""
+
+
+def shuffle_quality(batches: Batches) -> ShuffleQuality:
+    """Count the shards in the first batches of the stream, against a uniform draw; `batches` must be of one rank."""
+    group_of = _group_numbers(batches.source)
+    sizes = np.bincount(group_of[batches.positions])
+    steps = range(min(batches.steps_per_epoch, _BATCHES_MIXED))
+    distinct = np.mean([len(np.unique(group_of[batches.image_ids(step)])) for step in steps])
+    return ShuffleQuality(
+        int((sizes > 0).sum()), float(distinct), ideal_distinct(sizes.tolist(), batches.batch_size_per_rank)
+    )
+
+
+def _group_numbers(source: ImageSource) -> Int64[np.ndarray, " n"]:
+    """A number for each picture's shard, or for its folder where it is a file."""
+    numbers: Counter[str] = Counter()
+    groups = np.empty(len(source), np.int64)
+    for position in range(len(source)):
+        name = source.source_of(position) or source.member_of(position).rpartition("/")[0]
+        if name not in numbers:
+            numbers[name] = len(numbers)
+        groups[position] = numbers[name]
+    return groups
+
+
+def ideal_distinct(sizes: Sequence[int], drawn: int) -> float:
+    """Expected number of groups met by a uniform draw without replacement: sum of 1 - C(N - n, B) / C(N, B).
+
+    Args:
+        sizes: n, members of each group; N is their sum.
+        drawn: B, at most N.
+    """
+    total = sum(sizes)
+    missed = 0.0
+    for size in sizes:
+        if drawn <= total - size:
+            missed += math.exp(_log_binomial(total - size, drawn) - _log_binomial(total, drawn))
+    return len(sizes) - missed
+
+
+def _log_binomial(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
