@@ -194,7 +194,7 @@ def test_a_temporary_taken_for_a_leftover_is_made_once_more(tmp_path, monkeypatc
     made, other = [], []
     real = os.open
 
-    def come_by(path: Path, flags: int, mode: int = 0o777) -> int:
+    def come_by(path: Path, flags: int, mode: int = 0o777, **options: int | None) -> int:
         if not made and not flags & os.O_CREAT:
             made.append(path)
             if how == "removed":
@@ -202,7 +202,7 @@ def test_a_temporary_taken_for_a_leftover_is_made_once_more(tmp_path, monkeypatc
             else:
                 other.append(real(path, flags))
                 fcntl.flock(other[0], fcntl.LOCK_EX)
-        return real(path, flags, mode)
+        return real(path, flags, mode, **options)
 
     monkeypatch.setattr(os, "open", come_by)
     with kind(tmp_path / "out") as temporary:
