@@ -4,8 +4,8 @@
 
 2 x 224 + 10 x 96 views with iBOT's augmentations of 500 x 375 JPEGs (see `photos.py`). Loaders are timed as whole runs,
 from asking for them to their last batch, processes started and ended included: the first batches alone flatter loaders
-that prefetch. Both use two worker processes and give nothing else to do to the process that takes the batches. Masks
-and reads are what one core does: processor time.
+that prefetch. iBOT's reads the files, ours shards packed from them; both use two worker processes and give nothing else
+to do to the process that takes the batches. Masks and reads are what one core does: processor time.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ CROPS, JITTER, BLUR, MASKS, READS = "<= 0.05", "<= 1.0", "<= 0.6", "<= 0.15", ">
 MISSING = {"missing": "the peer: name a checkout of github.com/bytedance/ibot with --ibot"}
 
 
-def our_run(photos: Path, colour: str) -> Callable[[], None]:
+def our_run(shards: Path, colour: str) -> Callable[[], None]:
     config = Config(
         data=DataConfig(workers=WORKERS), views=ViewsConfig(colour=colour), train=TrainConfig(batch_size=BATCH)
     )
-    source = open_source(photos)
+    source = open_source(shards)
 
     def run() -> None:
         batches = Batches(source, np.arange(len(source)), config, PATCH)
@@ -63,13 +63,13 @@ def take(batches: Iterable[Any]) -> None:
         del batch
 
 
-def loader_rows(photos: Path, count: int, ibot: Path | None, repeats: int) -> list[Row]:
-    runs = {colour: our_run(photos, colour) for colour in LOADERS}
+def loader_rows(photos: Path, shards: Path, ibot: Path | None, repeats: int) -> list[Row]:
+    runs = {colour: our_run(shards, colour) for colour in LOADERS}
     if ibot is not None:
         dataset = peer_dataset(ibot, photos)
         runs["ibot"] = lambda: take(peer_loader(dataset, BATCH, WORKERS))
     seconds = interleaved_medians(runs, repeats, warm_up=False)
-    images = count // BATCH * BATCH
+    images = len(open_source(shards)) // BATCH * BATCH
     rows = []
     for colour, (what, target) in LOADERS.items():
         ratio = seconds["ibot"] / seconds[colour] if ibot is not None else None
@@ -220,7 +220,7 @@ def main(quick: bool, json_file: Path | None, record: bool, photos: Path | None,
         shards = Path(folder) / "shards"
         pack(photos, shards)
         parts: dict[str, Callable[[], list[Row]]] = {
-            "loaders": lambda: loader_rows(photos, count, ibot, 1 if quick else 5),
+            "loaders": lambda: loader_rows(photos, shards, ibot, 1 if quick else 5),
             "pixels": lambda: pixel_rows(photos, 16 if quick else 64),
             "masks": lambda: [mask_row(ibot, photos, 3 if quick else 9)],
             "reads": lambda: [read_row(shards, 3 if quick else 9)],

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sop_faiss.config import load_config
+from sop_faiss.data.device_colour import normalise
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, split_holdout
 from sop_faiss.model.checkpoint import checkpoint_directories
 from sop_faiss.model.teacher import build_student_and_teacher
 from sop_faiss.train.checkpoint import load_network
-from sop_faiss.train.loop import normalise
 
 __all__ = ["drifting_stores", "stores_of_run"]
 
@@ -66,5 +66,5 @@ def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tenso
     for step, batch in enumerate(batch_loader(batches, range(steps), pin_memory=False)):
         for parameter, first, last in zip(teacher.parameters(), *weights, strict=True):
             parameter.copy_(torch.lerp(first, last, step / steps))
-        views = normalise(batch.global_views[1:2], config, torch.device("cpu"))
+        views = normalise(batch.global_views[1:2], batch.global_colours[1:2], config.views, torch.device("cpu"))
         yield teacher(views.flatten(0, 1))[0], batch.image_ids

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from sop_faiss.cli.demo import main
 from sop_faiss.config import load_config
 from sop_faiss.pipeline import demo
+from sop_faiss.pipeline.train import TrainingResult
 from tests.images import write_folder
 
 
@@ -44,6 +45,13 @@ def test_own_photos_without_labels(tmp_path, few_steps):
     assert result.exit_code == 0, result.output + result.stderr
     assert (tmp_path / "demo" / "results.html").is_file()
     assert "k-NN" not in result.stdout
+
+
+def test_a_stopped_demo_says_that_it_starts_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "run_training", lambda *_, **__: TrainingResult(False, 3, 850, {}))
+    result = run("--out", tmp_path / "demo")
+    assert result.exit_code == 3
+    assert result.stderr.endswith("stopped by a signal: run it again; it starts from the beginning\n")
 
 
 def test_too_few_photos_and_foreign_folders(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -39,6 +41,26 @@ def test_store_is_first_in_first_out_for_any_batch_size(capacity, batches):
     torch.testing.assert_close(memory.embeddings, torch.tensor([row for row, _ in ring]), rtol=0, atol=0)
     assert memory.pointer == pointer
     assert memory.stored == next_id
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    capacity=st.integers(2, 13),
+    filled=st.lists(st.integers(0, 9), max_size=3),
+    batches=st.lists(st.integers(0, 30), max_size=6),
+)
+def test_mean_age_equals_counting_the_steps_of_each_row(capacity, filled, batches):
+    memory = make_memory(capacity)
+    ages, pointer = [None] * capacity, 0
+    for count, ends_step in [*((count, False) for count in filled), *((count, True) for count in batches)]:
+        memory.store(rows(count), torch.arange(count), ends_step=ends_step)
+        for _ in range(count):
+            ages[pointer], pointer = 0, (pointer + 1) % capacity
+        ages = [None if age is None else age + ends_step for age in ages]
+        known = [age for age in ages if age is not None]
+        expected = sum(known) / len(known) if known else math.nan
+        assert float(memory.mean_age()) == pytest.approx(expected, nan_ok=True)
+        assert memory.fill == len(known) / capacity
 
 
 def test_starts_with_random_unit_rows_of_no_image():
@@ -107,5 +129,24 @@ def test_state_survives_and_another_shape_is_refused():
     memory.store(rows(3, seed=8), torch.arange(3))
     other.store(rows(3, seed=8), torch.arange(3))
     assert torch.equal(other.image_ids, memory.image_ids)
-    with pytest.raises(CheckpointError, match="same capacity"):
+    assert float(other.mean_age()) == float(memory.mean_age()) == pytest.approx((4 * 2 + 3 * 1) / 7)
+    with pytest.raises(CheckpointError, match=r"same capacity.* number of training images"):
         make_memory(8).load_state_dict(memory.state_dict())
+
+
+def test_a_state_from_before_rows_had_ages_is_read_and_says_so(caplog):
+    memory, other = make_memory(7), make_memory(7, seed=9)
+    memory.store(rows(5), torch.arange(5))
+    state = memory.state_dict()
+    del state["stored_at"]
+    state["position"] = state["position"][:2]
+    other.store(rows(6), torch.arange(6))  # ages that must not survive
+    other.load_state_dict(state)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the checkpoint does not say how old its memory's rows are: ages count from here on"
+    ]
+    assert (other.pointer, other.stored) == (5, 5)
+    assert math.isnan(float(other.mean_age()))
+    for _ in range(2):
+        other.store(rows(1), torch.arange(1))
+    assert float(other.mean_age()) == pytest.approx(1.5)

@@ -87,11 +87,30 @@ def test_health_equals_counting(supports):
             images = {int(maker.memory.image_ids[row]) for row in line}
             alike.append(len(images) == 1 and -1 not in images)
     assert float(told["distinct_rows"]) == pytest.approx(len(members) / 20)
+    assert (float(told["memory_fill"]), float(told["memory_age"])) == (1.0, 1.0)
     if supports:
         assert float(told["one_image_share"]) == pytest.approx(sum(alike) / 12)
         assert float(told["support_similarity"]) == pytest.approx(float(prototypes.support_similarities.mean()))
     else:
-        assert told.keys() == {"distinct_rows"}
+        assert told.keys() == {"memory_fill", "memory_age", "distinct_rows"}
+
+
+@pytest.mark.parametrize(("anchors", "left"), [("fixed_vectors", 12 - 5), ("fixed_rows", 12)])
+def test_a_row_that_no_longer_holds_the_anchor_is_no_member(anchors, left):
+    maker = make(capacity=12, count=12, supports=0, tasks=2, anchors=anchors)
+    assert float(maker.draw().health()["distinct_rows"]) == 1.0
+    maker.memory.store(-maker.memory.embeddings[:5].clone(), torch.arange(5))
+    assert float(maker.draw().health()["distinct_rows"]) == pytest.approx(left / 12)
+
+
+def test_a_renewed_row_is_a_member_where_it_is_a_support():
+    maker = make(capacity=12, count=2, supports=3, tasks=1, anchors="fixed_vectors")
+    before = maker.draw()
+    opposite = -maker.memory.embeddings.clone()
+    maker.memory.store(opposite, torch.arange(12))
+    after = maker.draw()
+    assert torch.equal(after.anchors, before.anchors)
+    assert float(after.health()["distinct_rows"]) == pytest.approx(len(set(after.support_rows.flatten().tolist())) / 12)
 
 
 def test_no_supports_needs_no_search(monkeypatch):

@@ -12,14 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
+from sop_faiss.data.batch import Batch
 from sop_faiss.data.device_colour import normalise
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.errors import CheckpointError, ConfigError, DataError, RunStoppedError
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint, read_tensors
+from sop_faiss.model.projector import Projector
 from sop_faiss.pipeline.train import describe_run, run_training
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
+from sop_faiss.train import loop
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.monitor import read_metrics
 from sop_faiss.train.state import RunState, fit_memory
@@ -145,7 +149,7 @@ def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
     for step in range(2):
         told = [train_step(state, batches[step]) for state in (whole, parts)]
         for key in told[0]:
-            assert float(told[1][key]) == pytest.approx(float(told[0][key]), rel=1e-4), key
+            assert float(told[1][key]) == pytest.approx(float(told[0][key]), rel=1e-4, nan_ok=True), key
         for (name, one), two in zip(whole.student.named_parameters(), parts.student.parameters(), strict=True):
             assert (one.grad is None) == (two.grad is None), name
             if one.grad is not None:
@@ -156,6 +160,34 @@ def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
             memory = parts.levels[name].memory
             torch.testing.assert_close(memory.embeddings, level.memory.embeddings, rtol=1e-4, atol=1e-5)
             assert torch.equal(memory.image_ids, level.memory.image_ids)
+
+
+def test_4_x_64_images_give_the_gradients_of_1_x_256(tmp_path, monkeypatch):
+    """To 1e-10: all that is float32 but for the memories is made float64 here."""
+    monkeypatch.setattr(loop, "normalise", lambda *arguments: normalise(*arguments).double())
+    monkeypatch.setattr(Projector, "forward", lambda self, features: F.normalize(self.mlp(features), dim=-1))
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.rand(2, 256, 16, generator=generator) < 0.3
+    masks[:, ::3] = False
+    views = [
+        torch.randint(256, (count, 256, side, side, 3), dtype=torch.uint8, generator=generator)
+        for count, side in ((2, 16), (1, 8))
+    ]
+    no_colours = [torch.empty(count, 256, 0) for count in (2, 1)]
+    batch = Batch(*views, *no_colours, masks, torch.arange(256), [])
+    common = ("model.drop_path=0", "optim.clip_norm=0", "train.batch_size=256")
+    whole, parts = (
+        RunState(tiny_config(tmp_path, *common, *more), torch.device("cpu"), 256)
+        for more in ((), ("train.accumulate=4", "train.views_apart=true"))
+    )
+    losses = []
+    for state in (whole, parts):
+        state.student.double(), state.teacher.double()
+        losses.append(float(train_step(state, batch)["loss"]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)  # losses are told in float32
+    for one, two in zip(whole.student.parameters(), parts.student.parameters(), strict=True):
+        assert one.grad.dtype == torch.float64
+        torch.testing.assert_close(two.grad, one.grad, rtol=0, atol=1e-10 * float(one.grad.abs().max()))
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused(tmp_path, shards):
@@ -301,17 +333,18 @@ def test_killed_runs_go_on_as_if_nothing_had_happened(tmp_path, shards):
 
 def test_sigterm_saves_and_exits_75(tmp_path, shards):
     arguments = command(tiny_config_file(tmp_path), tmp_path / "run", shards, "train.epochs=2000")
-    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     wait_for_step(tmp_path / "run", 2, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 75
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert json.loads(stdout)["finished"] is False
+    assert stderr.endswith("stopped by a signal: go on with the same command and --resume\n")
     stopped_at = int(find_checkpoint(tmp_path / "run").name.removeprefix("step_"))
     assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_a_dump(tmp_path, shards, monkeypatch):
-    from sop_faiss.train import loop
-
     real = loop.train_step
 
     def broken(state, batch):
@@ -362,7 +395,25 @@ def test_a_dry_run_describes_and_writes_nothing(tmp_path, shards):
     assert described["training_images"] == 24
     assert described["steps"] == 24
     assert described["memory_rows"] == {"cls": 24, "patch": 24}  # no more than there are images
-    assert described["memories_bytes"] == (24 + 24) * 8 * 4
+    assert described["memories_bytes"] == (24 + 24) * (8 * 4 + 8 + 8)
+    assert described["neighbor_lists_bytes"] == 0
+    assert described["gathered_members_bytes"] == 8 * 4 * 8 * 4  # [CLS]: K = 8, S = 4; patches: 6 x 1
+
+
+@pytest.mark.parametrize("override", ["sop.cls.num_supports=3", "sop.cls.num_supports=12", "sop.patch.num_supports=2"])
+def test_a_dry_run_tells_the_bytes_that_a_run_has(tmp_path, shards, override):
+    common = ("neighbors.refresh=incremental", override)
+    described = describe_run(tiny_config(tmp_path, f"data.train={shards}", *common))
+    state, _ = fresh(tmp_path, shards, *common)
+    sizes = {"memories": 0, "lists": 0}
+    for level in state.levels.values():
+        for name, value in level.memory.state_dict().items():
+            if name != "position":
+                sizes["lists" if name.startswith("neighbor_") else "memories"] += value.nbytes
+    assert described["memories_bytes"] == sizes["memories"]
+    assert described["neighbor_lists_bytes"] == sizes["lists"] > 0
+    gathered = max(level.maker.draw().members(0).nbytes for level in state.levels.values())
+    assert described["gathered_members_bytes"] == gathered
 
 
 def test_no_training_images(tmp_path):
@@ -371,8 +422,6 @@ def test_no_training_images(tmp_path):
 
 
 def test_a_gradient_that_is_not_finite_is_never_saved(tmp_path, shards, monkeypatch):
-    from sop_faiss.train import loop
-
     real = loop.clip_each_gradient
 
     def poisoned(network, limit):

@@ -84,7 +84,8 @@ class NeighborsConfig:
     images than twice the memory's capacity, so that the memory holds several rows of an image."""
     refresh: str = "auto"
     """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and renew only what a
-    store has changed; the same neighbours but for ties. `auto`: what is cheaper."""
+    store has changed; the same neighbours but for ties; not with sop.anchors = fixed_vectors. `auto`: what is
+    cheaper."""
     index: str = "exact"
     """`exact`, or for memories of millions of rows on the CPU an approximate index: `ivf` (rows in lists around k-means
     centroids) or `hnsw` (a graph; slow to build). Its measured recall is in the metrics: `neighbor_recall_cls`."""

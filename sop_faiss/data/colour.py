@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from sop_faiss.config import ViewsConfig
+from sop_faiss.data.draws import uniform
 
 __all__ = ["COLUMNS", "UNCHANGED", "Colours", "augment_colours", "blur_reach", "draw_colours"]
 
@@ -65,17 +66,15 @@ def draw_colours(index: int, config: ViewsConfig, generator: np.random.Generator
     jitter: tuple[float, ...] = UNCHANGED[:8]
     if generator.random() < config.jitter:
         factors = [
-            generator.uniform(max(0.0, 1.0 - strength), 1.0 + strength)
+            uniform(generator, max(0.0, 1.0 - strength), 1.0 + strength)
             for strength in (config.brightness, config.contrast, config.saturation)
         ]
-        hue = generator.uniform(-config.hue, config.hue)
+        hue = uniform(generator, -config.hue, config.hue)
         jitter = (*factors, hue, *generator.permutation(4).tolist())
-    return Colours(
-        *jitter,
-        grey=generator.random() < config.grey,
-        blur_sigma=generator.uniform(*config.blur_sigma) if generator.random() < blur else 0.0,
-        solarize=is_global and index > 0 and generator.random() < config.solarize_global2,
-    )
+    grey = generator.random() < config.grey
+    sigma = uniform(generator, *config.blur_sigma) if generator.random() < blur else 0.0
+    solarize = is_global and index > 0 and generator.random() < config.solarize_global2
+    return Colours._make((*jitter, grey, sigma, solarize))
 
 
 def blur_reach(sigma: float) -> int:

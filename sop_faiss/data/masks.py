@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from sop_faiss.config import MasksConfig
+from sop_faiss.data.draws import uniform
 
 __all__ = ["draw_mask"]
 
@@ -31,7 +32,7 @@ def draw_mask(rows: int, cols: int, config: MasksConfig, generator: np.random.Ge
         return mask
     bits = 0
     if config.kind == "block" and generator.random() < config.probability:
-        bits = _draw_blocks(rows, cols, int(generator.uniform(*config.ratio) * patches), config.aspect, generator)
+        bits = _draw_blocks(rows, cols, int(uniform(generator, *config.ratio) * patches), config.aspect, generator)
     packed = np.frombuffer(bits.to_bytes(-(-patches // 8), "little"), np.uint8)
     return np.unpackbits(packed, count=patches, bitorder="little").view(bool)
 
@@ -48,8 +49,8 @@ def _draw_blocks(rows: int, cols: int, wanted: int, aspect: tuple[float, float],
     while hidden < wanted:
         most = wanted - hidden
         for _ in range(_TRIES):
-            area = generator.uniform(min(smallest, most), most)
-            ratio = math.exp(generator.uniform(*log_aspect))
+            area = uniform(generator, min(smallest, most), most)
+            ratio = math.exp(uniform(generator, *log_aspect))
             height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if not (0 < height < rows and 0 < width < cols):
                 continue

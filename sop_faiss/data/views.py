@@ -17,6 +17,7 @@ from jaxtyping import UInt8
 
 from sop_faiss.config import ViewsConfig
 from sop_faiss.data.colour import Colours, augment_colours, draw_colours
+from sop_faiss.data.draws import philox, uniform
 
 __all__ = ["Box", "View", "draw_crop", "draw_view", "view_generator", "write_view"]
 
@@ -47,8 +48,7 @@ class View(NamedTuple):
 
 def view_generator(seed: int, epoch: int, image_id: int, view: int) -> np.random.Generator:
     """The generator of one view of one image in one epoch."""
-    counter = np.array([0, 0, view, image_id], dtype=np.uint64)  # the low word counts what is drawn
-    return np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=counter))
+    return philox((seed, epoch), (0, 0, view, image_id))  # the lowest word counts what is drawn
 
 
 def draw_crop(
@@ -65,8 +65,8 @@ def draw_crop(
     """
     low, high = math.log(aspect[0]), math.log(aspect[1])
     for _ in range(_CROP_TRIES):
-        area = height * width * generator.uniform(*scale)
-        ratio = math.exp(generator.uniform(low, high))
+        area = height * width * uniform(generator, *scale)
+        ratio = math.exp(uniform(generator, low, high))
         box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < box_width <= width and 0 < box_height <= height:
             top = int(generator.integers(height - box_height + 1))
@@ -107,8 +107,8 @@ def draw_view(height: int, width: int, index: int, config: ViewsConfig, generato
     """
     angle = shear = 0.0
     if config.max_rotation_degrees or config.max_shear_degrees:
-        angle = math.radians(generator.uniform(-config.max_rotation_degrees, config.max_rotation_degrees))
-        shear = math.tan(math.radians(generator.uniform(-config.max_shear_degrees, config.max_shear_degrees)))
+        angle = math.radians(uniform(generator, -config.max_rotation_degrees, config.max_rotation_degrees))
+        shear = math.tan(math.radians(uniform(generator, -config.max_shear_degrees, config.max_shear_degrees)))
     scale = config.global_scale if index < config.global_count else config.local_scale
     box = draw_crop(height, width, scale, config.aspect, generator)
     flipped = generator.random() < config.flip

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sop_faiss import distributed
-from sop_faiss.config import Config, load_config, to_yaml
+from sop_faiss.config import Config, LevelConfig, load_config, to_yaml
 from sop_faiss.data.shard_stream import ShardStream
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.data.stream import split_holdout
@@ -23,7 +23,7 @@ from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
-from sop_faiss.pipeline.stream import make_batches, open_training_images
+from sop_faiss.pipeline.stream import make_batches, open_training_images, training_device
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
@@ -31,7 +31,7 @@ from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
-from sop_faiss.train.state import RunState, fit_memory
+from sop_faiss.train.state import RunState, fit_memory, keeps_neighbors
 from sop_faiss.train.stop import StopRequest
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
@@ -228,10 +228,6 @@ def describe_run(config: Config) -> dict[str, Any]:
     student, _ = build_student_and_teacher(config)
     batches = make_batches(config, source, trained, student.backbone.patch_size)
     parameters = sum(p.numel() for p in student.parameters())
-    levels = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
-    rows = {name: fit_memory(config, name, len(trained))[0] for name, weight in levels.items() if weight}
-    index, dim = config.neighbors.index, config.model.embedding_dim
-    indexed = [rows[name] for name in rows if index != "exact" and getattr(config.sop, name).num_supports]
     return {
         "training_images": len(trained),
         "held_out_images": len(held_out),
@@ -241,6 +237,33 @@ def describe_run(config: Config) -> dict[str, Any]:
         "steps": Schedules(config, batches.steps_per_epoch).total_steps,
         # student, teacher, gradients and two AdamW moments, in float32
         "weights_and_optimizer_bytes": parameters * 4 * 5,
+        **_describe_memories(config, len(trained)),
+    }
+
+
+def _describe_memories(config: Config, images: int) -> dict[str, Any]:
+    """Rows of the memories, and bytes on each rank of what belongs to them."""
+    dim = config.model.embedding_dim
+    weights = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
+    rows = {name: fit_memory(config, name, images)[0] for name, weight in weights.items() if weight}
+    device = training_device(config)
+    lists, indices, members = 0, 0, 0
+    for name, capacity in rows.items():
+        level: LevelConfig = getattr(config.sop, name)
+        if keeps_neighbors(config, name, capacity, device):
+            entries = min(2 * level.num_supports + 16, capacity - 1)
+            lists += capacity * (entries * 12 + 4)  # see `NeighborLists`
+        if config.neighbors.index != "exact" and level.num_supports:
+            indices += index_bytes(config.neighbors.index, capacity, dim)
+        members = max(members, level.num_anchors * (level.num_supports + 1) * dim * 4)
+    return {
         "memory_rows": rows,
-        "memories_bytes": sum(rows.values()) * dim * 4 + sum(index_bytes(index, count, dim) for count in indexed),
+        # embeddings in float32; image ids and steps in int64
+        "memories_bytes": sum(rows.values()) * (dim * 4 + 16),
+        # kept from step to step, where neighbors.refresh does so on this device
+        "neighbor_lists_bytes": lists,
+        # of an approximate index, beside the rows
+        "neighbor_index_bytes": indices,
+        # D of one task, of the level where it is larger: gathered for one task at a time
+        "gathered_members_bytes": members,
     }

@@ -12,6 +12,8 @@ which is the row p Y in O(K S) instead of O(K S K), and in log space
 The cross-entropy and its gradient are computed together, a block of rows at a time, so that the logits of all rows
 are never held; a task leaves only its gradient, as large as the embeddings. On CUDA a Triton kernel does the same
 (kernel.py), held against what is written here.
+
+New here? Read from `cls_loss` upward: each function uses the ones above it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
@@ -14,6 +16,9 @@ from sop_faiss.neighbors.incremental import NeighborLists
 from sop_faiss.neighbors.mirror import Neighbors, RingMirror, ring_segments
 
 __all__ = ["Memory"]
+
+_log = logging.getLogger(__name__)
+_UNKNOWN = -1
 
 
 class Memory:
@@ -31,6 +36,8 @@ class Memory:
     """
 
     image_ids: Int64[Tensor, " n"]
+    stored_at: Int64[Tensor, " n"]
+    """Step that each row was stored in, -1 where that is not known: random rows, and those of older checkpoints."""
 
     def __init__(
         self,
@@ -45,12 +52,15 @@ class Memory:
         self._mirror = RingMirror(capacity, dim, device, engine, precision)
         self._mirror.rows.copy_(F.normalize(torch.randn(capacity, dim, generator=generator), dim=1))
         self.image_ids = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self.stored_at = torch.full_like(self.image_ids, _UNKNOWN)
         self._lists: NeighborLists | None = None
         self._approximate: ApproximateSearch | None = None
         self.pointer = 0
         """Row that the next embedding overwrites."""
         self.stored = 0
         """Embeddings stored since the start."""
+        self.steps = 0
+        """Steps of training that have stored."""
 
     @property
     def embeddings(self) -> Float32[Tensor, "n d"]:
@@ -67,6 +77,14 @@ class Memory:
         """Share of the rows that hold stored embeddings, not the random ones of the start."""
         return min(1.0, self.stored / self.capacity)
 
+    def mean_age(self) -> Float32[Tensor, ""]:
+        """Mean age of the stored rows in steps: 1 of the last step's; NaN without any whose age is known.
+
+        That is by how many updates the teacher that made them is behind. Random rows of the start have no age.
+        """
+        known = self.stored_at != _UNKNOWN
+        return (self.steps - self.stored_at).where(known, 0).sum().float() / known.sum()
+
     @property
     def engine(self) -> str:
         """What searches: `faiss` or `torch`; `auto` before a trial (CUDA)."""
@@ -78,10 +96,17 @@ class Memory:
         return None if self._approximate is None else self._approximate.recall
 
     @torch.no_grad()
-    def store(self, embeddings: Float[Tensor, "b d"], image_ids: Int64[Tensor, " b"]) -> None:
+    def store(
+        self, embeddings: Float[Tensor, "b d"], image_ids: Int64[Tensor, " b"], *, ends_step: bool = True
+    ) -> None:
         """Overwrite the oldest rows, in order; of more rows than the memory holds, the last ones stay.
 
         Departs: the released code takes only batches that divide the capacity.
+
+        Args:
+            embeddings: new rows.
+            image_ids: the image of each.
+            ends_step: a step of training ends here, and all rows are one step older; not so while a memory is filled.
         """
         count = len(embeddings)
         start = (self.pointer + max(0, count - self.capacity)) % self.capacity
@@ -89,13 +114,13 @@ class Memory:
         self._mirror.write(start, embeddings)
         for ring, part in ring_segments(start, len(image_ids), self.capacity):
             self.image_ids[ring].copy_(image_ids[part])
-        rows = (start + torch.arange(len(embeddings), device=self.image_ids.device)) % self.capacity
-        if self._lists is not None:
-            self._lists.renew(rows)
-        if self._approximate is not None:
-            self._approximate.renew(rows)
+            self.stored_at[ring] = self.steps
+        for follower in (self._lists, self._approximate):
+            if follower is not None:
+                follower.renew((start + torch.arange(len(embeddings), device=self.image_ids.device)) % self.capacity)
         self.pointer = (self.pointer + count) % self.capacity
         self.stored += count
+        self.steps += ends_step
 
     def sample(self, count: int, generator: torch.Generator) -> Int64[Tensor, " k"]:
         """`count` different rows, uniformly; the same on all ranks when their generators agree."""
@@ -140,7 +165,8 @@ class Memory:
         return {
             "embeddings": self.embeddings.clone(),
             "image_ids": self.image_ids.clone(),
-            "position": torch.tensor([self.pointer, self.stored], dtype=torch.int64),
+            "stored_at": self.stored_at.clone(),
+            "position": torch.tensor([self.pointer, self.stored, self.steps], dtype=torch.int64),
             **self._mirror.state_dict(),
             **({} if self._lists is None else self._lists.state_dict()),
             **({} if self._approximate is None else self._approximate.state_dict()),
@@ -155,11 +181,18 @@ class Memory:
         if state["embeddings"].shape != self.embeddings.shape:
             got, wanted = tuple(state["embeddings"].shape), tuple(self.embeddings.shape)
             raise CheckpointError(
-                f"the checkpoint's memory is {got}, this run's is {wanted}: resume with the same capacity and dimension"
+                f"the checkpoint's memory is {got}, this run's is {wanted}: resume with the same capacity, dimension "
+                "and number of training images (a memory holds no more rows than there are)"
             )
         self.embeddings.copy_(state["embeddings"])
         self.image_ids.copy_(state["image_ids"])
-        self.pointer, self.stored = (int(value) for value in state["position"])
+        self.pointer, self.stored, *steps = (int(value) for value in state["position"])
+        self.steps = steps[0] if steps else 0
+        if "stored_at" in state:
+            self.stored_at.copy_(state["stored_at"])
+        else:
+            self.stored_at.fill_(_UNKNOWN)
+            _log.warning("the checkpoint does not say how old its memory's rows are: ages count from here on")
         self._mirror.load_state_dict(state)
         if self._lists is not None:
             self._lists.load_state_dict(state)

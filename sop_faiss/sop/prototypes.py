@@ -50,17 +50,24 @@ class Prototypes:
         return members.transpose(0, 1)
 
     def health(self) -> dict[str, Float32[Tensor, ""]]:
-        """What the prototypes tell about the memory, without another search.
+        """What the prototypes and the memory that they come from tell, without another search.
 
-        `distinct_rows`: different rows that members were drawn from, as a share of the memory. Where there are supports
-        also `support_similarity`, their mean similarity to the anchor; where there are several, `one_image_share`, the
-        share of anchors whose supports all come from one image; and where the search was approximate `neighbor_recall`,
-        the share of nearest rows that it found when its index was last built.
+        `memory_fill`: share of stored rows; `memory_age`: their mean age in steps. `distinct_rows`: different rows that
+        are members, as a share of the memory. Where there are supports also `support_similarity`, their mean similarity
+        to the anchor; where there are several, `one_image_share`, the share of anchors whose supports all come from one
+        image; and where the search was approximate `neighbor_recall`, the share of nearest rows that it found when its
+        index was last built.
         """
+        # With fixed vectors an anchor's row may hold another embedding by now, which is then no member.
+        holds_anchor = (self.memory.embeddings[self.anchor_rows] == self.anchors).all(-1)
         used = torch.zeros(self.memory.capacity, device=self.anchors.device)
-        used[self.anchor_rows.flatten()] = 1.0
+        used[self.anchor_rows.flatten()] = holds_anchor.flatten().float()
         used[self.support_rows.flatten()] = 1.0
-        told = {"distinct_rows": used.mean()}
+        told = {
+            "memory_fill": used.new_full((), self.memory.fill),
+            "memory_age": self.memory.mean_age(),
+            "distinct_rows": used.mean(),
+        }
         if self.support_rows.shape[2] > 0:
             told["support_similarity"] = self.support_similarities.mean()
         if self.memory.neighbor_recall is not None:

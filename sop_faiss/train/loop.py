@@ -74,7 +74,7 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     state.images_seen += config.train.batch_size
     metrics: dict[str, Tensor | float] = {"loss": torch.zeros((), device=device)}
     for name, level in state.levels.items():
-        sums = torch.stack([part.sums[name] for part in learned]).sum(0)
+        sums = distributed.average(torch.stack([part.sums[name] for part in learned]).sum(0))
         metrics.update(_level_metrics(name, level, sums, len(parts)))
         metrics["loss"] += getattr(config.loss, f"{name}_weight") * metrics[f"loss_{name}"]
     return {**metrics, **health, "gradient_norm": gradient_norm, **settings._asdict()}
@@ -172,14 +172,13 @@ def _stored_view(views: int) -> int:
 
 
 def _level_metrics(name: str, level: Level, sums: Float[Tensor, " sums"], parts: int) -> dict[str, Tensor | float]:
-    """What one level's loss tells, of the sums over all parts of the batch; see `LevelLoss.sums`."""
+    """What one level's loss tells, of `LevelLoss.sums` over parts and ranks; ratios are NaN without a masked patch."""
     loss, weight, entropies, rows = sums
     log_count = math.log(level.maker.level.num_anchors)
     return {
         f"loss_{name}": loss / parts,
         f"loss_{name}_over_lnK": loss / weight / log_count,
         f"teacher_entropy_{name}_over_lnK": entropies / rows / log_count,
-        f"memory_fill_{name}": level.memory.fill,
     }
 
 
@@ -198,7 +197,7 @@ def fill_memories(state: RunState, batches: Batches) -> None:
         image_ids = distributed.gather_rows(batch.image_ids.to(state.device))
         for level, embeddings in ((state.cls, cls), (state.patch, patch)):
             if level is not None:
-                level.memory.store(distributed.gather_rows(embeddings), image_ids)
+                level.memory.store(distributed.gather_rows(embeddings), image_ids, ends_step=False)
 
 
 def train_steps(

@@ -52,12 +52,16 @@ class Monitor:
         self._waited += seconds
 
     def log(self, metrics: Mapping[str, float | int]) -> None:
-        """Write one line; values that are not finite become null."""
+        """Write one line. NaN is a number that there is none of: null in the file, no point in TensorBoard.
+
+        It stands for a mean over the masked patches of a batch without any, for the age of a memory that nothing was
+        stored in, and for the speed in the first line, so that all lines of steps have the same keys.
+        """
         line = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
-        for key, value in metrics.items():
-            if key not in ("step", "epoch", "images"):
+        for key, value in line.items():
+            if value is not None and key not in ("step", "epoch", "images"):
                 self._board.add_scalar(key, value, int(metrics["step"]))
 
     def speed(self, images: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_
 from sop_faiss.train.optim import make_optimizer
 from sop_faiss.train.schedules import Schedules
 
-__all__ = ["Level", "RunState", "fit_memory"]
+__all__ = ["Level", "RunState", "fit_memory", "keeps_neighbors"]
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +93,34 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
     return capacity, exclude_same_image
 
 
+def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.device) -> bool:
+    """Whether a level's memory keeps its rows' neighbours from step to step, as `neighbors.refresh` means it.
+
+    Args:
+        config: of the run.
+        name: `cls` or `patch`.
+        capacity: rows of the memory; see `fit_memory`.
+        device: where it lies.
+
+    Raises:
+        ConfigError: neighbours shall be kept, of anchors that are no rows of the memory.
+    """
+    level: LevelConfig = getattr(config.sop, name)
+    refresh = config.neighbors.refresh
+    is_exact = config.neighbors.index == "exact" and config.neighbors.precision == "float32"
+    if refresh == "full" or level.num_supports == 0 or not is_exact:
+        return False
+    if config.sop.anchors == "fixed_vectors":
+        if refresh == "incremental":
+            raise ConfigError(
+                "neighbors.refresh = incremental keeps the neighbours of a memory's rows, and sop.anchors = "
+                "fixed_vectors are copies outside it: set neighbors.refresh=full or auto, or sop.anchors=fixed_rows"
+            )
+        return False
+    anchors, stored = level.tasks * level.num_anchors, config.train.batch_size
+    return refresh == "incremental" or keeping_pays(anchors, stored, capacity, config.model.embedding_dim, device)
+
+
 class RunState:
     """Builds a run's parts from its configuration.
 
@@ -147,7 +175,7 @@ class RunState:
             anchors=sop.anchors,
             exclude_same_image=exclude_same_image,
             generator=generator,
-            incremental=self._keeps_neighbors(level, capacity),
+            incremental=keeps_neighbors(self.config, name, capacity, self.device),
         )
         if level.num_supports and neighbors.index != "exact":
             memory.use_index(neighbors, level.num_supports)
@@ -158,23 +186,12 @@ class RunState:
     def _tell_of_neighbors(self, name: str, maker: PrototypeMaker) -> None:
         settings, rows = self.config.neighbors, maker.memory.capacity
         how = "kept from step to step" if maker.incremental else "searched for every step"
-        _log.info(
-            "%s neighbours are %s (neighbors.refresh=%s, neighbors.index=%s)",
-            name,
-            how,
-            settings.refresh,
-            settings.index,
-        )
+        because = f"neighbors.refresh={settings.refresh}, neighbors.index={settings.index}"
+        if self.config.sop.anchors == "fixed_vectors":
+            because += ", sop.anchors=fixed_vectors are no rows of the memory"
+        _log.info("%s neighbours are %s (%s)", name, how, because)
         if settings.index != "exact" and not index_pays(settings, rows):
             _log.info("neighbors.index=%s cannot save time in the %d rows of the %s memory", settings.index, rows, name)
-
-    def _keeps_neighbors(self, level: LevelConfig, capacity: int) -> bool:
-        """Whether neighbors.refresh means kept lists for this level."""
-        refresh = self.config.neighbors.refresh
-        stored, dim = self.config.train.batch_size, self.config.model.embedding_dim
-        pays = keeping_pays(level.tasks * level.num_anchors, stored, capacity, dim, self.device)
-        may_keep = self.config.neighbors.index == "exact" and self.config.neighbors.precision == "float32"
-        return may_keep and (refresh == "incremental" or (refresh == "auto" and pays))
 
     @property
     def levels(self) -> dict[str, Level]:
