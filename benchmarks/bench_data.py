@@ -1,4 +1,4 @@
-"""The data stream against iBOT's loader, PIL and webdataset (design 6.4 and 8).
+"""The data stream against iBOT's loader, PIL and webdataset.
 
     python benchmarks/bench_data.py [--quick] [--json FILE] [--record] [--photos DIR] [--ibot CHECKOUT]
 

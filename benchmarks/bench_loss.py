@@ -1,4 +1,4 @@
-"""The loss against the paper's formula with its label matrix Y built: seconds and extra peak memory (design 2.3 and 8).
+"""The loss against the paper's formula with its label matrix Y built: seconds and extra peak memory.
 
     python benchmarks/bench_loss.py [--quick] [--json FILE] [--record]
 

@@ -1,4 +1,4 @@
-"""The neighbours of the anchors at the paper's size, against what one would otherwise write (design 6.1, 8).
+"""The neighbours of the anchors at the paper's size, against what one would otherwise write (docs/method.md, 2).
 
     python benchmarks/bench_neighbors.py --quick
 

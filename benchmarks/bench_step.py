@@ -1,4 +1,4 @@
-"""A whole training step against its networks alone: what the method costs beside the backbone (design 8).
+"""A whole training step against its networks alone: what the method costs beside the backbone.
 
     python benchmarks/bench_step.py [--quick] [--json FILE] [--record]
 

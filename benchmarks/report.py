@@ -1,4 +1,4 @@
-"""What all benchmarks share: interleaved timing, one table, JSON, and the record in RESULTS.md (design 8).
+"""What all benchmarks share: interleaved timing, one table, JSON, and the record in RESULTS.md.
 
 A row is a ratio measured in one run, on one machine, against what a user would otherwise take.
 """

@@ -7,10 +7,12 @@ import datetime
 import errno
 import functools
 import importlib.metadata
+import logging
 import math
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +28,8 @@ __all__ = [
     "EXIT_INTERRUPTED",
     "EXIT_STOPPED",
     "EXIT_USER",
+    "log_to_stderr",
+    "one_line",
     "page_footer",
     "progress_reporter",
     "run_command",
@@ -50,7 +54,8 @@ _NO_MEMORY = re.compile(
 )
 _SAID_LENGTH = 160
 _LOWER = (
-    "lower the batch size, the image size or the memories, or use another device (training: raise train.accumulate)"
+    "lower the batch size, the image size or the memories, choose a smaller model, or use another device "
+    "(training: raise train.accumulate)"
 )
 
 P = ParamSpec("P")
@@ -67,6 +72,7 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        _tame_reports()
         try:
             return function(*args, **kwargs)
         except RunStoppedError as error:
@@ -77,8 +83,8 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
             _leave_closed_pipe()
         except OSError as error:
             _fail(_os_message(error), EXIT_USER)
-        except KeyboardInterrupt:
-            _fail("interrupted", EXIT_INTERRUPTED)
+        except KeyboardInterrupt as error:
+            _fail(str(error) or "interrupted", EXIT_INTERRUPTED)
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
@@ -101,6 +107,37 @@ def _speaks() -> bool:
         return True
 
 
+class _OneLine(logging.Formatter):
+    """A log message as one line that terminals do not obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_line(record.getMessage())
+
+
+def log_to_stderr(level: int) -> None:
+    """Show log messages from this level on; without it, warnings are shown."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def _tame_reports() -> None:
+    """Log messages that nobody asked for are one line too; a full disk is told once, not also by each thread."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLine())
+    report = threading.excepthook
+    if getattr(report, "leaves_out_full_disks", False):
+        return
+
+    def report_others(args: threading.ExceptHookArgs) -> None:
+        error = args.exc_value
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            report(args)
+
+    report_others.leaves_out_full_disks = True  # type: ignore[attr-defined]
+    threading.excepthook = report_others
+
+
 def _leave_closed_pipe() -> NoReturn:
     """Exit without the interpreter's own complaint when it flushes stdout into the closed pipe."""
     with contextlib.suppress(OSError, ValueError):  # a captured stdout has no descriptor
@@ -112,7 +149,8 @@ def _os_message(error: OSError) -> str:
     if error.errno == errno.ENOMEM:
         return _memory_message(error)
     what = error.strerror or str(error)
-    return f"{what}: {error.filename}" if error.filename is not None else what
+    named = f"{what}: {error.filename}" if error.filename is not None else what
+    return "; ".join([named, *getattr(error, "__notes__", [])])
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_STOPPED, progress_reporter, run_command
+from sop_faiss.cli.common import (
+    CONTEXT_SETTINGS,
+    EXIT_STOPPED,
+    log_to_stderr,
+    one_line,
+    progress_reporter,
+    run_command,
+)
 
 __all__ = ["main"]
 
@@ -26,13 +33,13 @@ def main(images: str | None, out: Path) -> None:
     """
     from sop_faiss.pipeline.demo import KNN_GAIN, MAP_GAIN, digits_demo, photos_demo
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    log_to_stderr(logging.WARNING)
     result = photos_demo(images, out, progress_reporter) if images else digits_demo(out, progress_reporter)
     if result.scores:
         click.echo(f"{'features':26}{'k-NN top-1':>12}{'mAP':>10}")
     for scores in result.scores:
         click.echo(f"{scores.name:26}{scores.knn_top1:>10.1f} %{scores.mean_average_precision:>8.1f} %")
-    click.echo(f"page: {result.page}")
+    click.echo(one_line(f"page: {result.page}"))
     if not result.reached:
         click.echo(
             f"the gains over random weights are under {KNN_GAIN:g} points (k-NN) or {MAP_GAIN:g} (mAP)", err=True

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, run_command, say_written
-from sop_faiss.files import write_json
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, run_command, say_written
+from sop_faiss.files import require_writable, write_json
 from sop_faiss.pipeline.doctor import Diagnosis, examine
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
@@ -34,6 +34,8 @@ def main(json_file: Path | None) -> None:
     Example:
       sop-doctor --json doctor.json
     """
+    if json_file != Path("-"):
+        require_writable(json_file)
     click.echo("testing FAISS, some seconds a device ...", err=True)
     diagnosis = examine()
     if json_file == Path("-"):
@@ -49,11 +51,11 @@ def main(json_file: Path | None) -> None:
 
 def _text(diagnosis: Diagnosis) -> str:
     lines = [f"{name:<24}{version or 'not installed'}" for name, version in diagnosis.versions.items()]
-    lines += ["", *(f"{device['name']:<24}{device['description']}" for device in diagnosis.devices), ""]
+    lines += ["", *(f"{device['name']:<24}{one_line(device['description'])}" for device in diagnosis.devices), ""]
     for check in diagnosis.checks:
-        lines.append(f"{_MARKS[check.status]} {check.name}: {check.detail}")
+        lines.append(f"{_MARKS[check.status]} {check.name}: {one_line(check.detail)}")
         if check.remedy:
-            lines.append(f"        -> {check.remedy}")
+            lines.append(f"        -> {one_line(check.remedy)}")
     return "\n".join(lines)
 
 

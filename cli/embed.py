@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.model.spec import EncoderSpec
 
@@ -62,9 +62,11 @@ def main(
     dropped = manifest["dropped"]
     reasons = ", ".join(f"{reason} {count}" for reason, count in dropped["reasons"].items())
     click.echo(
-        f"{manifest['count']:,} features of dimension {manifest['dimension']} in {out}"
-        + (f", {dropped['count']:,} pictures dropped ({reasons})" if reasons else "")
-        + f"; encoder {manifest['encoder']['name']}, fingerprint {manifest['encoder']['fingerprint'][:12]}"
+        one_line(
+            f"{manifest['count']:,} features of dimension {manifest['dimension']} in {out}"
+            + (f", {dropped['count']:,} pictures dropped ({reasons})" if reasons else "")
+            + f"; encoder {manifest['encoder']['name']}, fingerprint {manifest['encoder']['fingerprint'][:12]}"
+        )
     )
     say_written("JSON", result_json)
 

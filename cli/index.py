@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.files import write_json
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.outputs import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.index.store import IndexManifest
     from sop_faiss.pipeline.search import SearchResult
 
-_STDOUT = Path("-")
 _FILE = click.Path(path_type=Path, allow_dash=True)
 _FOLDER = click.Path(path_type=Path)
 
@@ -78,7 +79,7 @@ def build_command(
             max_bad_fraction=max_bad_fraction,
             progress=progress,
         )
-    click.echo(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}")
+    click.echo(one_line(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}"))
 
 
 @main.command("search", short_help="Find the pictures nearest to yours.")
@@ -90,7 +91,9 @@ def build_command(
 @click.option("-k", type=int, default=10, show_default=True, help="Neighbours of each query.")
 @click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbours of a smaller similarity.")
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write what was found as JSON; - is stdout.")
-@click.option("--csv", "csv_file", type=_FOLDER, metavar="FILE", help="Write one line per query and neighbour.")
+@click.option(
+    "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbour; - is stdout."
+)
 @click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of pictures that stands alone.")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
@@ -126,15 +129,22 @@ def search_command(
     """
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.pipeline.search import SearchOptions, search_index
-    from sop_faiss.pipeline.search_output import as_records, write_search_csv, write_search_page
+    from sop_faiss.pipeline.search_output import as_csv, as_records, write_search_csv, write_search_page
 
+    check_outputs(
+        {"--json": json_file, "--csv": csv_file, "--html": html_file},
+        [index, *images, *source_files(data), *encoder_files(encoder)],
+        to_stdout=("--json", "--csv"),
+    )
     options = SearchOptions(k, threshold, images_root, batch_size, max_bad_fraction)
     opened = FeatureIndex.open(index)
     with progress_reporter("embedding", "pictures") as progress:
         result = search_index(
             opened, pictures=images, data=data, keys=keys, encoder=encoder, options=options, progress=progress
         )
-    if csv_file is not None:
+    if csv_file == STDOUT:
+        click.echo(_for_stdout(as_csv(result)), nl=False)
+    elif csv_file is not None:
         write_search_csv(csv_file, result)
     if html_file is not None:
         with progress_reporter("drawing", "pictures") as progress:
@@ -151,7 +161,7 @@ def search_command(
             "queries": as_records(result),
         }
         _write_json(json_file, content)
-    if json_file != _STDOUT:
+    if STDOUT not in (json_file, csv_file):
         click.echo(_found_text(result))
         say_written("JSON", json_file)
     say_written("CSV", csv_file)
@@ -183,6 +193,7 @@ def info_command(index: Path, json_file: Path | None) -> None:
     """
     from sop_faiss.index.store import read_verified
 
+    check_outputs({"--json": json_file}, [index], to_stdout=("--json",))
     manifest, ids = read_verified(index)
     labelled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
     size = sum(int(file["bytes"]) for file in manifest.files.values())
@@ -204,7 +215,7 @@ def info_command(index: Path, json_file: Path | None) -> None:
     }
     if json_file is not None:
         _write_json(json_file, facts)
-    if json_file != _STDOUT:
+    if json_file != STDOUT:
         click.echo(_info_text(index, facts))
         say_written("JSON", json_file)
 
@@ -221,7 +232,7 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
         "pictures": f"{facts['root']}{moved}",
         "left out": _counted(facts["dropped"]) or "none",
     }
-    return "\n".join(f"{name:<11}{value}" for name, value in lines.items())
+    return "\n".join(f"{name:<11}{one_line(value)}" for name, value in lines.items())
 
 
 def _describe(manifest: IndexManifest) -> str:
@@ -230,7 +241,7 @@ def _describe(manifest: IndexManifest) -> str:
 
 
 def _counted(dropped: dict[str, int]) -> str:
-    return ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+    return one_line(", ".join(f"{reason} {count}" for reason, count in dropped.items()))
 
 
 def _found_text(result: SearchResult) -> str:
@@ -238,18 +249,29 @@ def _found_text(result: SearchResult) -> str:
     marks = {True: "+", False: "-", None: " "}
     blocks = []
     for query in result.queries:
-        lines = [query.key + (f"  [{query.label}]" if query.label is not None else "")]
+        lines = [_named(query.key, query.label)]
         for found in query.found:
-            label = f"  [{found.label}]" if found.label is not None else ""
-            lines.append(f"{found.rank:4d}  {found.similarity:7.4f} {marks[found.right]} {found.key}{label}")
+            named = _named(found.key, found.label)
+            lines.append(f"{found.rank:4d}  {found.similarity:7.4f} {marks[found.right]} {named}")
         if not query.found:
             lines.append("      nothing above the threshold")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
+def _named(key: str, label: str | None) -> str:
+    return one_line(key) + (f"  [{one_line(label)}]" if label is not None else "")
+
+
+def _for_stdout(text: str) -> bytes:
+    """The text as it is for a pipe or a file; without control characters for a terminal, which would obey them."""
+    if sys.stdout.isatty():
+        text = "".join(letter if letter.isprintable() or letter in "\r\n" else "?" for letter in text)
+    return text.encode()
+
+
 def _write_json(file: Path, content: Any) -> None:
-    if file == _STDOUT:
+    if file == STDOUT:
         click.echo(json.dumps(content, indent=1, allow_nan=False))
     else:
         write_json(file, content)

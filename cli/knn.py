@@ -11,8 +11,8 @@ from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_comman
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
-from sop_faiss.files import require_writable
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.pipeline.knn import KnnResult
@@ -62,7 +62,7 @@ def main(
     """
     from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
 
-    require_writable(json_file)
+    check_outputs({"--json": json_file}, [*source_files(train), *source_files(test), *encoder_files(encoder)])
     options = KnnOptions(ks, temperature, batch_size, workers, max_bad_fraction)
     with progress_reporter("embedding", "pictures") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)

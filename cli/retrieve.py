@@ -9,8 +9,8 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.cli.tables import print_table
-from sop_faiss.files import require_writable
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.outputs import check_outputs, encoder_files, ground_truth_files
 
 _PATH = click.Path(path_type=Path)
 
@@ -83,8 +83,8 @@ def main(
     from sop_faiss.pipeline.retrieve import RetrieveOptions, evaluate_retrieval
     from sop_faiss.pipeline.retrieve_output import metrics_table, write_per_query, write_retrieval_page
 
-    for file in (json_file, html_file, csv_file):
-        require_writable(file)
+    read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder)]
+    check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read)
     options = RetrieveOptions(square, top, batch_size, workers)
     with progress_reporter("embedding", "pictures") as progress:
         result = evaluate_retrieval(

@@ -9,16 +9,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sop_faiss.cli.common import one_line
+
 __all__ = ["print_table"]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to stdout: the first column to the left, numbers to the right; any text is shown as it is."""
+    """Print a table to stdout: the first column to the left, numbers to the right; any text as it is, on one line."""
     table = Table(box=box.SIMPLE_HEAD)
     for number, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(one_line(column)), justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(one_line(cell)) for cell in row))
     console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(title))
+    console.print(Text(one_line(title)))
     console.print(table)

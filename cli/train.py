@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
 from sop_faiss.cli.tables import print_table
-from sop_faiss.errors import one_line
 
 if TYPE_CHECKING:
     from sop_faiss.config import Config
@@ -84,12 +83,13 @@ def main(
 
     The run directory holds config.yaml, metrics.jsonl, checkpoints/ and TensorBoard events. The last line, JSON on
     stdout, has the step reached, the steps in all, and the last measured values. Exit status: 0 done,
-    1 a mistake, 3 the run stopped itself (non-finite loss), 75 saved on SIGTERM or SIGUSR1: run again with --resume.
+    1 a mistake, 3 the run stopped itself (non-finite loss), 75 saved on SIGTERM or SIGUSR1, 130 saved on Ctrl-C:
+    run again with --resume.
     """
     from sop_faiss.config import load_config, to_yaml
     from sop_faiss.pipeline.train import describe_run, run_training
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log_to_stderr(logging.INFO)
     resolved = load_config(config, overrides)
     if dry_run:
         click.echo(to_yaml(resolved), nl=False)

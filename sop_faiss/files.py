@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +23,14 @@ __all__ = [
     "atomic_file",
     "read_json",
     "refuse_occupied",
+    "remove_leftovers",
     "require_writable",
     "sha256_file",
     "write_json",
 ]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors that only writing meets, so that one without a name is about the file being written."""
 
 
 def refuse_occupied(out: Path) -> None:
@@ -39,12 +47,15 @@ def require_writable(path: Path | None) -> None:
     """Check before long work that its result, a file, can be written there; None is fine.
 
     Raises:
-        SopError: the path is a directory, or the place cannot be written to.
+        SopError: the path is a directory, a device or a pipe, or the place cannot be written to.
     """
     if path is None:
         return
     if path.is_dir():
         raise SopError(f"output {path} is a directory: name a file in it")
+    with contextlib.suppress(OSError):  # one look, as others may remove it
+        if not stat.S_ISREG(path.stat().st_mode):  # a rename would put a file in the place of the device
+            raise SopError(f"output {path} is a device or a pipe: name a file")
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise SopError(f"output {path} cannot be written: {above} is not a directory, or not writable")
@@ -69,23 +80,101 @@ def _sync_file(path: Path) -> None:
 
 def _temporary_sibling(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path)
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 @contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold a file's or directory's lock, which the kernel lets go when the process ends, however it ends.
+
+    Yields:
+        Whether it is held; False if another process has it, or nothing is there, or the file system has no locks.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            held = False
+        else:
+            held = True
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes have left beside `path` while they wrote it; what a living one writes stays.
+
+    A directory that a killed process had moved aside, and not yet replaced, is moved back.
+    """
+    of_path = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.(?:tmp|old)")
+    found = [entry for entry in path.parent.iterdir() if of_path.fullmatch(entry.name)]
+    for leftover in sorted(found, reverse=True):
+        with _locked(leftover) as is_left:
+            if not is_left:
+                continue
+            if leftover.suffix == ".old" and not path.exists():
+                leftover.rename(path)
+            elif leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _errors_name(path: Path, temporary: Path) -> Iterator[None]:
+    """Errors about the temporary name are raised as errors about `path`, the name that the user knows."""
+    try:
+        yield
+    except OSError as error:
+        renamed = _renamed(error, path, temporary)
+        if renamed is None:
+            raise
+        raise renamed from error
+
+
+def _renamed(error: OSError, path: Path, temporary: Path) -> OSError | None:
+    """The same error about `path`; None if it is about something else."""
+    if error.errno is None:  # raised by a library, which puts names into the text
+        text = str(error)
+        return OSError(text.replace(str(temporary), str(path))) if str(temporary) in text else None
+    if error.filename is None:
+        named = path if error.errno in _NO_ROOM else None
+    else:
+        place = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
+        inside = place is not None and place.is_relative_to(temporary)
+        named = path / place.relative_to(temporary) if place is not None and inside else None
+    return None if named is None else OSError(error.errno, os.strerror(error.errno), str(named))
+
+
+@contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; flush and rename it there on success, remove it on failure.
+    """Yield an empty temporary file beside `path`; flush and rename it there on success, remove it on failure.
 
     Whatever stood at `path` stays untouched until the rename.
+
+    Raises:
+        SopError: `path` is a directory, a device or a pipe.
+        OSError: the place cannot be written, or is full; it names `path`.
     """
+    require_writable(path)
     temporary = _temporary_sibling(path)
-    try:
-        yield temporary
-        _sync_file(temporary)
-        temporary.replace(path)
-        sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _errors_name(path, temporary):
+        temporary.touch(exist_ok=False)
+        try:
+            with _locked(temporary):
+                yield temporary
+                _sync_file(temporary)
+                temporary.replace(path)
+            sync_directory(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -98,29 +187,41 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     Raises:
         SopError: `path` exists, is not empty, and `overwrite` is off.
+        OSError: the place cannot be written, or is full; it names `path`, or the file in it.
     """
     if not overwrite:
         refuse_occupied(path)
     temporary = _temporary_sibling(path)
-    temporary.mkdir(parents=True)
-    aside = temporary.with_suffix(".old")
-    try:
-        yield temporary
-        for file in sorted(temporary.rglob("*")):
-            if file.is_file():
-                _sync_file(file)
-        sync_directory(temporary)
-        if path.exists():
-            path.rename(aside)
+    with _errors_name(path, temporary):
+        temporary.mkdir()
+        try:
+            with _locked(temporary):
+                yield temporary
+                for file in sorted(temporary.rglob("*")):
+                    if file.is_file():
+                        _sync_file(file)
+                sync_directory(temporary)
+                _put_in_place(temporary, path)
+            sync_directory(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a directory to `path`; what stands there is moved aside, and back if that fails."""
+    if not path.exists():
         temporary.rename(path)
+        return
+    aside = temporary.with_suffix(".old")
+    with _locked(path):
+        path.rename(aside)
+        try:
+            temporary.rename(path)
+        except OSError:
+            aside.rename(path)
+            raise
         sync_directory(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if aside.exists():
-            if not path.exists():
-                aside.rename(path)
-            else:
-                shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def sha256_file(path: Path) -> str:
@@ -145,6 +246,6 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SopError(f"{path} does not exist") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # not JSON or UTF-8, thousands of digits, or deeply nested
         reason = str(error).splitlines()[0]
         raise SopError(f"{path} cannot be read as JSON ({reason}); it is damaged or of another kind") from None

@@ -47,8 +47,11 @@ def write_run(run: Path, config: Config | None = None, step: int = 10) -> Path:
         tensors = {f"backbone.{name}": value for name, value in backbone.state_dict().items()}
         tensors["projector.layers.0.weight"] = torch.zeros(16, 32)
         save_file(tensors, checkpoint / f"{role}.safetensors")
+    for name in ("optimizer", "memories"):
+        save_file({"unread": torch.zeros(1)}, checkpoint / f"{name}.safetensors")
     sums = {file.name: sha256_file(file) for file in checkpoint.glob("*.safetensors")}
-    (checkpoint / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, "sha256": sums}))
+    counters = {"images_seen": 0, "bad_samples": 0, "best_score": None}
+    (checkpoint / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **counters, "sha256": sums}))
     (run / "latest").write_text(checkpoint.name)
     return run
 

@@ -131,5 +131,7 @@ def test_the_cut_into_programs_does_not_change_the_result(monkeypatch):
         torch.testing.assert_close(gradient, results[0][1], rtol=1e-5, atol=1e-5)
 
 
-def test_the_self_test_is_passed():
-    assert kernel._self_test_error(torch.device("cpu")) < 1e-4
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+def test_the_self_test_is_passed(mode):
+    with mode():
+        assert kernel._self_test_error(torch.device("cpu")) < 1e-4

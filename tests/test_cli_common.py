@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import click
@@ -39,7 +40,11 @@ def run(error: BaseException) -> tuple[int, str, str]:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.tar"), 1, "error: No space left on device: out.tar\n"),
         (PermissionError(errno.EACCES, "Permission denied"), 1, "error: Permission denied\n"),
         (KeyboardInterrupt(), 130, "error: interrupted\n"),
-        (MemoryError(), 1, "error: out of memory: lower the batch size, the image size or the memories"),
+        (
+            MemoryError(),
+            1,
+            "error: out of memory: lower the batch size, the image size or the memories, choose a smaller model",
+        ),
     ],
 )
 def test_errors_are_one_line(error: BaseException, status: int, message: str) -> None:
@@ -106,6 +111,48 @@ def test_bugs_keep_their_traceback(bug: Exception) -> None:
 def test_of_several_processes_the_first_speaks(monkeypatch: pytest.MonkeyPatch, rank: str, speaks: bool) -> None:
     monkeypatch.setenv("RANK", rank)
     assert run(DataError("x")) == (1, "result so far\n", "error: x\n" if speaks else "")
+
+
+def test_the_notes_of_an_error_are_told() -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/a")
+    error.add_note("free space, then --resume")
+    assert run(error)[2] == "error: No space left on device: run/a; free space, then --resume\n"
+    assert run(KeyboardInterrupt("saved"))[2] == "error: saved\n"
+
+
+def test_a_full_disk_is_not_told_by_threads_too() -> None:
+    """The thread's own report would make the test fail, as any unhandled error of a thread does."""
+
+    def write() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @click.command()
+    @run_command
+    def command() -> None:
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+
+    assert CliRunner().invoke(command).output == ""
+
+
+LOGS = """
+import logging, sys, click
+from sop_faiss.cli.common import log_to_stderr, run_command
+@click.command()
+@run_command
+def main():
+    if len(sys.argv) > 1: log_to_stderr(logging.INFO)
+    logging.getLogger("a").info("known %s", "b\\x1b[31m")
+    logging.getLogger("a").warning("bad image %s", "c\\n\\x1b[31m")
+main.main([])
+"""
+
+
+@pytest.mark.parametrize(("option", "before"), [([], ""), (["info"], "known b?[31m\n")])
+def test_log_messages_are_lines_that_terminals_do_not_obey(option: list[str], before: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LOGS, *option], capture_output=True, text=True)
+    assert done.stderr == f"{before}bad image c ?[31m\n" and done.returncode == 0
 
 
 def test_page_footer() -> None:

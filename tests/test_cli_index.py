@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from sop_faiss.cli import index as cli_index
 from sop_faiss.cli.index import main
 from sop_faiss.data.source import open_source
 from sop_faiss.features.extract import extract_features
@@ -237,6 +239,49 @@ def test_moved_pictures(place: Path, tmp_path: Path) -> None:
     assert (tmp_path / "p.html").read_text().count("data:image/jpeg") == 4
 
 
+def test_csv_on_stdout(place: Path, tmp_path: Path) -> None:
+    arguments = ("search", place / "shards.index", "--key", "00000003", "-k", 4, "--csv")
+    result = invoke(*arguments, "-", ok=True)
+    invoke(*arguments, tmp_path / "found.csv", ok=True)
+    assert result.stdout_bytes == (tmp_path / "found.csv").read_bytes()
+    assert len(list(csv.DictReader(result.stdout.splitlines()))) == 4
+
+
+HOSTILE = "red\x1b[31m\nerror: none \x9b2J"
+
+
+def test_names_that_terminals_would_obey(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / f"photos{HOSTILE}"
+    write_folder(folder, classes=2, per_class=2)
+    for number in (0, 1):
+        (folder / f"class_{number}").rename(folder / f"{HOSTILE}{number}")
+    picture = folder / f"{HOSTILE}0" / f"{HOSTILE}.jpg"
+    (folder / f"{HOSTILE}0" / "0000.jpg").rename(picture)
+    index = tmp_path / f"index{HOSTILE}"
+    write_run(tmp_path / f"run{HOSTILE}")
+    shown = [
+        invoke("build", "--model", tmp_path / f"run{HOSTILE}", "--data", folder, "--out", index, ok=True),
+        invoke("info", index, ok=True),
+        invoke("search", index, "--key", HOSTILE, "-k", 3, ok=True),
+        invoke("search", index, picture, "--model", place / "run", "-k", 3, ok=True),
+        invoke("search", index, "--key", "nobody"),
+        invoke("search", tmp_path / HOSTILE, "--key", "nobody"),
+    ]
+    for result in shown:
+        assert "\x1b" not in result.output and "\x9b" not in result.output and "\nerror: none" not in result.output
+    keys = [line.split() for line in shown[3].stdout.splitlines()]
+    assert keys[0] == ["red?[31m", "error:", "none", "?2J"] and keys[1][2] == "red?[31m"
+    found = json.loads(invoke("search", index, "--key", HOSTILE, "-k", 3, "--json", "-", ok=True).stdout)
+    assert found["queries"][0]["query"] == HOSTILE  # data stays exact
+    assert HOSTILE in invoke("search", index, "--key", HOSTILE, "-k", 3, "--csv", "-", ok=True).stdout
+
+
+def test_csv_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli_index._for_stdout("a\x1b,b\r\n") == b"a\x1b,b\r\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert cli_index._for_stdout("a\x1b,b\r\n") == b"a?,b\r\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -317,3 +362,16 @@ def test_as_a_process(place: Path) -> None:
     arguments = [sys.executable, "-m", "sop_faiss.cli.index", "info", str(place / "absent")]
     done = subprocess.run(arguments, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_early(place: Path) -> None:
+    keys = [word for number in range(15) for word in ("--key", f"{number:08d}")]
+    words = ["-m", "sop_faiss.cli.index", "search", str(place / "shards.index"), *keys * 100, "-k", "14"]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": buffered}
+    with subprocess.Popen([sys.executable, *words], **pipes) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "00000000  [0]\n"
+        process.stdout.close()  # as `| head -1` does; the rest is more than a pipe holds
+        assert process.stderr.read() == ""
+    assert process.returncode == 1

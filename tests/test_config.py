@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sop_faiss.config import Config, config_summary, load_config, packaged_configs, to_yaml
+from sop_faiss.config.checks import shown
 from sop_faiss.errors import ConfigError
 from tests.runs import tiny_config_file
 
@@ -92,6 +93,24 @@ def test_summaries_are_the_first_sentence_of_the_opening_comment(tmp_path):
         ("optim.warmup_epochs=100", "exceeds train.epochs"),
         ("evaluate.every_steps=5", "without evaluate.test"),
         ("evaluate.max_train_images=-5", "wanted 0 or more"),
+        ("views.mean=[1,2]", "overrides: views.mean = [1, 2]: wanted 3 entries, got 2"),
+        ("views.mean=[1,2,x]", "overrides: views.mean = [1, 2, 'x']: an entry is of the wrong type"),
+        ("masks.ratio=[0.1,0.2,0.3]", "overrides: masks.ratio = [0.1, 0.2, 0.3]: wanted 2 entries, got 3"),
+        ("sop.cls=[1]", "overrides: sop.cls = [1]: "),
+        ("model.embed_dim=100000000", "model.embed_dim = 100000000: wanted 1 to 16,384"),
+        ("model.depth=100000", "wanted 1 to 512"),
+        ("model.projector_hidden=1", "wanted 2 to 65,536"),
+        ("model.projector_layers=1000", "wanted 1 to 64"),
+        ("sop.cls.tasks=1000000", "wanted 1 to 1,000"),
+        ("views.local_count=100000", "wanted 0 to 1,000"),
+        ("data.workers=100000", "wanted 0 to 1,024"),
+        ("evaluate.batch_size=1000000000", "wanted 1 to 65,536"),
+        ("train.epochs=1e300", "train.epochs = 1e+300: wanted more than 0, and at most 1,000,000"),
+        ("loss.teacher_temp_epochs=1e300", "wanted 0 to 1,000,000"),
+        (f"neighbors.probes={10**30}", "neighbors.probes is an integer of more than 64 bits"),
+        (f"sop.cls.num_supports={10**30}", "sop.cls.num_supports is an integer of more than 64 bits"),
+        (f"{'x' * 100}=3", f"unknown configuration key {'x' * 60}..."),
+        (f"train.device={'x' * 100}: [", "overrides train.device=xxxx"),
     ],
 )
 def test_wrong_values_are_one_line(tmp_path, override, message):
@@ -104,6 +123,36 @@ def test_wrong_values_are_one_line(tmp_path, override, message):
 def test_both_losses_off_teach_nothing(tmp_path):
     with pytest.raises(ConfigError, match="nothing would be learned"):
         load_config(tiny_config_file(tmp_path), ["loss.cls_weight=0", "loss.patch_weight=0"])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:SECRET}", "x/${oc.env:SECRET}/y", "${oc.env:NOT_THERE,SECRET}",
+        "${${train.device}:SECRET}", "${train.device}${oc.env:SECRET}", "${oc.decode:'1'}",
+    ],
+)  # fmt: skip
+def test_a_configuration_reads_nothing_from_outside(tmp_path, monkeypatch, value):
+    monkeypatch.setenv("SECRET", "hunter2")
+    path = tiny_config_file(tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.train = .*: only \$\{section\.field\} is filled in"):
+        load_config(path, [f"data.train={value}"])
+    path.write_text(path.read_text().replace("data: {workers: 0}", f'data: {{workers: 0, train: "{value}"}}'))
+    with pytest.raises(ConfigError, match=r"data\.train = .*: only \$\{section\.field\} is filled in"):
+        load_config(path)
+
+
+def test_a_field_may_take_the_value_of_another(tmp_path):
+    path = tiny_config_file(tmp_path)
+    assert load_config(path, ["train.seed=${train.batch_size}"]).train.seed == 6
+    path.write_text(path.read_text().replace("local_size: 8", 'local_size: "${views.global_size}"'))
+    assert load_config(path).views.local_size == 16
+
+
+def test_what_is_shown_of_a_users_words():
+    assert shown("two\nlines \x1b[31m") == "two lines ?[31m"
+    assert shown("x" * 60) == "x" * 60
+    assert shown("x" * 61) == "x" * 60 + "..."
 
 
 @pytest.mark.parametrize(

@@ -208,9 +208,12 @@ def test_threads_end_with_the_extraction(encoder: Encoder, mixed: Path, tmp_path
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"workers": 0}, {"max_bad_fraction": 1.5}])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 0}, {"batch_size": 10**9}, {"workers": 0}, {"workers": 10**6}, {"max_bad_fraction": 1.5}],
+)
 def test_impossible_numbers_are_refused(encoder: Encoder, mixed: Path, options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="wanted 1 or more"):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} = .*: wanted "):
         extract_features(encoder, open_source(mixed), **options)  # type: ignore[arg-type]
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +18,7 @@ from sop_faiss.files import (
     atomic_file,
     read_json,
     refuse_occupied,
+    remove_leftovers,
     require_writable,
     sha256_file,
     write_json,
@@ -57,7 +63,7 @@ def test_json_and_checksums(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, {"a": float("nan")})
     assert read_json(path) == {"a": [1, 2.5, None]}
-    for content in (b"{", b"\xff"):
+    for content in (b"{", b"\xff", b"[" * 100_000, b"9" * 5000, b'{"a": ' + b"9" * 5000 + b"}"):
         path.write_bytes(content)
         with pytest.raises(SopError, match="cannot be read as JSON"):
             read_json(path)
@@ -83,6 +89,15 @@ def test_places_that_cannot_be_written(tmp_path):
         require_writable(tmp_path)
     with pytest.raises(SopError, match="cannot be written"):
         require_writable(tmp_path / "file" / "x.json")
+    with pytest.raises(SopError, match="is a device or a pipe"):
+        require_writable(Path(os.devnull))
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SopError, match="is a device or a pipe"), atomic_file(tmp_path / "pipe"):
+        pytest.fail("not reached")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -93,3 +108,119 @@ def test_a_folder_without_permission_cannot_be_written(tmp_path):
             require_writable(tmp_path / "x.json")
     finally:
         tmp_path.chmod(0o700)
+
+
+# errors are about the name that the user knows
+
+
+def full(path: Path | None) -> OSError:
+    return OSError(errno.ENOSPC, "some words", None if path is None else str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda temporary: full(temporary / "a.parquet"), "out/a.parquet"),
+        (lambda temporary: full(temporary), "out"),
+        (lambda temporary: full(None), "out"),
+        (lambda temporary: full(temporary.parent / "other"), "other"),
+        (lambda temporary: OSError(errno.EXDEV, "x", str(temporary), None, str(temporary.parent / "y")), "out"),
+    ],
+)
+def test_errors_name_the_output_not_the_temporary(tmp_path, make, wanted):
+    with pytest.raises(OSError) as caught, atomic_directory(tmp_path / "out") as temporary:
+        raise make(temporary)
+    assert caught.value.filename == str(tmp_path / wanted)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_of_libraries_name_the_output_too(tmp_path):
+    with pytest.raises(OSError) as caught, atomic_file(tmp_path / "a.faiss") as temporary:
+        raise OSError(f"cannot write {temporary}: no room")
+    assert str(caught.value) == f"cannot write {tmp_path / 'a.faiss'}: no room"
+
+
+def test_errors_of_other_kinds_stay_as_they_are(tmp_path):
+    error = OSError(errno.EIO, "Input/output error")  # of something that was read, perhaps
+    with pytest.raises(OSError) as caught, atomic_file(tmp_path / "a"):
+        raise error
+    assert caught.value is error
+
+
+# what kills leave
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sop_faiss.files import atomic_directory, atomic_file
+path = Path(sys.argv[2])
+with (atomic_directory(path, overwrite=True) if sys.argv[1] == "directory" else atomic_file(path)) as temporary:
+    (temporary / "half" if sys.argv[1] == "directory" else temporary).write_text("half")
+    print("writing", flush=True)
+    if sys.argv[3] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+def start(kind: str, path: Path, how: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", KILLED, kind, str(path), how]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "writing\n"
+    return process
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_path, kind):
+    path = tmp_path / "out [1]"
+    with start(kind, path, "kill") as killed:
+        assert killed.wait() == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".out [1].") and left.suffix == ".tmp"
+    with start(kind, path, "wait") as living:
+        (living_one,) = tmp_path.iterdir()
+        assert living_one != left  # the next one to write has removed it
+        remove_leftovers(path)
+        assert living_one.exists()
+        living.communicate()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out [1]"]
+
+
+def test_files_of_other_names_are_no_leftovers(tmp_path):
+    names = [".out.0123abcd.tmpx", ".out.0123abc.tmp", ".outer.0123abcd.tmp", "out.0123abcd.tmp"]
+    for name in names:
+        (tmp_path / name).write_text("")
+    remove_leftovers(tmp_path / "out")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(names)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_directory_moved_aside_by_a_killed_process_comes_back(tmp_path, replaced):
+    for name, content in ((".best.0123abcd.old", "before"), (".best.0123abcd.tmp", "after")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text(content)
+    if replaced:  # killed after the new one stood there
+        (tmp_path / ".best.0123abcd.tmp").rename(tmp_path / "best")
+    remove_leftovers(tmp_path / "best")
+    assert (tmp_path / "best" / "a").read_text() == ("after" if replaced else "before")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    with atomic_directory(tmp_path / "best") as temporary:
+        (temporary / "a").write_text("before")
+    rename = Path.rename
+
+    def no_room(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", no_room)
+    with (
+        pytest.raises(OSError, match="No space left"),
+        atomic_directory(tmp_path / "best", overwrite=True) as temporary,
+    ):
+        (temporary / "a").write_text("after")
+    assert (tmp_path / "best" / "a").read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best"]

@@ -68,7 +68,7 @@ def test_assignment_and_gradient_equal_dense_labels(rows, count, supports, dim, 
         torch.testing.assert_close(value, oracle, rtol=1e-10, atol=1e-10)
         value.backward()
         oracle.backward()
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -227,7 +227,7 @@ def test_parts_of_a_batch_and_of_its_views_add_up_to_the_whole(supports):
         level = patch_loss(parts[1][here], targets[here], weights, prototypes, 0.1, 0.04)
         (level.loss / 4).backward()
         by_parts += level.loss.detach() / 4
-    torch.testing.assert_close(by_parts, loss.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(by_parts, loss.detach(), rtol=1e-10, atol=0)
     for one, two in zip(whole, parts, strict=True):
         torch.testing.assert_close(two.grad, one.grad, rtol=1e-10, atol=1e-10)
 
@@ -239,3 +239,25 @@ def test_uniform_assignment_costs_ln_k():
     targets = torch.softmax(unit(3, 10, seed=3), dim=1)
     value = assignment_cross_entropy(u, targets, torch.full((3,), 1 / 3, dtype=torch.float64), shares, 0.1)
     assert value.item() == pytest.approx(math.log(10), rel=1e-9)
+
+
+def test_autocast_does_not_round_the_logits():
+    members, weights = random_task(16, 3, 8, "similarity", 0.1, seed=3)
+    shares, u = MemberShares.of(members.float(), weights.float()), unit(5, 8, seed=4).float()
+    targets, rows = torch.softmax(unit(5, 16, seed=5).float(), dim=1), torch.ones(5)
+    plain = (log_assignment(u, shares, 0.1), assignment_cross_entropy(u, targets, rows, shares, 0.1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = (log_assignment(u, shares, 0.1), assignment_cross_entropy(u, targets, rows, shares, 0.1))
+    assert all(torch.equal(one, two) for one, two in zip(plain, cast, strict=True))
+
+
+@pytest.mark.parametrize(("tasks", "supports"), [(1, 0), (1, 3), (4, 3)])
+def test_a_task_keeps_its_gradient_and_nothing_else(tasks, supports):
+    """What backward needs is as large as the embeddings, whatever K and S; logits would be 10 (S = 4: 40) a row."""
+    prototypes, student = make_prototypes(tasks, supports), unit(5, 8, 6, seed=7).float().requires_grad_()
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        cls_loss(student, unit(2, 8, 6, seed=8).float(), prototypes, 0.1, 0.04)
+    gradients = [size for size in kept if size == student.numel()]
+    assert len(gradients) == tasks
+    assert sum(kept) <= student.numel() * (tasks + 1)  # and the rows taken once from all views

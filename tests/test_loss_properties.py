@@ -82,12 +82,11 @@ def test_the_order_of_members_and_prototypes_changes_neither_loss_nor_gradient(
 ):
     members = unit(count, supports + 1, 6, seed=seed, dtype=torch.float64)
     shares = make_shares(members, kind, eps)
+    parts = (shares.members, shares.log_own, shares.log_other)  # all first members come first
     generator = torch.Generator().manual_seed(seed)
     prototypes = torch.randperm(count, generator=generator).unsqueeze(1)
     slots = torch.stack([torch.randperm(supports + 1, generator=generator) for _ in range(count)])
-    moved = MemberShares(
-        shares.members[prototypes, slots], shares.log_own[prototypes, slots], shares.log_other[prototypes, slots]
-    )
+    moved = MemberShares(*(part.transpose(0, 1)[prototypes, slots].transpose(0, 1).contiguous() for part in parts))
     results = []
     for ordered in (shares, moved):
         student = unit(5, 6, seed=seed + 1, dtype=torch.float64).requires_grad_()

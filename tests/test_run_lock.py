@@ -22,9 +22,8 @@ import os, sys, time
 from pathlib import Path
 from sop_faiss.train.run_lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
-child = os.fork()
-if child:
-    print(child, flush=True)
+if os.fork() == 0:
+    print(os.getpid(), flush=True)  # by now it has let go of the lock
 time.sleep(60)
 """
 

@@ -10,6 +10,7 @@ from PIL import Image, ImageOps
 
 from sop_faiss.data.decode import decode_image
 from sop_faiss.data.multicrop import MultiCrop
+from sop_faiss.data.samples import Samples
 from sop_faiss.data.scaled import decode_scaled, scale_box, scale_denominator, upright_jpeg_size
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
@@ -100,11 +101,12 @@ def test_views_are_those_of_the_whole_picture(photos, tmp_path):
 
 
 def test_boxes_are_drawn_on_the_whole_picture(photos, tmp_path):
-    encoded, loaded = open_source(photos).read(5), []
+    source, samples = open_source(photos), []
     for scaled in ("false", "true"):
         config = tiny_config(tmp_path, f"data.scaled_decoding={scaled}")
-        loaded.append(MultiCrop(config, config.views.local_count).load(5, 3, encoded))
-    (whole, drawn), (small, scaled_drawn) = loaded
+        multicrop = MultiCrop(config, config.views.local_count)
+        samples.append(Samples(source, np.arange(8), multicrop)._load(5, 3))
+    (whole, drawn), (small, scaled_drawn) = samples
     assert small.shape[0] < whole.shape[0]
     for (view, _), (scaled_view, _), side in zip(drawn, scaled_drawn, (16, 16, 8), strict=True):
         assert scaled_view == view._replace(box=scale_box(view.box, whole.shape[:2], small.shape[:2]))

@@ -45,15 +45,15 @@ def test_neighbours_of_fixed_vectors_cannot_be_kept(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        ((), "cls neighbours are searched for every step (neighbors.refresh=auto)"),
+        ((), "cls neighbours are searched for every step (neighbors.refresh=auto, neighbors.index=exact)"),
         (
             ("neighbors.refresh=incremental",),
-            "cls neighbours are kept from step to step (neighbors.refresh=incremental)",
+            "cls neighbours are kept from step to step (neighbors.refresh=incremental, neighbors.index=exact)",
         ),
         (
             ("sop.anchors=fixed_vectors",),
             "cls neighbours are searched for every step "
-            "(neighbors.refresh=auto, sop.anchors=fixed_vectors are no rows of the memory)",
+            "(neighbors.refresh=auto, neighbors.index=exact, sop.anchors=fixed_vectors are no rows of the memory)",
         ),
     ],
 )

@@ -10,7 +10,15 @@ from typing import Any
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["require", "require_finite", "require_one_of", "require_range", "require_share"]
+__all__ = ["require", "require_between", "require_finite", "require_one_of", "require_range", "require_share", "shown"]
+
+_SHOWN_LENGTH = 60
+
+
+def shown(text: object) -> str:
+    """What a user has written, as messages show it: cut to 60 characters, without those that terminals obey."""
+    printable = "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(text).split()))
+    return printable if len(printable) <= _SHOWN_LENGTH else printable[:_SHOWN_LENGTH] + "..."
 
 
 def require(condition: bool, what: str) -> None:
@@ -24,7 +32,7 @@ def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         near = difflib.get_close_matches(value, allowed, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{name} = {value!r}: wanted one of {', '.join(allowed)}{hint}")
+        raise ConfigError(f"{name} = {shown(repr(value))}: wanted one of {', '.join(allowed)}{hint}")
 
 
 def require_range(name: str, bounds: tuple[float, float], low: float, high: float) -> None:
@@ -32,14 +40,23 @@ def require_range(name: str, bounds: tuple[float, float], low: float, high: floa
     require(low <= bounds[0] <= bounds[1] <= high, f"{name} = {bounds}: wanted {low} <= smaller <= larger <= {high}")
 
 
+def require_between(name: str, value: int | float, low: int, high: int) -> None:
+    """Refuse a number outside [low, high]."""
+    require(low <= value <= high, f"{name} = {value}: wanted {low:,} to {high:,}")
+
+
 def require_finite(section: str, settings: Any) -> None:
-    """Refuse NaN and infinity in any field of a section."""
+    """Refuse NaN and infinity in any field of a section, and integers of more than 64 bits."""
     for entry in fields(settings):
         value = getattr(settings, entry.name)
         for number in value if isinstance(value, tuple) else (value,):
             require(
                 not isinstance(number, float) or math.isfinite(number),
                 f"{section}.{entry.name} = {value}: wanted finite numbers",
+            )
+            require(
+                not isinstance(number, int) or abs(number) < 2**63,
+                f"{section}.{entry.name} is an integer of more than 64 bits: wanted a smaller one",
             )
 
 

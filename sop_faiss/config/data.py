@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sop_faiss.config.checks import require, require_finite, require_one_of, require_range, require_share
+from sop_faiss.config.checks import (
+    require,
+    require_between,
+    require_finite,
+    require_one_of,
+    require_range,
+    require_share,
+)
 
 __all__ = ["DataConfig", "MasksConfig", "ViewsConfig"]
 
@@ -67,8 +74,8 @@ class DataConfig:
             f"data.holdout_share = {self.holdout_share} with data.access = sequential: nothing can be held out of a "
             "stream; set it to 0, and name evaluate.train and evaluate.test",
         )
-        require(self.workers >= 0, f"data.workers = {self.workers}: wanted 0 or more")
-        require(self.threads >= 0, f"data.threads = {self.threads}: wanted 0 or more")
+        require_between("data.workers", self.workers, 0, 1024)
+        require_between("data.threads", self.threads, 0, 1024)
         require(
             not (self.scaled_decoding and self.decoded_cache_bytes),
             "data.scaled_decoding and data.decoded_cache_bytes are both set: a picture that is kept must serve later "
@@ -85,7 +92,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ViewsConfig:
-    """The multi-crop views of an image (design 2.1; iBOT's augmentations)."""
+    """The multi-crop views of an image (docs/method.md, 1; iBOT's augmentations)."""
 
     global_count: int = 2
     global_size: int = 224
@@ -127,8 +134,8 @@ class ViewsConfig:
 
     def __post_init__(self) -> None:
         require_finite("views", self)
-        require(self.global_count >= 1, f"views.global_count = {self.global_count}: wanted 1 or more")
-        require(self.local_count >= 0, f"views.local_count = {self.local_count}: wanted 0 or more")
+        require_between("views.global_count", self.global_count, 1, 1000)
+        require_between("views.local_count", self.local_count, 0, 1000)
         require(
             self.global_count >= 2 or self.local_count >= 1,
             "views.global_count = 1 and views.local_count = 0: wanted at least two views of an image to compare",
@@ -162,7 +169,7 @@ class ViewsConfig:
 
 @dataclass(frozen=True)
 class MasksConfig:
-    """Which patches of the student's global views are hidden (design 2.1)."""
+    """Which patches of the student's global views are hidden (docs/method.md, 1)."""
 
     kind: str = "block"
     """`block` (BEiT), `random`, or `none`."""

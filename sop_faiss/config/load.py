@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
 from importlib import resources
@@ -12,10 +13,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sop_faiss.config.checks import shown
 from sop_faiss.config.schema import Config
 from sop_faiss.errors import ConfigError
 
 __all__ = ["config_summary", "find_config", "load_config", "packaged_configs", "to_yaml"]
+
+_PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
+"""The value of another field. Resolvers, as `${oc.env:NAME}`, would read the environment for whoever wrote the file."""
 
 
 def _known_keys(schema: type[Any], prefix: str = "") -> list[str]:
@@ -38,16 +43,35 @@ def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "")
             if not near:
                 near = [option for option in known if option.rsplit(".", 1)[-1] == str(key).rsplit(".", 1)[-1]][:1]
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{origin}: unknown configuration key {name}{hint}")
+            raise ConfigError(f"{origin}: unknown configuration key {shown(name)}{hint}")
         if value == "???":
             raise ConfigError(f"{origin}: {name} = ??? is a placeholder: give a value")
         if isinstance(value, dict):
             _reject_unknown_keys(value, origin, f"{name}.")
 
 
+def _reject_resolvers(value: Any, origin: str, name: str = "") -> None:
+    """Refuse `${...}` that is more than the name of a field, anywhere in a value."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _reject_resolvers(entry, origin, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for entry in value:
+            _reject_resolvers(entry, origin, name)
+    elif isinstance(value, str) and "${" in _PLAIN_INTERPOLATION.sub("", value):
+        raise ConfigError(
+            f"{origin}: {shown(name)} = {shown(value)}: only ${{section.field}} is filled in, nothing from outside; "
+            "write the value itself"
+        )
+
+
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        loaded = OmegaConf.load(path)
+        _reject_resolvers(OmegaConf.to_container(loaded), f"config {path}")
+        content = OmegaConf.to_container(loaded, resolve=True)
+    except ConfigError:
+        raise
     except (OSError, UnicodeDecodeError, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"config {path} cannot be read: {str(error).splitlines()[0]}") from None
     except Exception as error:  # yaml's own errors, whose classes OmegaConf does not re-export
@@ -92,13 +116,14 @@ def _parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     pairs = list(overrides)
     for pair in pairs:
         if "=" not in pair or not pair.split("=", 1)[0].strip():
-            raise ConfigError(f"override {pair!r}: wanted key=value, for example train.batch_size=64")
+            raise ConfigError(f"override {shown(repr(pair))}: wanted key=value, for example train.batch_size=64")
     try:
         content = OmegaConf.to_container(OmegaConf.from_dotlist(pairs))
     except Exception as error:
-        raise ConfigError(f"overrides {' '.join(pairs)}: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"overrides {shown(' '.join(pairs))}: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"overrides {' '.join(pairs)}: wanted key=value pairs")
+        raise ConfigError(f"overrides {shown(' '.join(pairs))}: wanted key=value pairs")
+    _reject_resolvers(content, "overrides")
     return {str(key): value for key, value in content.items()}
 
 
@@ -117,11 +142,7 @@ def load_config(name_or_file: str | Path, overrides: Iterable[str] = ()) -> Conf
     _make_writable(merged)
     for origin, content in ((f"config {path}", _read_mapping(path)), ("overrides", _parse_overrides(overrides))):
         _reject_unknown_keys(content, origin)
-        try:
-            merged = OmegaConf.merge(merged, content)
-        except OmegaConfBaseException as error:
-            key = getattr(error, "full_key", None) or "value"
-            raise ConfigError(f"{origin}: {key}: {str(error).splitlines()[0]}") from None
+        merged = _merged(merged, content, origin)
     try:
         built = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -130,6 +151,34 @@ def load_config(name_or_file: str | Path, overrides: Iterable[str] = ()) -> Conf
     if not isinstance(built, Config):
         raise ConfigError(f"config {path} is not a configuration")
     return built
+
+
+def _merged(base: DictConfig, content: dict[str, Any], origin: str) -> DictConfig:
+    try:
+        merged: Any = OmegaConf.merge(base, content)
+    except OmegaConfBaseException as error:
+        name, value = _culprit(base, content)
+        reason = str(error).splitlines()[0]
+        lengths = re.search(r"length (\d+) does not match type hint length (\d+)", reason)
+        if lengths is not None:
+            reason = f"wanted {lengths[2]} entries, got {lengths[1]}"
+        if "$VALUE" in reason:  # OmegaConf's own template, left unfilled for an entry of a list
+            reason = "an entry is of the wrong type"
+        raise ConfigError(f"{origin}: {name} = {shown(value)}: {reason}") from None
+    return merged
+
+
+def _culprit(base: DictConfig, content: dict[str, Any], prefix: str = "") -> tuple[str, Any]:
+    """Name and value of the first field that cannot be merged; the error does not always name it."""
+    for key, value in content.items():
+        nested: Any = value
+        for part in reversed(f"{prefix}{key}".split(".")):
+            nested = {part: nested}
+        try:
+            OmegaConf.merge(base, nested)
+        except OmegaConfBaseException:
+            return _culprit(base, value, f"{prefix}{key}.") if isinstance(value, dict) else (f"{prefix}{key}", value)
+    return prefix.rstrip("."), content
 
 
 def _make_writable(node: DictConfig) -> None:

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sop_faiss.config.checks import require, require_finite, require_one_of
+from sop_faiss.config.checks import require, require_between, require_finite, require_one_of
 
 __all__ = ["LevelConfig", "LossConfig", "MemoryConfig", "ModelConfig", "NeighborsConfig", "SopConfig"]
+
+_SIZES = {
+    "patch_size": 1024,
+    "embed_dim": 16_384,
+    "depth": 512,
+    "num_heads": 512,
+    "window_size": 1024,
+    "projector_layers": 64,
+    "projector_hidden": 65_536,
+    "embedding_dim": 16_384,
+}
+"""The largest a model may be: beyond any in use, and short of what only fails when memory is asked for."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +51,10 @@ class ModelConfig:
         require(bool(self.backbone), "model.backbone is empty: wanted the name of a timm ViT or Swin")
         require_one_of("model.global_token", self.global_token, ("cls", "mean"))
         require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
-        require(self.projector_layers >= 1, f"model.projector_layers = {self.projector_layers}: wanted 1 or more")
-        for name in ("projector_hidden", "embedding_dim"):
-            require(getattr(self, name) >= 2, f"model.{name} = {getattr(self, name)}: wanted 2 or more")
-        for name in ("patch_size", "embed_dim", "depth", "num_heads", "window_size"):
+        for name, most in _SIZES.items():
             value = getattr(self, name)
-            require(value is None or value >= 1, f"model.{name} = {value}: wanted 1 or more")
+            if value is not None:
+                require_between(f"model.{name}", value, 2 if name in ("projector_hidden", "embedding_dim") else 1, most)
         if self.embed_dim is not None and self.num_heads is not None:
             require(
                 self.embed_dim % self.num_heads == 0,
@@ -54,7 +64,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """The two FIFO memories (design 2.2)."""
+    """The two FIFO memories (docs/method.md, 2)."""
 
     cls_capacity: int = 65536
     """N_C, rows of the [CLS] memory; at most as many as there are training images."""
@@ -64,6 +74,7 @@ class MemoryConfig:
     """What the memories hold at first: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
 
     def __post_init__(self) -> None:
+        require_finite("memory", self)
         for name in ("cls_capacity", "patch_capacity"):
             require(getattr(self, name) >= 2, f"memory.{name} = {getattr(self, name)}: wanted 2 or more")
         require_one_of("memory.fill", self.fill, ("random", "teacher"))
@@ -98,6 +109,7 @@ class NeighborsConfig:
     """Length of HNSW's candidate list; a longer one finds more and takes longer."""
 
     def __post_init__(self) -> None:
+        require_finite("neighbors", self)
         require_one_of("neighbors.engine", self.engine, ("auto", "faiss", "torch"))
         require_one_of("neighbors.precision", self.precision, ("float32", "bf16"))
         require_one_of("neighbors.exclude_same_image", self.exclude_same_image, ("auto", "always", "never"))
@@ -129,7 +141,7 @@ class NeighborsConfig:
 
 @dataclass(frozen=True)
 class LevelConfig:
-    """The prototypes of one loss level (design 2.3)."""
+    """The prototypes of one loss level (docs/method.md, 3)."""
 
     num_anchors: int = 4096
     """K, prototypes (SOPs) per task."""
@@ -141,7 +153,7 @@ class LevelConfig:
 
 @dataclass(frozen=True)
 class SopConfig:
-    """Self-organizing prototypes (design 2.3, 2.6)."""
+    """Self-organizing prototypes (docs/method.md, 3)."""
 
     cls: LevelConfig = field(default_factory=LevelConfig)
     patch: LevelConfig = field(default_factory=lambda: LevelConfig(num_anchors=512, num_supports=0, tasks=1))
@@ -158,9 +170,10 @@ class SopConfig:
         require_one_of("sop.anchors", self.anchors, ("random", "fixed_rows", "fixed_vectors"))
         for name in ("cls", "patch"):
             level: LevelConfig = getattr(self, name)
+            require_finite(f"sop.{name}", level)
             require(level.num_anchors >= 2, f"sop.{name}.num_anchors = {level.num_anchors}: wanted 2 or more")
             require(level.num_supports >= 0, f"sop.{name}.num_supports = {level.num_supports}: wanted 0 or more")
-            require(level.tasks >= 1, f"sop.{name}.tasks = {level.tasks}: wanted 1 or more")
+            require_between(f"sop.{name}.tasks", level.tasks, 1, 1000)
             limit = 1.0 - 1.0 / level.num_anchors
             require(
                 0.0 <= self.eps < limit,
@@ -171,7 +184,7 @@ class SopConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Temperatures and weights (design 2.4)."""
+    """Temperatures and weights (docs/method.md, 4)."""
 
     student_temp: float = 0.1
     teacher_temp_start: float = 0.04
@@ -187,7 +200,7 @@ class LossConfig:
         require_finite("loss", self)
         for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
             require(getattr(self, name) >= 0.005, f"loss.{name} = {getattr(self, name)}: wanted 0.005 or more")
-        require(self.teacher_temp_epochs >= 0, f"loss.teacher_temp_epochs = {self.teacher_temp_epochs}: wanted >= 0")
+        require_between("loss.teacher_temp_epochs", self.teacher_temp_epochs, 0, 1_000_000)
         for name in ("cls_weight", "patch_weight"):
             require(getattr(self, name) >= 0, f"loss.{name} = {getattr(self, name)}: wanted 0 or more")
         require(

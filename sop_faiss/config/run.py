@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sop_faiss.config.checks import require, require_finite, require_one_of, require_share
+from sop_faiss.config.checks import require, require_between, require_finite, require_one_of, require_share
 
 __all__ = ["EvaluateConfig", "OptimConfig", "TrainConfig"]
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW, its schedules, and the teacher's momentum (design 2.5)."""
+    """AdamW, its schedules, and the teacher's momentum (docs/method.md, 5)."""
 
     base_lr: float = 5e-4
     """Learning rate for a batch of 256; the peak is base_lr * batch_size / 256."""
@@ -70,7 +70,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require_finite("train", self)
-        require(self.epochs > 0, f"train.epochs = {self.epochs}: wanted more than 0")
+        require(0 < self.epochs <= 1e6, f"train.epochs = {self.epochs}: wanted more than 0, and at most 1,000,000")
         require(self.batch_size >= 1, f"train.batch_size = {self.batch_size}: wanted 1 or more")
         require(0 <= self.seed < 2**63, f"train.seed = {self.seed}: wanted 0 or more")
         require_one_of("train.precision", self.precision, ("auto", "float32", "bf16"))
@@ -97,9 +97,10 @@ class EvaluateConfig:
     """Use only this many gallery images, a seeded draw (0: all)."""
 
     def __post_init__(self) -> None:
+        require_finite("evaluate", self)
         require(self.every_steps >= 0, f"evaluate.every_steps = {self.every_steps}: wanted 0 or more")
         require(self.k >= 1, f"evaluate.k = {self.k}: wanted 1 or more")
-        require(self.batch_size >= 1, f"evaluate.batch_size = {self.batch_size}: wanted 1 or more")
+        require_between("evaluate.batch_size", self.batch_size, 1, 65_536)
         require(self.max_train_images >= 0, f"evaluate.max_train_images = {self.max_train_images}: wanted 0 or more")
         require(
             not self.every_steps or bool(self.test),

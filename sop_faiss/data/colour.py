@@ -1,4 +1,4 @@
-"""The colours of one view: what is drawn, and how it is done in uint8 with OpenCV (design 2.1; iBOT's augmentations).
+"""The colours of one view: what is drawn, and how it is done in uint8 with OpenCV (docs/method.md, 1).
 
 Drawing and doing are apart, so that the device can do for whole batches what was drawn here (`device_colour`).
 """

@@ -1,4 +1,4 @@
-"""Which patches of a global view the student does not see (design 2.1)."""
+"""Which patches of a global view the student does not see (docs/method.md, 1)."""
 
 from __future__ import annotations
 

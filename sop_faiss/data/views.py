@@ -1,4 +1,4 @@
-"""Multi-crop views of one picture in uint8 on the CPU (design 2.1 and 6.4; iBOT's augmentations).
+"""Multi-crop views of one picture in uint8 on the CPU (docs/method.md, 1; iBOT's augmentations).
 
 Every view has a generator of its own, keyed by (seed, epoch, image, view): a view is a pure function of these four,
 whatever process or thread makes it and whenever. What a view is to be is drawn first, from the size of the picture

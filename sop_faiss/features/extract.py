@@ -25,6 +25,9 @@ from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["embed_images", "extract_features"]
 
+MAX_BATCH_SIZE = 65_536
+MAX_WORKERS = 1024
+
 _LISTED_DROPS = 1000
 """Dropped pictures listed by name in the manifest; all are counted."""
 
@@ -58,11 +61,7 @@ def extract_features(
         FeatureError: the encoder's features are not finite or zero.
         ConfigError: a number is out of range, or the encoder does not take images of this size.
     """
-    if batch_size < 1 or (workers is not None and workers < 1) or not 0 <= max_bad_fraction <= 1:
-        raise ConfigError(
-            f"batch_size = {batch_size}, workers = {workers}, max_bad_fraction = {max_bad_fraction}: "
-            "wanted 1 or more, 1 or more, and a share between 0 and 1"
-        )
+    _check_numbers(batch_size, workers, max_bad_fraction)
     preprocess = preprocess or encoder.preprocess
     encoder.check_preprocess(preprocess)
     drops = _Drops(source, max_bad_fraction)
@@ -84,6 +83,15 @@ def extract_features(
         features=np.stack([rows[position] for position in kept]),
         manifest=_manifest(encoder, preprocess, source, len(kept), drops),
     )
+
+
+def _check_numbers(batch_size: int, workers: int | None, max_bad_fraction: float) -> None:
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        raise ConfigError(f"batch_size = {batch_size}: wanted 1 to {MAX_BATCH_SIZE:,} pictures per forward pass")
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise ConfigError(f"workers = {workers}: wanted 1 to {MAX_WORKERS:,} threads")
+    if not 0 <= max_bad_fraction <= 1:
+        raise ConfigError(f"max_bad_fraction = {max_bad_fraction}: wanted a share between 0 and 1")
 
 
 def embed_images(

@@ -1,4 +1,4 @@
-"""Features on disk: Parquet files that any reader can use, and a manifest (design 4.2)."""
+"""Features on disk: Parquet files that any reader can use, and a manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an index directory holds (design 4.2), written whole and believed only after every byte was compared.
+"""What an index directory holds, written whole and believed only after every byte was compared.
 
 index.faiss     the vectors, a FAISS file
 ids.parquet     row -> key, source, member, label
@@ -160,7 +160,7 @@ class IndexManifest:
         try:
             manifest = cls(**{field.name: content[field.name] for field in fields(cls)})
             intact = manifest._sealed() == encoded
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             intact = False
         if not intact:
             raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")

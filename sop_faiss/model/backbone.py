@@ -1,8 +1,9 @@
-"""timm trunks behind one interface: images in, a [CLS] and patch tokens out, with masking (design 2.1)."""
+"""timm trunks behind one interface: images in, a [CLS] and patch tokens out, with masking (docs/method.md, 1)."""
 
 from __future__ import annotations
 
 import difflib
+import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -146,6 +147,8 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
             )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, RuntimeError) and re.search(r"alloc|memory|overflow", reason, re.IGNORECASE):
+            reason = "there is not enough memory for it; lower model.embed_dim or model.depth"
         raise ConfigError(f"model.backbone = {config.backbone} with {overrides or 'no overrides'}: {reason}") from None
     if isinstance(trunk, VisionTransformer):
         return VitBackbone(trunk)

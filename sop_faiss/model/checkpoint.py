@@ -18,14 +18,24 @@ __all__ = ["FORMAT", "checkpoint_directories", "find_checkpoint", "read_state", 
 
 _log = logging.getLogger(__name__)
 FORMAT = "sop_faiss checkpoint 1"
-_STEP_NAME = re.compile(r"step_\d{8}")
+_STEP_NAME = re.compile(r"step_(\d{8,})")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-]+\.safetensors")
+_OF_ANY = {"teacher.safetensors"}
+"""What every checkpoint has, `best/` too."""
+_OF_A_STEP = {"student.safetensors", "teacher.safetensors", "optimizer.safetensors", "memories.safetensors"}
+"""What a run goes on from."""
 
 
 def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
-    """`state.json` of a checkpoint, with the checksums of its files compared.
+    """`state.json` of a checkpoint, checked, with the checksums of its files compared.
+
+    Args:
+        checkpoint: the directory. One that is called `step_` and a number holds all that a run goes on from; any other,
+            as `best/`, at least a teacher.
+        verify: whether to compare the checksums.
 
     Raises:
-        CheckpointError: it is missing, of another format, or a file is damaged.
+        CheckpointError: it is missing, of another format, changed by hand, or a file is damaged.
     """
     try:
         state = read_json(checkpoint / "state.json")
@@ -33,6 +43,7 @@ def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {checkpoint}: {error}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT or not isinstance(state.get("sha256"), dict):
         raise CheckpointError(f"checkpoint {checkpoint} is not of the format {FORMAT!r}")
+    _check_fields(checkpoint, state)
     for name, wanted in state["sha256"].items() if verify else ():
         path = checkpoint / name
         if not path.is_file():
@@ -42,10 +53,37 @@ def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
     return state
 
 
+def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Believe nothing of a `state.json`: it may have been edited."""
+    named = _STEP_NAME.fullmatch(checkpoint.name)
+    files, step, score = state["sha256"], state.get("step"), state.get("best_score")
+    odd = next((name for name in files if not _FILE_NAME.fullmatch(name)), None)
+    missing = (_OF_ANY if named is None else _OF_A_STEP) - files.keys()
+    whole = {
+        "sha256": odd is None and not missing,
+        "step": _is_count(step) and (named is None or step == int(named[1])),
+        "images_seen": named is None or _is_count(state.get("images_seen")),
+        "bad_samples": named is None or _is_count(state.get("bad_samples")),
+        "best_score": score is None or (_is_number(score) and abs(score) < 2**63),  # NaN is not
+    }
+    for field, is_whole in whole.items():
+        if not is_whole or (named is not None and field not in state):
+            raise CheckpointError(f"checkpoint {checkpoint}: {field} in state.json is missing or was changed")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
 def checkpoint_directories(run: Path) -> list[Path]:
     """The checkpoints of a run, newest first; those still being written are left out."""
     found = (run / "checkpoints").glob("step_*")
-    return sorted((path for path in found if _STEP_NAME.fullmatch(path.name)), reverse=True)
+    named = [(match, path) for path in found if (match := _STEP_NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]), reverse=True)]
 
 
 def find_checkpoint(path: Path) -> Path:

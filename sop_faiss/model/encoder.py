@@ -67,7 +67,7 @@ class Encoder(nn.Module):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """sha256 of the architecture and of the backbone's tensors in the order of their names (design 4.2).
+        """sha256 of the architecture and of the backbone's tensors in the order of their names.
 
         Preprocessing and pooling are no part of it. Computed once, when first asked for.
         """

@@ -1,4 +1,4 @@
-"""From a decoded picture to what an encoder sees: resize, crop or keep whole, normalise (design 6.3).
+"""From a decoded picture to what an encoder sees: resize, crop or keep whole, normalise.
 
 Resizing is torch's antialiased bicubic on uint8, for its speed: within 2 of 255 levels of PIL's in any pixel and 0.01
 on average, and the same for every batch and thread.
@@ -120,7 +120,7 @@ class Preprocess:
         if rows * columns > 64_000_000:
             raise DataError(f"elongated: a picture of {width} x {height} pixels resized to {columns} x {rows}")
         if (rows, columns) != (height, width):
-            # NHWC memory seen as NCHW: torch keeps channels last and takes its fast path (design 6.4)
+            # NHWC memory seen as NCHW: torch keeps channels last and takes its fast path
             channels_last = (
                 torch.from_numpy(np.require(image, requirements=["C", "W"])).unsqueeze(0).permute(0, 3, 1, 2)
             )

@@ -1,4 +1,4 @@
-"""The projector: features to the unit-norm embeddings that memories hold (paper section 4; design 2.1)."""
+"""The projector: features to the unit-norm embeddings that memories hold (paper section 4; docs/method.md, 1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Student and teacher: the same network twice, the teacher an exponential moving average (design 2.1)."""
+"""Student and teacher: the same network twice, the teacher an exponential moving average (docs/method.md, 1)."""
 
 from __future__ import annotations
 

@@ -39,6 +39,8 @@ def _safe_globals() -> list[Any]:
 
 def _read_file(path: Path) -> Any:
     """Whatever the file holds: tensors, and containers of plain values."""
+    if path.is_dir():
+        raise CheckpointError(f"weights file {path} is a directory: name a file in it")
     if not path.is_file():
         raise CheckpointError(f"weights file {path} does not exist; check the path")
     if path.suffix == ".safetensors":

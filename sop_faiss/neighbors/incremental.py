@@ -1,4 +1,4 @@
-"""Nearest rows kept from step to step instead of searched again (paper section 3.2; design 2.2, 2.3).
+"""Nearest rows kept from step to step instead of searched again (paper section 3.2; docs/method.md, 2 and 3).
 
 A step overwrites B of a memory's n rows, so nearly all neighbours of an anchor are those it had before. Every row has a
 list of its nearest other rows and a bound, and of these one thing is always true: *the list holds every row above its

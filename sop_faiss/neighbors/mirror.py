@@ -1,4 +1,4 @@
-"""A fixed number of rows that are searched where they lie: FAISS's view of a memory (design 6.1).
+"""A fixed number of rows that are searched where they lie: FAISS's view of a memory (docs/method.md, 2).
 
 On the CPU the rows *are* the storage of a FAISS flat inner-product index: what is written into `rows` is what the
 next search sees, without a copy. On CUDA the rows are a tensor that FAISS's brute-force kernel reads in place. Where

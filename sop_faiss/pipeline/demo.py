@@ -79,7 +79,11 @@ def _fresh_folder(out: Path) -> None:
 
 
 def _train(config: Config, out: Path, progress: ProgressCallback) -> None:
-    if not run_training(config, out / "run", progress=progress).finished:
+    try:
+        finished = run_training(config, out / "run", progress=progress).finished
+    except KeyboardInterrupt:  # it says --resume, which the demo has not
+        raise KeyboardInterrupt from None
+    if not finished:
         raise RunStoppedError("the demo was stopped by a signal: run it again; it starts from the beginning")
 
 

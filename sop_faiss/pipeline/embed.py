@@ -11,8 +11,9 @@ from sop_faiss.data.source import open_source
 from sop_faiss.evaluate.results import write_result
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import require_dtype
-from sop_faiss.files import refuse_occupied, require_writable
+from sop_faiss.files import refuse_occupied
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["EmbedOptions", "embed"]
@@ -60,7 +61,7 @@ def embed(
     options = options or EmbedOptions()
     refuse_occupied(out)
     require_dtype(options.feature_dtype)
-    require_writable(result_json)
+    check_outputs({"--json": result_json}, [out, *source_files(data), *encoder_files(encoder)])
     source = open_source(data)
     loaded = encoder.load()
     started = time.perf_counter()

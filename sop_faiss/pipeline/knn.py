@@ -57,7 +57,7 @@ class KnnResult:
     seconds: float
 
     def write(self, path: Path) -> None:
-        """Write the result as JSON (design 4.1)."""
+        """Write the result as JSON."""
         write_result(path, "sop-knn", self.dataset, self.protocol, self.metrics, self.encoder, self.seconds)
 
 

@@ -57,7 +57,7 @@ class RetrievalResult:
     seconds: float
 
     def write(self, path: Path) -> None:
-        """Write the result as JSON (design 4.1)."""
+        """Write the result as JSON."""
         write_result(
             path, "sop-retrieve", self.data.name, self.protocol, self.scores.metrics, self.encoder, self.seconds
         )

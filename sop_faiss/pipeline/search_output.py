@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from sop_faiss.pipeline.search import SearchResult
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.contact_sheet import Chart, Hit, Picture, Strip, Table, Verdict, write_contact_sheet
 
-__all__ = ["as_records", "write_search_csv", "write_search_page"]
+__all__ = ["as_csv", "as_records", "write_search_csv", "write_search_page"]
 
 
 def as_records(result: SearchResult) -> list[dict[str, Any]]:
@@ -40,16 +41,23 @@ def as_records(result: SearchResult) -> list[dict[str, Any]]:
     ]
 
 
+def as_csv(result: SearchResult) -> str:
+    """One line per query and neighbour below a heading; unknown values are empty."""
+    stream = io.StringIO(newline="")
+    writer = csv.writer(stream)
+    writer.writerow(["query", "query_label", "rank", "row", "key", "similarity", "label", "right"])
+    for query in result.queries:
+        for found in query.found:
+            right = "" if found.right is None else int(found.right)
+            values = [found.rank, found.row, found.key, f"{found.similarity:.6f}", found.label, right]
+            writer.writerow([query.key, query.label, *values])
+    return stream.getvalue()
+
+
 def write_search_csv(path: Path, result: SearchResult) -> None:
-    """Write one line per query and neighbour, atomically; unknown values are empty."""
-    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["query", "query_label", "rank", "row", "key", "similarity", "label", "right"])
-        for query in result.queries:
-            for found in query.found:
-                right = "" if found.right is None else int(found.right)
-                values = [found.rank, found.row, found.key, f"{found.similarity:.6f}", found.label, right]
-                writer.writerow([query.key, query.label, *values])
+    """Write `as_csv` to a file, atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(as_csv(result).encode())
 
 
 def write_search_page(

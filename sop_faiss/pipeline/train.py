@@ -27,6 +27,7 @@ from sop_faiss.pipeline.stream import make_batches, open_training_images, traini
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
+from sop_faiss.train.full_disk import full_disk_told
 from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
@@ -188,13 +189,15 @@ def run_training(
         DataError: images are missing, or too many are damaged.
         CheckpointError: no checkpoint can be used.
         RunStoppedError: the run stopped itself.
+        OSError: the disk is full; the last checkpoint stays.
+        KeyboardInterrupt: Ctrl-C; the run is saved, but for a second one.
     """
     device = distributed.join_process_group(config.train.device)
     if device.type == "cpu":
         keep_freed_memory()
     lock = RunLock(output)
     try:
-        with StopRequest().listening() as stop:
+        with full_disk_told(output), StopRequest().listening() as stop:
             checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
             source, trained, held_out = open_training_images(config)
             state = RunState(config, device, len(trained))

@@ -1,4 +1,4 @@
-"""Assignment P(u) to the prototypes, and the two losses (paper section 3.3; design 2.3 and 2.4).
+"""Assignment P(u) to the prototypes, and the two losses (paper section 3.3; docs/method.md, 3 and 4).
 
 The members' soft labels Y, one row of K shares per member, are never built. A member m with contribution w_m gives
 w_m to its own prototype and c_m = (1 - w_m)/(K - 1) to each other one, so with p = softmax(<u, D>/temperature)
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sop_faiss.sop import kernel
 from sop_faiss.sop.prototypes import Prototypes
@@ -80,13 +81,18 @@ def _float32_or_more(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
 
 
+def _no_autocast(embeddings: Float[Tensor, "n d"]) -> torch.autocast:
+    """Logits in float32 also where a caller's autocast would round them."""
+    return torch.autocast(embeddings.device.type, enabled=False)
+
+
 def _kernel_serves(embeddings: Float[Tensor, "n d"]) -> bool:
     """Whether these rows go to the Triton kernel."""
     return embeddings.dtype == torch.float32 and len(embeddings) > 0 and kernel.kernel_available(embeddings.device)
 
 
 def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float) -> Float[Tensor, "n K"]:
-    """log P(u): the soft assignment of each embedding to the K prototypes of a task (equation 4; design 2.3).
+    """log P(u): the soft assignment of each embedding to the K prototypes of a task (equation 4; docs/method.md, 3).
 
     Differentiable by autograd, which keeps the logits of all rows: losses use `assignment_cross_entropy`.
 
@@ -99,8 +105,9 @@ def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberShares, tempe
     shares = shares.to(embeddings.dtype)
     if _kernel_serves(embeddings) and not (torch.is_grad_enabled() and embeddings.requires_grad):
         return kernel.log_assignment(embeddings, shares, temperature)
-    blocks = [_assign_block(block, shares, temperature).log_assigned for block in embeddings.split(_block_rows(shares))]
-    return torch.cat(blocks)
+    blocks = embeddings.split(_block_rows(shares))
+    with _no_autocast(embeddings):
+        return torch.cat([_assign_block(block, shares, temperature).log_assigned for block in blocks])
 
 
 def _cross_entropy_by_blocks(
@@ -115,7 +122,7 @@ def _cross_entropy_by_blocks(
 
     With q the target, g_m = dCE/dp_m = -(w_m - c_m) q_a/P_a - c_m sum_b q_b/P_b for a member m of a, and
     sum_m p_m g_m = -sum_a q_a, so that dCE/dlogit_m = p_m (g_m + sum_a q_a). Each product with 1/P is taken in log
-    space, where it is small, since P_a holds the very term that it divides: p_a/P_a is at most 2 K.
+    space, where it is small, since P_a holds the very term that it divides: p_a/P_a is at most K.
     """
     loss = embeddings.new_zeros(())
     gradient = torch.empty_like(embeddings) if needs_gradient else None
@@ -149,14 +156,16 @@ class _CrossEntropy(torch.autograd.Function):
         temperature: float,
     ) -> Float[Tensor, ""]:
         compute = kernel.cross_entropy if _kernel_serves(embeddings) else _cross_entropy_by_blocks
-        total, gradient = compute(
-            embeddings, targets, row_weights, shares, temperature, needs_gradient=ctx.needs_input_grad[0]
-        )
+        with _no_autocast(embeddings):
+            total, gradient = compute(
+                embeddings, targets, row_weights, shares, temperature, needs_gradient=ctx.needs_input_grad[0]
+            )
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *outer: Any) -> tuple[Tensor | None, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * outer[0], None, None, None, None
@@ -222,7 +231,7 @@ def cls_loss(
     first_view: int = 0,
     all_views: int | None = None,
 ) -> LevelLoss:
-    """[CLS] loss: views of an image agree in their assignment (equation 6; design 2.4).
+    """[CLS] loss: views of an image agree in their assignment (equation 6; docs/method.md, 4).
 
     Departs: the released code takes a bfloat16 softmax and log(p**-q), infinite at p = 0; here float32, in log space.
     The mean over all pairs of a student view i and a teacher view j != i of the cross-entropy between their
@@ -277,7 +286,7 @@ def patch_loss(
     student_temp: float,
     teacher_temp: float,
 ) -> LevelLoss:
-    """Patch loss: a masked patch agrees with the teacher's view of it (equation 7; design 2.4).
+    """Patch loss: a masked patch agrees with the teacher's view of it (equation 7; docs/method.md, 4).
 
     Args:
         student: embeddings of the masked patches of the student's global views.

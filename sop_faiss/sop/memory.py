@@ -1,4 +1,4 @@
-"""The FIFO memory of teacher embeddings: store, sample, search (paper section 3.1; design 2.2)."""
+"""The FIFO memory of teacher embeddings: store, sample, search (paper section 3.1; docs/method.md, 2)."""
 
 from __future__ import annotations
 
@@ -184,6 +184,8 @@ class Memory:
                 f"the checkpoint's memory is {got}, this run's is {wanted}: resume with the same capacity, dimension "
                 "and number of training images (a memory holds no more rows than there are)"
             )
+        if state["position"].numel() not in (2, 3):
+            raise CheckpointError("the checkpoint's memory does not say where to write next: use another one")
         self.embeddings.copy_(state["embeddings"])
         self.image_ids.copy_(state["image_ids"])
         self.pointer, self.stored, *steps = (int(value) for value in state["position"])

@@ -141,7 +141,7 @@ class PrototypeMaker:
 
     @torch.no_grad()
     def draw(self) -> Prototypes:
-        """The prototypes of the next step (design 2.3, points 1 to 3).
+        """The prototypes of the next step (docs/method.md, 3; points 1 to 3).
 
         Raises:
             ConfigError: too few rows are left for the supports.

@@ -1,4 +1,4 @@
-"""What the members of a task give to the prototypes, split into an own and a shared part, in log space (design 2.3)."""
+"""What the members of a task give to the prototypes: an own and a shared part, in log space (docs/method.md, 3)."""
 
 from __future__ import annotations
 

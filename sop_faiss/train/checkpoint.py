@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sop_faiss.config import TrainConfig
 from sop_faiss.errors import CheckpointError
-from sop_faiss.files import atomic_directory, atomic_file, sha256_file, write_json
+from sop_faiss.files import atomic_directory, atomic_file, remove_leftovers, sha256_file, write_json
 from sop_faiss.model.checkpoint import FORMAT, checkpoint_directories, read_tensors
 
 __all__ = [
@@ -25,6 +28,9 @@ __all__ = [
     "write_checkpoint",
 ]
 
+_ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
+"""What AdamW keeps of each parameter."""
+
 
 def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Path:
     """Write `checkpoints/step_<step>/` and point `latest` at it.
@@ -34,6 +40,9 @@ def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]]
         step: optimiser updates made so far.
         tensors: file name without suffix -> its tensors.
         state: JSON beside them.
+
+    Raises:
+        OSError: the disk is full or the place cannot be written; what was there stays.
     """
     path = run / "checkpoints" / f"step_{step:08d}"
     _write(path, step, tensors, state)
@@ -52,13 +61,30 @@ def _write(path: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: 
         checksums = {}
         for name, content in tensors.items():
             file = temporary / f"{name}.safetensors"
-            save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, file)
+            _save({key: value.detach().cpu().contiguous() for key, value in content.items()}, file)
             checksums[file.name] = sha256_file(file)
         write_json(temporary / "state.json", {"format": FORMAT, "step": step, **state, "sha256": checksums})
 
 
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write a safetensors file; the library's errors of the system become Python's.
+
+    Raises:
+        OSError: the disk is full or the place cannot be written.
+    """
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from None
+
+
 def clear_leftovers(run: Path, resumed_step: int) -> None:
     """Remove what a kill has left half-written, and damaged checkpoints later than the one resumed from."""
+    for name in ("best", "latest", "config.yaml", "metrics.jsonl"):
+        remove_leftovers(run / name)
     for path in (run / "checkpoints").glob(".step_*"):
         if path.name.endswith((".tmp", ".old")):
             shutil.rmtree(path, ignore_errors=True)
@@ -91,6 +117,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, t
         CheckpointError: the tensors belong to another network.
     """
     parameters = dict(network.named_parameters())
+    optimizer.state.clear()
     for flat_name, value in tensors.items():
         name, _, key = flat_name.rpartition("|")
         if name not in parameters:
@@ -98,7 +125,16 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, t
         parameter = parameters[name]
         if value.ndim and value.shape != parameter.shape:
             raise CheckpointError(f"the checkpoint's optimizer has {name} as {tuple(value.shape)}: same config?")
+        if key not in _ADAM_STATE or not value.is_floating_point() or (value.ndim == 0) != (key == "step"):
+            raise CheckpointError(f"the checkpoint's optimizer has {flat_name} of another kind: it was changed")
         optimizer.state[parameter][key] = value.to(parameter.device)
+    torn = next((name for name, p in parameters.items() if p in optimizer.state and not _is_whole(optimizer, p)), None)
+    if torn is not None:
+        raise CheckpointError(f"the checkpoint's optimizer has only a part of {torn}: it was changed")
+
+
+def _is_whole(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
+    return optimizer.state[parameter].keys() == _ADAM_STATE
 
 
 def load_network(network: nn.Module, checkpoint: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""AdamW as the recipe has it, and gradient clipping per parameter (design 2.5)."""
+"""AdamW as the recipe has it, and gradient clipping per parameter (docs/method.md, 5)."""
 
 from __future__ import annotations
 

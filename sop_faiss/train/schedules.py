@@ -1,4 +1,4 @@
-"""What changes over a run, as pure functions of the step (design 2.5)."""
+"""What changes over a run, as pure functions of the step (docs/method.md, 5)."""
 
 from __future__ import annotations
 

@@ -166,6 +166,8 @@ class RunState:
         seed = distributed.derive_seed("memory", name, self.config.train.seed)
         generator = torch.Generator().manual_seed(seed)
         dim, search = self.config.model.embedding_dim, (neighbors.engine, neighbors.precision)
+        if self.device.type == "cuda" and level.num_supports == 0:
+            search = "torch", "float32"  # never searched: FAISS would hold memory on the device for nothing
         memory = Memory(capacity, dim, generator, self.device, *search)
         maker = PrototypeMaker(
             memory,
@@ -236,6 +238,15 @@ class RunState:
             "data_digest": self.data_digest,
         }
 
+    def _load_tensors(self, checkpoint: Path) -> None:
+        load_network(self.student, checkpoint, "student")
+        load_network(self.teacher, checkpoint, "teacher")
+        load_optimizer_state(self.optimizer, self.student, read_tensors(checkpoint, "optimizer"))
+        memories = read_tensors(checkpoint, "memories")
+        self.patch_generator.set_state(memories["patch_generator"])
+        for name, level in self.levels.items():
+            level.load_tensors(name, memories)
+
     def resume(self, checkpoint: Path) -> None:
         """Go on from a checkpoint, as if the run had never stopped.
 
@@ -248,17 +259,14 @@ class RunState:
                 f"checkpoint {checkpoint.name} was trained on other images than data.train names now (some were added, "
                 "removed or renamed): resume on the same, or start another run"
             )
-        load_network(self.student, checkpoint, "student")
-        load_network(self.teacher, checkpoint, "teacher")
-        load_optimizer_state(self.optimizer, self.student, read_tensors(checkpoint, "optimizer"))
-        memories = read_tensors(checkpoint, "memories")
-        if "patch_generator" not in memories:
+        try:
+            self._load_tensors(checkpoint)
+        except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # tensors missing, or of any kind
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
-                f"checkpoint {checkpoint} lacks the generator of stored patches: it is of another kind"
-            )
-        self.patch_generator.set_state(memories["patch_generator"])
-        for name, level in self.levels.items():
-            level.load_tensors(name, memories)
+                f"checkpoint {checkpoint} cannot be loaded ({reason}): it was changed; remove it to go on from the one "
+                "before it"
+            ) from None
         self.step, self.images_seen = int(state["step"]), int(state["images_seen"])
         self.bad_samples, self.best_score = int(state["bad_samples"]), state["best_score"]
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)

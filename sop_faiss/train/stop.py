@@ -1,9 +1,11 @@
-"""Stopping on a signal: SIGTERM or SIGUSR1 asks the run to save and end, and a scheduler may start it again."""
+"""Stopping on a signal: SIGTERM, SIGUSR1 or Ctrl-C asks the run to save and end; it can be resumed."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
+import time
 from collections.abc import Iterator
 from types import FrameType
 
@@ -13,25 +15,48 @@ from sop_faiss import distributed
 
 __all__ = ["StopRequest"]
 
+_log = logging.getLogger(__name__)
+_SAME_PRESS_SECONDS = 1.0
+"""`torchrun` passes on a Ctrl-C that its processes have had already."""
+
 
 class StopRequest:
-    """Whether SIGTERM or SIGUSR1 has asked the run to save and stop."""
+    """Whether SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) has asked the run to save and stop."""
 
     def __init__(self) -> None:
         self.requested = False
+        self._interrupted_at: float | None = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
 
+    def _note_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The first Ctrl-C asks to save and stop, a second one stops at once."""
+        now = time.monotonic()
+        if self._interrupted_at is None:
+            self.requested, self._interrupted_at = True, now
+            _log.warning("interrupted: saving after this step; press Ctrl-C again to stop at once")
+        elif now - self._interrupted_at > _SAME_PRESS_SECONDS:
+            raise KeyboardInterrupt("interrupted: go on from the last checkpoint with --resume")
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Listen to the signals; what listened before listens again afterwards."""
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGUSR1)}
+        """Listen to the signals; what listened before listens again afterwards.
+
+        Raises:
+            KeyboardInterrupt: at the end, after Ctrl-C; what is inside has saved the run.
+        """
+        handlers = {signal.SIGTERM: self._note, signal.SIGUSR1: self._note}
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job is not interrupted
+            handlers[signal.SIGINT] = self._note_interrupt
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield self
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self._interrupted_at is not None:
+            raise KeyboardInterrupt("interrupted: the run is saved, go on with --resume")
 
     def anywhere(self, device: torch.device) -> bool:
         """Whether any rank was asked; all ranks get the same answer."""

@@ -1,0 +1,83 @@
+"""Where a command's result may be written: somewhere that can be written, and never over what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from sop_faiss.data.keys import PICTURE_SUFFIXES
+from sop_faiss.errors import ConfigError
+from sop_faiss.files import require_writable
+from sop_faiss.model.spec import EncoderSpec
+
+__all__ = ["STDOUT", "check_outputs", "encoder_files", "ground_truth_files", "source_files"]
+
+STDOUT = Path("-")
+"""Stands for stdout."""
+
+_DATA_SUFFIXES = (*PICTURE_SUFFIXES, ".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl")
+"""Endings of files that no result replaces."""
+_DATA_FILES = ("features-*.parquet", "*.tar", "state.json")
+"""A directory with such a file is a whole, with its manifest: nothing is written into it."""
+
+
+def check_outputs(
+    outputs: Mapping[str, Path | None], inputs: Iterable[Path], *, to_stdout: Collection[str] = ()
+) -> None:
+    """Check before any work where its results shall be written.
+
+    Args:
+        outputs: the file of each option; None where it is not given.
+        inputs: files and directories that are read; no output may be one of them, or lie in one.
+        to_stdout: options of which `-` stands for stdout.
+
+    Raises:
+        ConfigError: an output is an input or in one, or a file of data, or another output too.
+        SopError: an output cannot be written.
+    """
+    read = {path.resolve() for path in inputs}
+    taken: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if path == STDOUT and option not in to_stdout:
+            raise ConfigError(f"{option} - would be stdout, where this result does not go: name a file")
+        place = path.resolve()
+        if place in taken:
+            raise ConfigError(f"{taken[place]} and {option} are both {path}: name two")
+        taken[place] = option
+        if path == STDOUT:
+            continue
+        require_writable(path)
+        hit = next((other for other in (place, *place.parents) if other in read), None)
+        if hit is not None:
+            what = "is" if hit == place else f"lies in {hit}, which is"
+            raise ConfigError(f"{option} {path} {what} read by this command: name another file")
+        if path.suffix.lower() in _DATA_SUFFIXES and path.exists():
+            raise ConfigError(f"{option} {path} exists and is data by its ending: name another file")
+
+
+def source_files(src: str | None) -> list[Path]:
+    """What `check_outputs` shall guard of a SRC or a feature store: a file, or a directory with shards or features."""
+    if src is None:
+        return []
+    path = Path(src)
+    if path.is_dir() and not any(any(path.glob(pattern)) for pattern in _DATA_FILES):
+        return []  # pictures, which are guarded by their endings
+    return [path] if path.exists() else []
+
+
+def encoder_files(encoder: EncoderSpec | None) -> list[Path]:
+    """What `check_outputs` shall guard of an encoder: its weights, or its run's checkpoints and records."""
+    if encoder is None:
+        return []
+    place = Path(encoder.place)
+    of_run = [place / name for name in ("checkpoints", "best", "config.yaml", "metrics.jsonl")]
+    found = [*source_files(encoder.place), *of_run, *([encoder.weights] if encoder.weights is not None else [])]
+    return [path for path in found if path.exists()]
+
+
+def ground_truth_files(dataset: str, data_root: Path | None, gnd: Path | None) -> list[Path]:
+    """What `check_outputs` shall guard of a retrieval data set: its ground truth; pictures are by their endings."""
+    directory = (data_root or Path()) / dataset
+    return [*directory.glob("gnd*"), *([gnd] if gnd is not None else [])]
