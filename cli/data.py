@@ -141,8 +141,10 @@ def preview_command(
       sop-data preview my_photos/ --config vits16 --out views.png --epoch 3 masks.kind=random views.local_count=4
     """
     from sop_faiss.config import load_config
+    from sop_faiss.pipeline.outputs import check_outputs, source_files
     from sop_faiss.pipeline.preview import draw_preview
 
+    check_outputs({"--out": out}, source_files(shards))
     if seed is not None:
         overrides = (*overrides, f"train.seed={seed}")
     resolved = load_config(config, overrides)

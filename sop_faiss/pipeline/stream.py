@@ -15,7 +15,14 @@ from sop_faiss.data.stream import Batches, split_holdout
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbone import seeded_backbone
 
-__all__ = ["make_batches", "mask_unit", "open_batches", "open_indexed_images", "open_training_images"]
+__all__ = [
+    "make_batches",
+    "mask_unit",
+    "open_batches",
+    "open_indexed_images",
+    "open_training_images",
+    "training_device",
+]
 
 _CPU = torch.device("cpu")
 
@@ -89,8 +96,13 @@ def open_batches(config: Config, wanted_by: str) -> Batches:
         UnreachableError: a server does not answer.
     """
     source, trained = open_indexed_images(config, wanted_by)
-    device = torch.device("cuda" if config.train.device != "cpu" and torch.cuda.is_available() else "cpu")
-    return Batches(source, trained, config, mask_unit(config), device=device)
+    return Batches(source, trained, config, mask_unit(config), device=training_device(config))
+
+
+def training_device(config: Config) -> torch.device:
+    """The kind of device that a run would use, which need not be on the machine that asks."""
+    wants_cuda = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if wants_cuda else "cpu")
 
 
 def mask_unit(config: Config) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig, load_config, to_yaml
@@ -24,7 +23,7 @@ from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
-from sop_faiss.pipeline.stream import make_batches, open_training_images
+from sop_faiss.pipeline.stream import make_batches, open_training_images, training_device
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
@@ -250,8 +249,7 @@ def _describe_memories(config: Config, images: int) -> dict[str, Any]:
     dim = config.model.embedding_dim
     weights = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
     rows = {name: fit_memory(config, name, images)[0] for name, weight in weights.items() if weight}
-    wants_cuda = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if wants_cuda else "cpu")  # which need not be on the machine that asks
+    device = training_device(config)
     lists, indices, members = 0, 0, 0
     for name, capacity in rows.items():
         level: LevelConfig = getattr(config.sop, name)
