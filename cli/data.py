@@ -16,6 +16,7 @@ from sop_faiss.data.digits import write_digits
 from sop_faiss.data.pack import DUPLICATES_NAME, SAMPLES_PER_SHARD, PackSummary, pack
 from sop_faiss.errors import one_line
 from sop_faiss.files import write_json
+from sop_faiss.pipeline.outputs import check_outputs, source_files
 
 __all__ = ["main"]
 
@@ -105,6 +106,7 @@ def check_command(shards: str, workers: int | None, max_pixels: int, duplicates:
       sop-data check shards/
       sop-data check shards/ --duplicates --json report.json
     """
+    check_outputs({"--json": json_path}, source_files(shards))
     with progress_reporter("checking", "pictures") as progress:
         report = check(shards, workers=workers, max_pixels=max_pixels, find_duplicates=duplicates, progress=progress)
     if json_path is not None:
@@ -174,7 +176,7 @@ def demo_command(out: Path) -> None:
 def _print_summary(summary: PackSummary) -> None:
     shards = _number(len(summary.shards), "shard")
     pictures = _number(summary.samples, "picture")
-    click.echo(f"packed {pictures} into {shards}, {_megabytes(summary.bytes)}: {summary.out}")
+    click.echo(one_line(f"packed {pictures} into {shards}, {_megabytes(summary.bytes)}: {summary.out}"))
     classes = f" in {_number(len(summary.classes), 'class', 'classes')}" if summary.classes else ""
     click.echo(f"labelled {summary.labelled:,}{classes}; resized {summary.resized:,}")
     exact, near = summary.duplicates["exact"], summary.duplicates["near"]

@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,32 +78,50 @@ def _sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def _temporary_sibling(path: Path) -> Path:
+def _make_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
+    """Make an empty temporary beside `path`, locked so that no other process takes it for a leftover.
+
+    Returns:
+        It, and the descriptor that holds the lock until it is closed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    while True:
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+        with _errors_name(path, temporary):
+            make(temporary)
+        with contextlib.suppress(FileNotFoundError):  # taken for a leftover before it was locked: once more
+            descriptor = os.open(temporary, os.O_RDONLY)
+            if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+                return temporary, descriptor
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Lock what is open, until it is closed or the process ends, however it ends.
+
+    Returns:
+        Whether it is locked now; None where the file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Hold a file's or directory's lock, which the kernel lets go when the process ends, however it ends.
-
-    Yields:
-        Whether it is held; False if another process has it, or nothing is there, or the file system has no locks.
-    """
+    """Hold a file's or directory's lock; yields False if another process has it, or there is none to be had."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         yield False
         return
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            held = False
-        else:
-            held = True
-        yield held
+        yield _lock(descriptor) is True
     finally:
         os.close(descriptor)
 
@@ -113,10 +131,11 @@ def remove_leftovers(path: Path) -> None:
 
     A directory that a killed process had moved aside, and not yet replaced, is moved back.
     """
-    of_path = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.(?:tmp|old)")
-    found = [entry for entry in path.parent.iterdir() if of_path.fullmatch(entry.name)]
-    for leftover in sorted(found, reverse=True):
-        with _locked(leftover) as is_left:
+    start, ending = f".{path.name}.", re.compile(r"[0-9a-f]{8}\.(?:tmp|old)")
+    names = os.listdir(path.parent)  # noqa: PTH208  # beside many thousands of files, no Path for each
+    found = [name for name in names if name.startswith(start) and ending.fullmatch(name, len(start))]
+    for leftover in (path.parent / name for name in sorted(found, reverse=True)):
+        with _locked(leftover) as is_left, contextlib.suppress(OSError):  # another user's, perhaps
             if not is_left:
                 continue
             if leftover.suffix == ".old" and not path.exists():
@@ -164,17 +183,16 @@ def atomic_file(path: Path) -> Iterator[Path]:
         OSError: the place cannot be written, or is full; it names `path`.
     """
     require_writable(path)
-    temporary = _temporary_sibling(path)
+    temporary, descriptor = _make_temporary(path, lambda file: file.touch(exist_ok=False))
     with _errors_name(path, temporary):
-        temporary.touch(exist_ok=False)
         try:
-            with _locked(temporary):
-                yield temporary
-                _sync_file(temporary)
-                temporary.replace(path)
+            yield temporary
+            _sync_file(temporary)
+            temporary.replace(path)
             sync_directory(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -191,20 +209,19 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """
     if not overwrite:
         refuse_occupied(path)
-    temporary = _temporary_sibling(path)
+    temporary, descriptor = _make_temporary(path, Path.mkdir)
     with _errors_name(path, temporary):
-        temporary.mkdir()
         try:
-            with _locked(temporary):
-                yield temporary
-                for file in sorted(temporary.rglob("*")):
-                    if file.is_file():
-                        _sync_file(file)
-                sync_directory(temporary)
-                _put_in_place(temporary, path)
+            yield temporary
+            for file in sorted(temporary.rglob("*")):
+                if file.is_file():
+                    _sync_file(file)
+            sync_directory(temporary)
+            _put_in_place(temporary, path)
             sync_directory(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:

@@ -101,6 +101,23 @@ def test_impossible_backbones_are_one_line(config, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to ...",
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "Storage size calculation overflowed with sizes=[16384, 99999999]",
+    ],
+)
+def test_a_backbone_too_large_for_the_memory_says_what_to_lower(monkeypatch, said):
+    def refuse(*args: object, **options: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr("timm.create_model", refuse)
+    with pytest.raises(ConfigError, match=r"not enough memory for it; lower model\.embed_dim or model\.depth$"):
+        seeded_backbone(TINY_VIT, 32, seed=0)
+
+
 def test_sizes_that_cannot_be_cut_into_patches():
     with pytest.raises(ConfigError, match=r"views\.local_size = 20 pixels is not divisible.*set views\.local_size=16"):
         seeded_backbone(TINY_VIT, 32, 0).check_size("views.local_size", 20)

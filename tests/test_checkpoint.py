@@ -26,6 +26,7 @@ from sop_faiss.model.checkpoint import find_checkpoint, read_state
 from sop_faiss.pipeline.train import run_training
 from sop_faiss.train import checkpoint as writing
 from sop_faiss.train.checkpoint import clear_leftovers, write_best, write_checkpoint
+from sop_faiss.train.monitor import Monitor, read_metrics
 from sop_faiss.train.state import RunState
 from tests.images import write_shards
 from tests.runs import tiny_config, tiny_config_file
@@ -150,6 +151,18 @@ def test_a_run_of_very_many_steps(tmp_path):
         content = {name: {"a": torch.zeros(1)} for name in ("student", "teacher", "optimizer", "memories")}
         write_checkpoint(tmp_path, step, content, {"images_seen": 1, "bad_samples": 0, "best_score": None})
     assert find_checkpoint(tmp_path).name == "step_100000000"
+
+
+@pytest.mark.parametrize("line", ["{", "3", "[]", "{}", '{"step": "x"}', "[" * 100_000, "9" * 5000])
+def test_metrics_are_read_up_to_a_line_that_is_no_record(run, line):
+    path = run / "metrics.jsonl"
+    whole = read_metrics(run)
+    assert [record["step"] for record in whole] == [1, 2, 3, 4, 5, 6]
+    records = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*records[:4], line + "\n", *records[4:]]))
+    assert read_metrics(run) == whole[:4]
+    Monitor(run, resumed_step=3).close()
+    assert read_metrics(run) == whole[:3]
 
 
 # tensors, with a checksum that fits them
@@ -277,8 +290,6 @@ def test_other_errors_of_the_library_stay(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_fills_up_at_the_metrics(run, shards, monkeypatch):
-    from sop_faiss.train.monitor import Monitor
-
     def no_room(self: Monitor, metrics: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

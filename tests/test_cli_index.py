@@ -366,7 +366,7 @@ def test_as_a_process(place: Path) -> None:
 
 def test_a_reader_that_leaves_early(place: Path) -> None:
     keys = [word for number in range(15) for word in ("--key", f"{number:08d}")]
-    words = ["-m", "sop_faiss.cli.index", "search", str(place / "shards.index"), *keys * 100, "-k", "14"]
+    words = ["-m", "sop_faiss.cli.index", "search", str(place / "shards.index"), *keys * 20, "-k", "14"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": buffered}
     with subprocess.Popen([sys.executable, *words], **pipes) as process:

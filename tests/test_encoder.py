@@ -129,6 +129,8 @@ def test_timm_with_random_weights_is_seeded_and_leaves_the_generator_alone() -> 
         ({"model": "config:no_such_config", "random_weights": 0}, ConfigError, "no_such_config"),
         ({"model": "timm:test_vit", "random_weights": -1}, ConfigError, "wanted a seed"),
         ({"model": "timm:test_vit", "weights": Path("no.pth")}, CheckpointError, "does not exist"),
+        ({"model": "timm:test_vit", "weights": Path()}, CheckpointError, "is a directory: name a file in it"),
+        ({"model": "dino:.", "arch": "test_vit"}, CheckpointError, "is a directory: name a file in it"),
         ({"model": "dino:no.pth", "arch": "test_vit"}, CheckpointError, "does not exist"),
         ({"model": "dino:no.pth"}, ConfigError, "needs --arch"),
         ({"model": "timm:test_vit", "random_weights": 0, "size": 50}, ConfigError, "take 48 or 64"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import signal
@@ -184,6 +185,33 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_writes_stays(tmp_
         assert living_one.exists()
         living.communicate()
     assert [entry.name for entry in tmp_path.iterdir()] == ["out [1]"]
+
+
+@pytest.mark.parametrize("kind", [atomic_file, atomic_directory])
+@pytest.mark.parametrize("how", ["removed", "locked"])
+def test_a_temporary_taken_for_a_leftover_is_made_once_more(tmp_path, monkeypatch, kind, how):
+    """Another process may come by after it was made, and before it was locked."""
+    made, other = [], []
+    real = os.open
+
+    def come_by(path: Path, flags: int, mode: int = 0o777, **options: int | None) -> int:
+        if not made and not flags & os.O_CREAT:
+            made.append(path)
+            if how == "removed":
+                remove_leftovers(tmp_path / "out")
+            else:
+                other.append(real(path, flags))
+                fcntl.flock(other[0], fcntl.LOCK_EX)
+        return real(path, flags, mode, **options)
+
+    monkeypatch.setattr(os, "open", come_by)
+    with kind(tmp_path / "out") as temporary:
+        assert temporary.exists() and temporary != made[0]
+        remove_leftovers(tmp_path / "out")
+        assert temporary.exists()
+    assert (tmp_path / "out").exists()
+    for descriptor in other:
+        os.close(descriptor)
 
 
 def test_files_of_other_names_are_no_leftovers(tmp_path):

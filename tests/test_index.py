@@ -361,6 +361,18 @@ def test_a_missing_file(built: Path, tmp_path: Path, name: str) -> None:
         FeatureIndex.open(tmp_path / "copy")
 
 
+def test_a_manifest_nested_so_deeply_that_it_is_read_but_not_written(built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built, tmp_path / "copy")
+    path = tmp_path / "copy" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    nested: object = 1
+    for _ in range(600):
+        nested = {"a": nested}
+    path.write_text(json.dumps(manifest | {"preprocess": nested}))
+    with pytest.raises(IndexMismatchError, match=r"was changed|is damaged"):
+        FeatureIndex.open(tmp_path / "copy")
+
+
 def test_what_is_no_index(tmp_path: Path) -> None:
     with pytest.raises(IndexMismatchError, match="does not exist"):
         FeatureIndex.open(tmp_path / "absent")

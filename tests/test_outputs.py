@@ -112,6 +112,10 @@ SEARCH = ("index", "search", "index", "queries.txt", "--model", "absent")
         ((*SEARCH, "--json", "-", "--csv", "-"), "--json and --csv are both -"),
         (("index", "info", "index", "--json", "index/manifest.json"), "--json index/manifest.json lies in"),
         (("doctor", "--json", "index"), "output index is a directory"),
+        (("data", "check", "queries.txt", "--json", "queries.txt"), "--json queries.txt is read by this command"),
+        (("data", "check", "queries.txt", "--json", "-"), "--json - would be stdout"),
+        (("data", "check", "queries.txt", "--workers", "100000"), "workers is 100000, wanted 1 to 1,024"),
+        (("data", "pack", "queries.txt", "out", "--workers", "100000"), "workers is 100000, wanted 1 to 1,024"),
     ],
 )
 def test_commands_say_so_before_any_work(here: Path, words: tuple[str, ...], message: str) -> None:

@@ -344,6 +344,27 @@ def test_sigterm_saves_and_exits_75(tmp_path, shards):
     assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
 
 
+INTERRUPTIBLE = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in a shell's background
+from sop_faiss.cli.train import main
+main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_saves_and_exits_130(tmp_path, shards):
+    arguments = command(tiny_config_file(tmp_path), tmp_path / "run", shards, "train.epochs=2000")
+    words = [sys.executable, "-c", INTERRUPTIBLE, *arguments[3:]]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        wait_for_step(tmp_path / "run", 3, process)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and stdout == "" and "Traceback" not in stderr
+    assert stderr.splitlines()[-1] == "error: interrupted: the run is saved, go on with --resume"
+    stopped_at = int(find_checkpoint(tmp_path / "run").name.removeprefix("step_"))
+    assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_a_dump(tmp_path, shards, monkeypatch):
     real = loop.train_step
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_picture
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
-from sop_faiss.data.parallel import default_workers, map_ordered
+from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, common_folder, open_shards
 from sop_faiss.data.source import ImageSource, find_shards, open_source
 from sop_faiss.errors import ConfigError, DataError, SopError
@@ -89,8 +89,8 @@ def check(
     Raises:
         DataError: there is nothing to check.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers is {workers}, wanted 1 or more")
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise ConfigError(f"workers is {workers}, wanted 1 to {MAX_WORKERS:,}")
     report = CheckReport(str(src))
     try:
         paths = find_shards(src)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_picture
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
-from sop_faiss.data.parallel import default_workers, map_ordered
+from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
 from sop_faiss.data.sidecar import load_index
 from sop_faiss.data.source import ImageSource, open_source
@@ -152,8 +152,8 @@ def pack(
         raise ConfigError(f"resize is {resize} px, wanted 1 or more")
     if not 0 <= max_bad_fraction <= 1:
         raise ConfigError(f"max_bad_fraction is {max_bad_fraction}, wanted 0 to 1")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers is {workers}, wanted 1 or more")
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise ConfigError(f"workers is {workers}, wanted 1 to {MAX_WORKERS:,}")
     with atomic_directory(out) as folder:
         source = open_source(src)
         with ShardWriter(folder, name, samples_per_shard, shard_bytes) as writer:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["default_threads", "default_workers", "map_ordered"]
+__all__ = ["MAX_WORKERS", "default_threads", "default_workers", "map_ordered"]
 
 A = TypeVar("A")
 B = TypeVar("B")
 
+MAX_WORKERS = 1024
+"""More threads than any machine has use for; what is asked beyond is a slip of the keyboard."""
 _RESULTS_PER_WORKER = 4
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 
 from sop_faiss.data.decode import decode_image, drop_reason
+from sop_faiss.data.parallel import MAX_WORKERS
 from sop_faiss.data.source import ImageSource
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.store import FeatureStore
@@ -26,8 +27,7 @@ from sop_faiss.unit_rows import require_unit_rows
 __all__ = ["embed_images", "extract_features"]
 
 MAX_BATCH_SIZE = 65_536
-MAX_WORKERS = 1024
-
+"""More pictures than any machine has use for; what is asked beyond is a slip of the keyboard."""
 _LISTED_DROPS = 1000
 """Dropped pictures listed by name in the manifest; all are counted."""
 

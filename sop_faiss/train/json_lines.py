@@ -12,15 +12,18 @@ __all__ = ["keep_lines_until", "read_lines"]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a .jsonl file up to one that a kill has cut; none if there is no file."""
+    """The lines of a .jsonl file up to one that a kill has cut, or that is no record; none if there is no file."""
     if not path.is_file():
         return []
     lines: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            break
+        lines.append(record)
     return lines
 
 

@@ -1,0 +1,115 @@
+"""Commands killed (SIGKILL) while they write: nothing half-written is picked up, and a rerun works and cleans up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sop_faiss.data.check import check
+from sop_faiss.data.source import open_source
+from sop_faiss.errors import FeatureError, IndexMismatchError
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.index.search import FeatureIndex
+from tests.encoders import write_run
+from tests.images import write_folder
+
+pytestmark = pytest.mark.slow
+
+KILLED_AT = """
+import importlib, os, signal, sys
+module, name, at, command, *arguments = sys.argv[1:]
+owner = importlib.import_module(module)
+*path, last = name.split(".")
+for part in path:
+    owner = getattr(owner, part)
+real, calls = getattr(owner, last), [0]
+def killed(*args, **kwargs):
+    result = real(*args, **kwargs)
+    calls[0] += 1
+    if calls[0] == int(at):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+setattr(owner, last, killed)
+importlib.import_module(f"sop_faiss.cli.{command}").main(arguments)
+"""
+SOME = 6
+
+
+def run(point: tuple[str, str, int], *words: object) -> int:
+    """Run a command that is killed after so many calls of a function (never: 0); its exit status."""
+    command = [sys.executable, "-c", KILLED_AT, *map(str, point), *map(str, words)]
+    return subprocess.run(command, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("place")
+    write_run(root / "run")
+    write_folder(root / "photos", classes=2, per_class=SOME)
+    return root
+
+
+def left(out: Path) -> list[str]:
+    return sorted(path.name for path in out.parent.iterdir() if out.name in path.name)
+
+
+PACK_POINTS = [
+    ("sop_faiss.data.shard_writer", "ShardWriter.write", 3),
+    ("sop_faiss.data.pack", "write_manifest", 1),
+    ("sop_faiss.files", "_sync_file", 2),
+]
+
+
+@pytest.mark.parametrize("point", PACK_POINTS)
+def test_pack(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
+    out = tmp_path / "shards"
+    words = ("data", "pack", place / "photos", out, "--samples-per-shard", 5)
+    assert run(point, *words) == -signal.SIGKILL
+    (half,) = left(out)
+    assert half.startswith(".shards.") and not out.exists()
+    assert run((*point[:2], 0), *words) == 0
+    assert left(out) == ["shards"]
+    assert len(open_source(out)) == 2 * SOME and not check(out).problems
+
+
+EMBED_POINTS = [
+    ("pyarrow.parquet", "write_table", 1),
+    ("sop_faiss.features.store", "write_json", 1),
+    ("sop_faiss.features.extract", "_forward", 1),
+]
+
+
+@pytest.mark.parametrize("point", EMBED_POINTS)
+def test_embed(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
+    out = tmp_path / "features"
+    words = ("embed", "--model", place / "run", "--data", place / "photos", "--out", out)
+    assert run(point, *words) == -signal.SIGKILL
+    assert not out.exists()
+    with pytest.raises(FeatureError, match="does not exist"):
+        FeatureStore.read(out)
+    assert run((*point[:2], 0), *words) == 0
+    assert left(out) == ["features"] and len(FeatureStore.read(out)) == 2 * SOME
+
+
+INDEX_POINTS = [
+    ("sop_faiss.index.store", "IdTable.write", 1),
+    ("sop_faiss.index.store", "IndexManifest.write", 1),
+    ("sop_faiss.neighbors.factories", "VectorIndex.write", 1),
+]
+
+
+@pytest.mark.parametrize("point", INDEX_POINTS)
+def test_index(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
+    out = tmp_path / "index"
+    words = ("index", "build", "--model", place / "run", "--data", place / "photos", "--out", out)
+    assert run(point, *words) == -signal.SIGKILL
+    assert not out.exists()
+    with pytest.raises(IndexMismatchError, match="does not exist"):
+        FeatureIndex.open(out)
+    assert run((*point[:2], 0), *words) == 0
+    assert left(out) == ["index"] and len(FeatureIndex.open(out)) == 2 * SOME
