@@ -21,6 +21,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 import click
 
 from sop_faiss.errors import RunStoppedError, SopError, one_line
+from sop_faiss.files import DISK_FULL
 from sop_faiss.progress import ProgressCallback
 
 __all__ = [
@@ -131,7 +132,7 @@ def _tame_reports() -> None:
 
     def report_others(args: threading.ExceptHookArgs) -> None:
         error = args.exc_value
-        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not isinstance(error, OSError) or error.errno not in DISK_FULL:
             report(args)
 
     report_others.leaves_out_full_disks = True  # type: ignore[attr-defined]

@@ -19,6 +19,8 @@ from typing import Any
 from sop_faiss.errors import SopError
 
 __all__ = [
+    "DISK_FULL",
+    "NO_ROOM",
     "atomic_directory",
     "atomic_file",
     "read_json",
@@ -29,7 +31,9 @@ __all__ = [
     "write_json",
 ]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or of a user's share of it, that is full."""
+NO_ROOM = (*DISK_FULL, errno.EFBIG, errno.EROFS)
 """Errors that only writing meets, so that one without a name is about the file being written."""
 
 
@@ -164,7 +168,7 @@ def _renamed(error: OSError, path: Path, temporary: Path) -> OSError | None:
         text = str(error)
         return OSError(text.replace(str(temporary), str(path))) if str(temporary) in text else None
     if error.filename is None:
-        named = path if error.errno in _NO_ROOM else None
+        named = path if error.errno in NO_ROOM else None
     else:
         place = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
         inside = place is not None and place.is_relative_to(temporary)

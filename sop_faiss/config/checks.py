@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from sop_faiss.errors import ConfigError
+from sop_faiss.errors import ConfigError, one_line
 
 __all__ = ["require", "require_between", "require_finite", "require_one_of", "require_range", "require_share", "shown"]
 
@@ -17,7 +17,7 @@ _SHOWN_LENGTH = 60
 
 def shown(text: object) -> str:
     """What a user has written, as messages show it: cut to 60 characters, without those that terminals obey."""
-    printable = "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(text).split()))
+    printable = one_line(str(text))
     return printable if len(printable) <= _SHOWN_LENGTH else printable[:_SHOWN_LENGTH] + "..."
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from fsspec.core import url_to_fs
 
 from sop_faiss.data.address import hide_secrets, is_address
 from sop_faiss.errors import DataError, UnreachableError
-from sop_faiss.files import sha256_file
+from sop_faiss.files import NO_ROOM, sha256_file
 
 __all__ = ["RemoteFile", "RemoteStream", "describe_file", "fetch_file", "list_files", "read_small_file"]
 
@@ -39,7 +38,6 @@ _WRAPPERS = (  # file systems inside others, or that keep files of their own
     *("async_wrapper", "asyncwrapper", "blockcache", "cached", "data", "dir", "filecache", "generic", "libarchive"),
     *("reference", "simplecache", "tar", "zip"),
 )
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 _PASSING_STATUSES = (408, 425, 429)
 _log = logging.getLogger(__name__)
 
@@ -223,7 +221,7 @@ def _persist(address: str, done: str, action: Callable[[Any, str], T]) -> T:
         except Exception as error:  # each file system has errors of its own; their text may hold the whole address
             if _is_missing(error):
                 raise UnreachableError(f"{shown} does not exist") from None
-            if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise UnreachableError(f"{shown} cannot be {done}: {error.strerror} here; see data.cache_dir") from None
             if not left or not _may_pass(error):
                 raise UnreachableError(f"{shown} cannot be {done}: {_reason(error)}") from None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["full_disk_told"]
+from sop_faiss.files import DISK_FULL
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+__all__ = ["full_disk_told"]
 
 
 @contextlib.contextmanager
@@ -23,7 +22,7 @@ def full_disk_told(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in DISK_FULL:
             raise
         told = OSError(error.errno, os.strerror(error.errno), str(error.filename or run))
         told.add_note("free space, then --resume")
