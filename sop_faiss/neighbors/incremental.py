@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sop_faiss.neighbors.mirror import Neighbors, RingMirror, in_fixed_order
 
-__all__ = ["NeighborLists", "keeping_pays", "most_rows_of_an_image"]
+__all__ = ["NeighborLists", "keeping_pays", "lists_bytes", "most_rows_of_an_image"]
 
 _BLOCK_ELEMENTS = 2**22  # similarities computed at a time by a store: 16 MiB
 _SMALL_SEARCH = 2**28  # multiply-adds that a CPU does in a few milliseconds
@@ -53,10 +53,20 @@ def keeping_pays(anchors: int, stored: int, capacity: int, dim: int, device: tor
     return device.type == "cpu" and 5 * stored < anchors and anchors * capacity * dim > _SMALL_SEARCH
 
 
+def lists_bytes(k: int, capacity: int) -> int:
+    """Memory that `NeighborLists` take: a row's number and similarity for each entry, a bound for each list."""
+    return capacity * (12 * _width(k, capacity) + 4)
+
+
+def _width(k: int, capacity: int) -> int:
+    """Entries of a list."""
+    return min(2 * k + 16, capacity - 1)
+
+
 class NeighborLists:
     """For each row of a mirror its nearest other rows, exact after every store.
 
-    Memory: 12 bytes for each of the n * (2k + 16) entries.
+    Memory: see `lists_bytes`.
 
     Args:
         mirror: the rows, and what searches them.
@@ -72,7 +82,7 @@ class NeighborLists:
         self._image_ids = image_ids
         self.k = k
         self.exclude_same_image = exclude_same_image
-        self.width = min(2 * k + 16, len(mirror.rows) - 1)
+        self.width = _width(k, len(mirror.rows))
         """Entries of a list."""
         self.searched = 0
         """Lists searched for since the start."""

@@ -23,6 +23,7 @@ from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
+from sop_faiss.neighbors.incremental import lists_bytes
 from sop_faiss.pipeline.stream import make_batches, open_training_images, training_device
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
@@ -254,8 +255,7 @@ def _describe_memories(config: Config, images: int) -> dict[str, Any]:
     for name, capacity in rows.items():
         level: LevelConfig = getattr(config.sop, name)
         if keeps_neighbors(config, name, capacity, device):
-            entries = min(2 * level.num_supports + 16, capacity - 1)
-            lists += capacity * (entries * 12 + 4)  # see `NeighborLists`
+            lists += lists_bytes(level.num_supports, capacity)
         if config.neighbors.index != "exact" and level.num_supports:
             indices += index_bytes(config.neighbors.index, capacity, dim)
         members = max(members, level.num_anchors * (level.num_supports + 1) * dim * 4)
