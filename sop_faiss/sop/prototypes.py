@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from sop_faiss.config import LevelConfig
@@ -28,6 +28,8 @@ class Prototypes:
     anchors: Float32[Tensor, "T K d"]
     anchor_rows: Int64[Tensor, "T K"]
     """Rows the anchors were drawn from; with fixed vectors their contents may be others by now."""
+    holds_anchor: Bool[Tensor, "T K"]
+    """Whether they still hold it."""
     support_rows: Int64[Tensor, "T K k"]
     support_similarities: Float32[Tensor, "T K k"]
     contributions: Float32[Tensor, "T K S"]
@@ -58,10 +60,8 @@ class Prototypes:
         image; and where the search was approximate `neighbor_recall`, the share of nearest rows that it found when its
         index was last built.
         """
-        # With fixed vectors an anchor's row may hold another embedding by now, which is then no member.
-        holds_anchor = (self.memory.embeddings[self.anchor_rows] == self.anchors).all(-1)
         used = torch.zeros(self.memory.capacity, device=self.anchors.device)
-        used[self.anchor_rows.flatten()] = holds_anchor.flatten().float()
+        used[self.anchor_rows.flatten()] = self.holds_anchor.flatten().float()  # a row that does not is no member
         used[self.support_rows.flatten()] = 1.0
         told = {
             "memory_fill": used.new_full((), self.memory.fill),
@@ -148,18 +148,20 @@ class PrototypeMaker:
         """
         rows = self._fixed_rows if self._fixed_rows is not None else self._draw_rows()
         vectors, ids = self.memory.embeddings[rows], self.memory.image_ids[rows]
+        holds_anchor = torch.ones_like(rows, dtype=torch.bool)
         if self.anchors != "random":
             self._fixed_rows = rows
         if self.anchors == "fixed_vectors":
             if self._fixed_vectors is None or self._fixed_ids is None:
                 self._fixed_vectors, self._fixed_ids = vectors, ids
+            holds_anchor = (vectors == self._fixed_vectors).all(-1)  # until the FIFO renews the row
             vectors, ids = self._fixed_vectors, self._fixed_ids
         if self.incremental:
             support_rows, similarities = self._kept_supports(rows)
         else:
-            support_rows, similarities = self._supports(vectors, rows, ids)
+            support_rows, similarities = self._supports(vectors, rows, ids, holds_anchor)
         weights = contributions(similarities, self.contributions, self.eps)
-        return Prototypes(self.memory, vectors, rows, support_rows, similarities, weights)
+        return Prototypes(self.memory, vectors, rows, holds_anchor, support_rows, similarities, weights)
 
     def _draw_rows(self) -> Int64[Tensor, "T K"]:
         """Uniform draws. Departs: for [CLS] the released code draws K and keeps the K/2 of "low energy"."""
@@ -175,7 +177,11 @@ class PrototypeMaker:
         return found.rows.reshape(*rows.shape, k), found.similarities.reshape(*rows.shape, k)
 
     def _supports(
-        self, vectors: Float32[Tensor, "T K d"], rows: Int64[Tensor, "T K"], ids: Int64[Tensor, "T K"]
+        self,
+        vectors: Float32[Tensor, "T K d"],
+        rows: Int64[Tensor, "T K"],
+        ids: Int64[Tensor, "T K"],
+        holds_anchor: Bool[Tensor, "T K"],
     ) -> tuple[Int64[Tensor, "T K k"], Float32[Tensor, "T K k"]]:
         """Each anchor's k nearest other rows. Never the anchor itself, also among its duplicates.
 
@@ -188,9 +194,7 @@ class PrototypeMaker:
         same_image = most_rows_of_an_image(self.memory.image_ids) if self.exclude_same_image else 0
         wanted = min(self.memory.capacity, k + 1 + same_image)
         found = self.memory.search(vectors.reshape(-1, dim), wanted)
-        # A copied vector's own row is only that row while the FIFO has not renewed it.
-        own_is_there = (self.memory.embeddings[rows] == vectors).all(-1).reshape(-1, 1)
-        excluded = (found.rows == rows.reshape(-1, 1)) & own_is_there
+        excluded = (found.rows == rows.reshape(-1, 1)) & holds_anchor.reshape(-1, 1)
         if self.exclude_same_image:
             anchor_ids = ids.reshape(-1, 1)
             excluded |= (self.memory.image_ids[found.rows] == anchor_ids) & (anchor_ids >= 0)
