@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_picture
+from sop_faiss.data.decode import MAX_PIXELS, drop_reason
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
 from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, common_folder, open_shards
 from sop_faiss.data.source import ImageSource, find_shards, open_source
+from sop_faiss.data.whole import picture_name, read_whole
 from sop_faiss.errors import ConfigError, DataError, SopError
 from sop_faiss.files import read_json, sha256_file
 from sop_faiss.progress import ProgressCallback
@@ -151,13 +152,11 @@ class _Good(NamedTuple):
 
 def _check_picture(source: ImageSource, max_pixels: int, signed: bool, position: int) -> _Good | DataError:
     """What one picture is (with a signature if `signed`), or what is wrong with it."""
-    try:
-        encoded = source.read(position)
-        kind = open_picture(encoded, max_pixels).format or "unknown"
-        picture = decode_pillow(encoded, max_pixels)
-    except DataError as error:
-        return error
-    return _Good(kind, min(picture.size), picture_signature(encoded, picture) if signed else None)
+    whole = read_whole(source, position, max_pixels)
+    if isinstance(whole, DataError):
+        return whole
+    signature = picture_signature(whole.encoded, whole.picture) if signed else None
+    return _Good(whole.format or "unknown", min(whole.picture.size), signature)
 
 
 def _count(
@@ -182,8 +181,7 @@ def _count(
     report.formats[result.format] = report.formats.get(result.format, 0) + 1
     sides[result.shorter_side] += 1
     if duplicates is not None and result.signature is not None:
-        shard = source.source_of(position)
-        duplicates.add(source.member_of(position) + (f" in {shard}" if shard else ""), label, result.signature)
+        duplicates.add(picture_name(source, position), label, result.signature)
 
 
 def _side_lengths(sides: Counter[int]) -> SideLengths | None:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from PIL import Image
 
-from sop_faiss.data.decode import MAX_PIXELS, decode_pillow, drop_reason, open_picture
+from sop_faiss.data.decode import MAX_PIXELS, drop_reason
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
 from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
 from sop_faiss.data.sidecar import load_index
 from sop_faiss.data.source import ImageSource, open_source
+from sop_faiss.data.whole import picture_name, read_whole
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.files import atomic_directory, write_json
 from sop_faiss.progress import ProgressCallback
@@ -85,8 +86,7 @@ class _Packing:
 
     def take(self, position: int, result: _Encoded | DataError) -> None:
         """Write one picture, or note why not."""
-        shard = self.source.source_of(position)
-        picture = self.source.member_of(position) + (f" in {shard}" if shard else "")
+        picture = picture_name(self.source, position)
         if isinstance(result, DataError):
             self.dropped.append(Dropped(picture, str(result)))
             return
@@ -200,16 +200,14 @@ def _prepare(source: ImageSource, resize: int | None, max_pixels: int, position:
 
     Returns what is wrong with a bad picture; the first word is the reason.
     """
-    try:
-        encoded = source.read(position)
-        kind = open_picture(encoded, max_pixels).format or ""
-        picture = decode_pillow(encoded, max_pixels)
-    except DataError as error:
-        return error
+    whole = read_whole(source, position, max_pixels)
+    if isinstance(whole, DataError):
+        return whole
+    encoded, kind, picture = whole
     signature = picture_signature(encoded, picture)
     shorter = min(picture.size)
     shrink = resize is not None and shorter > resize
-    if not shrink and kind in _KEPT:
+    if not shrink and kind is not None and kind in _KEPT:
         return _Encoded(_KEPT[kind], encoded, False, signature)
     if resize is not None and shrink:
         width, height = (max(1, round(side * resize / shorter)) for side in picture.size)
