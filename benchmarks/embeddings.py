@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from sop_faiss.config import load_config
 from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.source import open_source
-from sop_faiss.data.stream import Batches, batch_loader, split_holdout
+from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.model.checkpoint import checkpoint_directories
 from sop_faiss.model.teacher import build_student_and_teacher
+from sop_faiss.pipeline.stream import open_indexed_images
 from sop_faiss.train.checkpoint import load_network
 
 __all__ = ["drifting_stores", "stores_of_run"]
@@ -50,8 +50,7 @@ def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tenso
         stores: how many batches are stored after it is full.
     """
     config = load_config(run / "config.yaml")
-    source = open_source(config.data.train)
-    trained, _ = split_holdout(len(source), config.data.holdout_share, config.train.seed)
+    source, trained = open_indexed_images(config, "this benchmark")
     checkpoints = checkpoint_directories(run)
     if len(checkpoints) < 2:
         raise SystemExit(f"{run} keeps {len(checkpoints)} checkpoints: wanted two or more (train.keep_last)")
