@@ -31,7 +31,8 @@ class DataConfig:
     cache_dir: str = ""
     """Folder of fetched shards; several runs may share it (empty: sop_faiss/shards in the user's cache folder)."""
     cache_bytes: int = 100_000_000_000
-    """The most that is kept there. All shards of a run must fit; those of others leave, the longest unused first."""
+    """The most that is kept there. All shards of a run must fit, and are fetched in the order in which they are needed,
+    while training goes on; those of other runs leave, the longest unused first."""
     shuffle_buffer: int = 1000
     """Images that wait in each worker to be drawn at random, encoded (`sequential`)."""
     samples_per_epoch: int = 0

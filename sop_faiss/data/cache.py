@@ -144,7 +144,11 @@ class ShardCache:
             else:
                 for leftover in (self.folder / entry).glob(".*.tmp"):
                     leftover.unlink(missing_ok=True)
-            yield True
+            try:
+                yield True
+            finally:  # a process forked meanwhile has the file open too
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)
 
     def _make_room(self, needed: int) -> None:
         """Remove the least recently used entries of other data sets until `needed` bytes more stay in the bound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -70,6 +71,10 @@ class SequentialBatches(Batches):
     def image_ids(self, step: int) -> Int64[np.ndarray, " b"]:
         """Not known before they are read: -1."""
         return np.full(self.batch_size_per_rank, -1)
+
+    def fetching_ahead(self, step: int) -> AbstractContextManager[None]:
+        """Nothing is kept, so nothing is fetched."""
+        return nullcontext()
 
     def digest(self) -> str:
         """Which shards these are, as 64 hex digits."""

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import cv2
@@ -26,6 +27,7 @@ from sop_faiss.data.colour import COLUMNS
 from sop_faiss.data.device_colour import colours_on_device
 from sop_faiss.data.multicrop import MultiCrop
 from sop_faiss.data.parallel import default_threads, map_ordered
+from sop_faiss.data.prefetch import fetch_ahead
 from sop_faiss.data.samples import Samples
 from sop_faiss.data.source import ImageSource
 from sop_faiss.data.views import view_generator
@@ -127,6 +129,15 @@ class Batches(Dataset["Batch | DataError"]):
         start = within * self.config.train.batch_size + self._offset
         return self._order[1][start : start + self.batch_size_per_rank]
 
+    def fetching_ahead(self, step: int) -> AbstractContextManager[None]:
+        """Inside, shards that are not here are fetched in the order in which this rank needs them from `step` on."""
+        return fetch_ahead(self.source, functools.partial(self._positions_from, step))
+
+    def _positions_from(self, step: int) -> Int64[np.ndarray, " n"]:
+        """This rank's images up to the end of the epoch after this one, in order."""
+        end = (step // self.steps_per_epoch + 2) * self.steps_per_epoch
+        return np.concatenate([self.image_ids(each) for each in range(step, end)])
+
     def digest(self) -> str:
         """What the images are and in which order, as 64 hex digits; a run is resumed on the same ones."""
         digest = hashlib.sha256(self.positions.tobytes())
@@ -203,11 +214,14 @@ def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[B
     # here and in the forked workers, threads share the images of a batch and not the rows of an image
     threads_of_opencv = cv2.getNumThreads()
     cv2.setNumThreads(0)
+    made: Iterator[Batch | DataError] | None = None
     try:
-        for batch in loader:
-            if isinstance(batch, DataError):
-                raise batch
-            yield batch
+        made = iter(loader)  # the workers start here; they end when nothing refers to it any more
+        with batches.fetching_ahead(steps.start):
+            for batch in made:
+                if isinstance(batch, DataError):
+                    raise batch
+                yield batch
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
@@ -216,4 +230,5 @@ def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[B
             f"a process that prepares images died ({reason}): too little memory? lower data.workers"
         ) from None
     finally:
+        made = None  # an error keeps this frame and its names alive
         cv2.setNumThreads(threads_of_opencv)
