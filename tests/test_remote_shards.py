@@ -267,6 +267,14 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, settings: D
     assert_one_line(error, "Install s3fs", "pip install 'sop-faiss[remote]'")
 
 
+def test_s3_leaves_trying_again_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+    monkeypatch.setattr(remote.fsspec, "get_filesystem_class", lambda protocol: object)
+    monkeypatch.setattr(remote, "url_to_fs", lambda address, **options: given.update(options) or (None, address))
+    assert remote._file_system("S3://bucket/x.tar") == (None, "s3://bucket/x.tar")
+    assert given["config_kwargs"]["retries"] == {"max_attempts": 0}
+
+
 # --------------------------------------------------------------------------------------------------------------- cache
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _TRIES = 4
 _FIRST_PAUSE_SECONDS = 1.0  # doubled after each try
-_CONNECT_SECONDS, _SILENCE_SECONDS = 30.0, 60.0  # of http; others have limits of their own
+_CONNECT_SECONDS, _SILENCE_SECONDS = 30.0, 60.0  # of http and s3; others have limits of their own
 _VERSIONS = (
     "ETag",
     "etag",
@@ -205,6 +205,9 @@ def _file_system(address: str) -> tuple[Any, str]:
 
         limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
         options["client_kwargs"] = {"timeout": limits}
+    if protocol in ("s3", "s3a"):  # tried again here, where it is told
+        limits_of_s3 = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _SILENCE_SECONDS}
+        options["config_kwargs"] = limits_of_s3 | {"retries": {"max_attempts": 0}}
     files, path = url_to_fs(f"{protocol}://{rest}", **options)
     return files, str(path)
 
