@@ -116,10 +116,11 @@ class _OneLine(logging.Formatter):
 
 
 def log_to_stderr(level: int) -> None:
-    """Show log messages from this level on; without it, warnings are shown."""
+    """Show our log messages from this level on; of other packages, and without it, warnings are shown."""
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine())
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("sop_faiss").setLevel(level)
 
 
 def _tame_reports() -> None:

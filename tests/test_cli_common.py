@@ -143,7 +143,8 @@ from sop_faiss.cli.common import log_to_stderr, run_command
 @run_command
 def main():
     if len(sys.argv) > 1: log_to_stderr(logging.INFO)
-    logging.getLogger("a").info("known %s", "b\\x1b[31m")
+    logging.getLogger("sop_faiss.a").info("known %s", "b\\x1b[31m")
+    logging.getLogger("botocore").info("found something")
     logging.getLogger("a").warning("bad image %s", "c\\n\\x1b[31m")
 main.main([])
 """
