@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
@@ -23,4 +23,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_row(*(Text(one_line(cell)) for cell in row))
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(one_line(title)))
-    console.print(table)
+    # A table wider than the terminal, or than the 80 columns of a pipe, is printed whole: no number is cut.
+    console.print(table, width=max(console.width, console.measure(table, options=_unbounded(console)).maximum))
+
+
+def _unbounded(console: Console) -> ConsoleOptions:
+    return console.options.update(width=10_000)
