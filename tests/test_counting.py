@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,11 +30,17 @@ def wanted_counts(queries: np.ndarray, rows: np.ndarray, thresholds: list[np.nda
 
 
 def counted(queries: np.ndarray, rows: np.ndarray, thresholds: list[np.ndarray], cuts: list[int]) -> list[list[int]]:
-    counter = CountAbove(queries, thresholds)
-    for part in np.split(rows, cuts):
-        counter.add(part)
-    assert counter.row_count == len(rows)
-    return [each.tolist() for each in counter.counts()]
+    """Counts of a stream cut into parts; the same in float32, in float64, and if the precision changes on the way."""
+    found = []
+    for precisions in ((torch.float32,), (torch.float64,), (torch.float32, torch.float64)):
+        counter = CountAbove(queries, thresholds)
+        for number, part in enumerate(np.split(rows, cuts)):
+            counter._use(precisions[number % len(precisions)])
+            counter.add(part)
+        assert counter.row_count == len(rows)
+        found.append([each.tolist() for each in counter.counts()])
+    assert found[0] == found[1] == found[2]
+    return found[0]
 
 
 @st.composite
@@ -96,6 +103,23 @@ def test_products_on_a_boundary_are_resolved() -> None:
     assert (query.astype(np.float64) @ rows.T.astype(np.float64)).tolist() == [[0.5 + step / 2, 0.5 + 3 * step / 2]]
     # the first rounds down to 0.5, the second up to 0.5 + 2 step
     assert counted(query, rows, thresholds, []) == [[1, 1, 0]]
+
+
+def test_the_precision_follows_the_stream() -> None:
+    """float32 where few rows come near the thresholds; float64 once many are above them, or in doubt."""
+    rng = np.random.default_rng(0)
+    queries, rows = unit(rng.standard_normal((2, 64))), unit(rng.standard_normal((600, 64)))
+    for near, wanted in ((0.9, torch.float32), (-0.9, torch.float64)):
+        counter = CountAbove(queries, [np.array([near], np.float32)] * 2)
+        counter.add(rows)
+        assert counter._dtype == wanted
+    counter = CountAbove(queries, [fixed_order_products(queries, rows, np.full(9, q), np.arange(9)) for q in (0, 1)])
+    counter.add(rows[:9].repeat(100, axis=0))
+    assert counter._dtype == torch.float64
+    many = [np.float32(0.3) + np.arange(5000, dtype=np.float32) * np.float32(1e-5)] * 2  # one wide interval of doubt
+    counter = CountAbove(queries, many)
+    counter.add(rows)
+    assert [each.tolist() for each in counter.counts()] == wanted_counts(queries, rows, many)
 
 
 def test_streams_add_up() -> None:

@@ -19,14 +19,18 @@ _PAIR_ELEMENTS = 2**22
 """Numbers of paired rows held at a time."""
 
 
-def product_slack(dimension: int) -> float:
-    """How far apart two float64 products of the same unit rows can lie, whatever the order of their sums.
+def product_slack(dimension: int, in_float64: bool = True) -> float:
+    """How far apart two products of the same unit rows can lie, whatever the order of their sums.
 
-    Each is within (d - 1) u sum |a_i b_i| of the exact product, u = 2^-53 (Higham, "Accuracy and Stability of Numerical
-    Algorithms", section 3.1); the terms are exact, as float32 numbers have 24 bits, and rows of unit norm make the sum
-    at most 1. Twice that, and as much again for norms that are not quite 1.
+    Each is within d u sum |a_i b_i| of the exact product (Higham, "Accuracy and Stability of Numerical Algorithms",
+    section 3.1), u = 2^-53 in float64 and 2^-24 in float32, and rows of unit norm make the sum at most 1.
+
+    Args:
+        dimension: of the rows.
+        in_float64: both are float64: twice the bound, and as much again for norms that are not quite 1. Else one is
+            float32: its bound, a tenth for norms, and the rounding of what it is compared with.
     """
-    return 4 * dimension * 2.0**-53
+    return 4 * dimension * 2.0**-53 if in_float64 else (1.1 * dimension + 2) * 2.0**-24
 
 
 def fixed_order_products(

@@ -79,7 +79,7 @@ def labelled_sets(
     sets = [open_feature_set(train), open_feature_set(test)]
     for each in sets:
         _require_labels(each, what)
-    _in_training_numbers(*sets, what)
+    _in_training_numbers(sets[0], sets[1], what)
     require_encoder_or_stores(sets, encoder)
     if encoder is not None:
         sets = fill_stores(

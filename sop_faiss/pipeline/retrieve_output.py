@@ -28,8 +28,8 @@ def metrics_table(result: RetrievalResult) -> tuple[list[str], list[list[str]]]:
     metrics, counted = result.scores.metrics, result.scores.counted_queries
     names = ["mAP", *(f"mP@{k}" for k in KS)]
     if result.rules.lists == PLAIN:
-        interval = result.intervals["mAP"]
-        first = ["mAP", f"{metrics['mAP']:.2f}", f"{interval.low:.1f}..{interval.high:.1f}"]
+        whole = result.intervals["mAP"]
+        first = ["mAP", f"{metrics['mAP']:.2f}", f"{whole.low:.1f}..{whole.high:.1f}"]
         rest = [[name, f"{metrics[name]:.2f}", ""] for name in (*names[1:], *PLAIN_METRICS)]
         return [f"{counted['']:,} queries counted", "%", "95 %"], [first, *rest]
     rows = []
