@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console, ConsoleOptions
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -21,11 +21,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(Text(one_line(column)), justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(one_line(title)))
     # A table wider than the terminal, or than the 80 columns of a pipe, is printed whole: no number is cut.
-    console.print(table, width=max(console.width, console.measure(table, options=_unbounded(console)).maximum))
-
-
-def _unbounded(console: Console) -> ConsoleOptions:
-    return console.options.update(width=10_000)
+    needed = Console(width=10_000).measure(table).maximum
+    console = Console(highlight=False, soft_wrap=True, width=max(Console().width, needed))
+    console.print(Text(one_line(title)))
+    console.print(table)

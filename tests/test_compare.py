@@ -72,6 +72,7 @@ def test_the_command(files: list[Path], tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["--compare", *map(str, files), "--plot", str(plot)])
     assert result.exit_code == 0, result.output
     assert "mAP_medium, 30 queries" in result.stdout and "30/0" in result.stdout and "pooling gem" in result.stdout
+    assert "…" not in result.stdout  # also where a table is wider than the 80 columns of a pipe
     assert result.stderr == f"plot: {plot}\n"
     assert min(Image.open(io.BytesIO(plot.read_bytes())).size) > 200
     assert "is read by this command" in command_fails(main, "--compare", *files, "--plot", files[0])

@@ -27,8 +27,8 @@ from sop_faiss.neighbors.similarity import fixed_order_products, product_slack
 
 __all__ = ["CountAbove"]
 
-_PRODUCTS = 2**20
-"""Products held at a time (8 MiB in float64)."""
+_PRODUCTS = 2**21
+"""Products held at a time (8 MiB in float32, 16 in float64)."""
 _MANY_REACHED = 0.25
 """Share of products above the lowest threshold from which they are better all looked at together."""
 _MANY_DOUBTFUL = 0.002
@@ -103,7 +103,8 @@ class CountAbove:
         """Look only at products that reach the lowest interval of their query."""
         edges = self._edges.numpy()
         reached = products >= edges[:, :1]
-        found, each = products[reached], reached.sum(axis=1)
+        places, each = np.flatnonzero(reached), reached.sum(axis=1)
+        found = products.ravel()[places]
         bins = [
             np.searchsorted(own, part, side="right")
             for own, part in zip(edges, np.split(found, each.cumsum()[:-1]), strict=True)
@@ -113,8 +114,7 @@ class CountAbove:
         self._take(counts[:, ::2], self._passed[:, ::2])  # odd bins are the intervals of doubt
         doubtful = np.flatnonzero(np.concatenate(bins) % 2)
         if len(doubtful):
-            query, row = np.nonzero(reached)
-            self._resolve(query[doubtful], row[doubtful], rows)
+            self._resolve(*np.divmod(places[doubtful], len(rows)), rows)
         if len(found) > _MANY_REACHED * products.size or len(doubtful) > _MANY_DOUBTFUL * products.size:
             self._use(torch.float64)
 
