@@ -118,8 +118,8 @@ def evaluate_retrieval(
         "database": len(data.gallery),
         "preprocess": preprocess.to_dict(),
         "pooling": loaded.pooling,
-        "scales": [1.0],
-        "whitening": "none",
+        "scales": list(preprocess.scales),
+        "whitening": "none" if loaded.whitening is None else loaded.whitening.facts(),
     }
     encoder_used = {"name": loaded.name, "fingerprint": loaded.fingerprint}
     return RetrievalResult(data, queries, rules, scores, choices, encoder_used, time.perf_counter() - started)
