@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoder import Encoder, load_encoder
 from tests.encoders import write_run
-from tests.images import encode, make_image, write_folder, write_shards
+from tests.images import encode, make_image, write_folder
 from tests.messages import command_fails
 
 TOLERANCE = 1e-5
@@ -90,9 +91,12 @@ def test_changed_and_added_pictures_are_encoded(run: Path, tmp_path: Path, encod
 def test_same_pictures_elsewhere_are_at_hand(run: Path, tmp_path: Path, encoded: list[int]) -> None:
     extract(run, write_folder(tmp_path / "photos"), tmp_path / "cache")
     encoded.clear()
-    store = extract(run, write_shards(tmp_path / "shards"), tmp_path / "cache")
+    (tmp_path / "moved").mkdir()
+    for number, picture in enumerate(sorted((tmp_path / "photos").rglob("*.jpg"), reverse=True)):
+        shutil.copy(picture, tmp_path / "moved" / f"{number:02d}.jpg")
+    store = extract(run, tmp_path / "moved", tmp_path / "cache")
     assert sum(encoded) == 1
-    assert len(store) == 12
+    np.testing.assert_allclose(store.features, extract(run, tmp_path / "moved", None).features, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -200,14 +204,16 @@ def embed(*arguments: object) -> str:
     return result.stderr
 
 
-def test_command_takes_what_is_at_hand(run: Path, tmp_path: Path, encoded: list[int]) -> None:
+def test_command_takes_what_is_at_hand(
+    run: Path, tmp_path: Path, encoded: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     photos = write_folder(tmp_path / "photos")
     where = ["--model", run, "--data", photos, "--cache", tmp_path / "cache"]
     embed(*where, "--out", tmp_path / "one")
     encoded.clear()
-    said = embed(*where, "--whiten", photos, "--whiten-dim", 3, "--out", tmp_path / "two")
+    embed(*where, "--whiten", photos, "--whiten-dim", 3, "--out", tmp_path / "two")
     assert sum(encoded) == 1
-    assert "holds 12 features of this encoder" in said
+    assert "holds 12 features of this encoder" in caplog.text
     assert FeatureStore.read(tmp_path / "two").features.shape == (12, 3)
 
 
@@ -221,6 +227,31 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "f").exists()
 
 
+def test_interrupted_command_goes_on(
+    run: Path, tmp_path: Path, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = write_folder(tmp_path / "photos")
+    where = ["--model", run, "--data", photos, "--batch-size", 2, "--out", tmp_path / "f"]
+    counted = Encoder.forward
+
+    def interrupted(self: Encoder, images: torch.Tensor) -> torch.Tensor:
+        if sum(encoded) >= 1 + 6:
+            raise KeyboardInterrupt
+        return counted(self, images)
+
+    monkeypatch.setattr(Encoder, "forward", interrupted)
+    assert CliRunner().invoke(main, [str(word) for word in where]).exit_code == 130
+    assert not (tmp_path / "f").exists()
+    monkeypatch.setattr(Encoder, "forward", counted)
+    encoded.clear()
+    embed(*where)
+    assert sum(encoded) == 1 + 6
+    np.testing.assert_allclose(
+        FeatureStore.read(tmp_path / "f").features, extract(run, photos, None).features, atol=1e-5
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "photos"]
+
+
 SLOWLY = """
 import sys, time
 import sop_faiss.features.cache as cache, sop_faiss.model.encoder as encoder
@@ -232,7 +263,10 @@ main()
 """
 
 
-def test_killed_command_goes_on(run: Path, tmp_path: Path, encoded: list[int]) -> None:
+@pytest.mark.slow
+def test_killed_command_goes_on(
+    run: Path, tmp_path: Path, encoded: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     photos = write_folder(tmp_path / "photos", classes=5, per_class=10)
     where = ["--model", str(run), "--data", str(photos), "--batch-size", "2", "--out", str(tmp_path / "f")]
     process = subprocess.Popen([sys.executable, "-c", SLOWLY, *where], stderr=subprocess.DEVNULL)
@@ -242,14 +276,15 @@ def test_killed_command_goes_on(run: Path, tmp_path: Path, encoded: list[int]) -
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, "it was done before it was killed"
     assert not (tmp_path / "f").exists()
-    said = embed(*where)
-    assert "its pictures are not encoded again" in said
+    embed(*where)
+    assert "its pictures are not encoded again" in caplog.text
     assert 0 < sum(encoded) - 1 < 50
     plain = extract(run, photos, None)
     np.testing.assert_allclose(FeatureStore.read(tmp_path / "f").features, plain.features, atol=TOLERANCE)
     assert not parts.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_ranks_give_what_one_gives(run: Path, tmp_path: Path) -> None:
     photos = write_folder(tmp_path / "photos", per_class=5)
@@ -268,6 +303,7 @@ def test_two_ranks_give_what_one_gives(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "two.partial").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_error_of_any_rank_is_told_once(run: Path, tmp_path: Path) -> None:
     photos = write_folder(tmp_path / "photos", classes=0, per_class=6)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +92,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is no whitening"):
         read_whitening(file)
     whitening = learn_whitening(unit_rows(50, 8), 3, ORIGIN)
-    Whitening(whitening.mean[:5], whitening.components, ORIGIN).write(file)
+    facts = {"format": "sop_faiss whitening 1", "origin": json.dumps(asdict(ORIGIN))}
+    save_file({"mean": whitening.mean[:5].copy(), "components": whitening.components}, file, metadata=facts)
     with pytest.raises(CheckpointError, match="do not fit"):
         read_whitening(file)
     Whitening(whitening.mean * np.nan, whitening.components, ORIGIN).write(file)

@@ -51,6 +51,7 @@ def extract_features(
     workers: int | None = None,
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
+    across_ranks: bool = False,
 ) -> FeatureStore:
     """Features of every usable picture of a source, in its order, computed in float32.
 
@@ -65,6 +66,8 @@ def extract_features(
         max_bad_fraction: larger shares of unusable pictures are an error; smaller ones are dropped, counted by
             reason, and listed in the manifest's `dropped`.
         progress: called with the number of pictures read.
+        across_ranks: every rank calls this and encodes its share; each gets the whole. Otherwise ranks know nothing of
+            each other.
 
     Raises:
         DataError: too many pictures are unusable, or none is left.
@@ -72,18 +75,18 @@ def extract_features(
         ConfigError: a number is out of range, or the encoder does not take images of this size.
     """
     _check_numbers(batch_size, workers, max_bad_fraction)
-    preprocess = preprocess or encoder.preprocess
-    encoder.check_preprocess(preprocess)
+    seen = preprocess or encoder.preprocess
+    encoder.check_preprocess(seen)
     drops = _Drops(source, max_bad_fraction)
-    workers = workers or min(8, os.cpu_count() or 1)
+    threads = workers or min(8, os.cpu_count() or 1)
 
     def own_rows() -> dict[int, Float32[np.ndarray, " d"]]:
-        cache = open_cache(encoder, preprocess)
-        positions = share_of_rank(len(source))
-        pictures = _prepared(source, positions, preprocess, workers, 2 * batch_size, drops, progress, cache)
-        return _encode(encoder, preprocess, source, pictures, batch_size, cache)
+        cache = open_cache(encoder, seen)
+        positions = share_of_rank(len(source)) if across_ranks else range(len(source))
+        pictures = _prepared(source, positions, seen, threads, 2 * batch_size, drops, progress, cache)
+        return _encode(encoder, seen, source, pictures, batch_size, cache)
 
-    rows = gather_extracted(own_rows, drops.listed, drops.reasons)
+    rows = gather_extracted(own_rows, drops.listed, drops.reasons) if across_ranks else own_rows()
     drops.check()
     if not rows:
         raise DataError(f"{source.description} has no usable picture{drops.summary()}")
@@ -95,7 +98,7 @@ def extract_features(
         sources=[source.source_of(position) for position in kept],
         members=[source.member_of(position) for position in kept],
         features=finished_features(encoder, np.stack([rows[position] for position in kept]), keys),
-        manifest=_manifest(encoder, preprocess, source, len(kept), drops),
+        manifest=_manifest(encoder, seen, source, len(kept), drops),
         whitening=encoder.whitening,
     )
 

@@ -78,7 +78,8 @@ def exported_trunk(directory: Path) -> SopTrunk:
     """
     config, tensors = read_export(directory)
     backbone = seeded_backbone(config.model, config.views.global_size, seed=0)
-    ours = {**{f"trunk.{name}": value for name, value in tensors.items()}, "mask_token": backbone.mask_token.data}
+    own = {name: value for name, value in backbone.state_dict().items() if not name.startswith("trunk.")}
+    ours = {**own, **{f"trunk.{name}": value for name, value in tensors.items()}}
     fit_tensors(backbone, ours, origin=f"export {directory}", target="the model of its config.json")
     return SopTrunk(backbone, config)
 

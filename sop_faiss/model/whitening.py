@@ -110,7 +110,7 @@ def learn_whitening(features: Float32[np.ndarray, "n d"], dimension: int | None,
             f"{width}; wanted 1 to {spanned}, or more pictures"
         )
     components = directions[:, :wanted].T / np.sqrt(variances[:wanted, None])
-    return Whitening(mean.astype(np.float32), components.astype(np.float32), origin)
+    return Whitening(mean.astype(np.float32), np.ascontiguousarray(components, np.float32), origin)
 
 
 def read_whitening(path: Path) -> Whitening:

@@ -85,11 +85,11 @@ def embed(
     unfinished = out.with_name(f"{out.name}.partial")
     if encoder.cache is None:
         loaded.cache = unfinished
+    _say_what_is_at_hand(loaded)
     started = time.perf_counter()
     images = len(source) + (0 if learned_on is None else len(learned_on))
     if learned_on is not None:
         loaded.whiten_with(_learned(loaded, learned_on, options, _shifted(progress, 0, images)))
-    _say_what_is_at_hand(loaded)
     store = _extract(loaded, source, options, _shifted(progress, images - len(source), images))
     seconds = time.perf_counter() - started
     manifest = distributed.decide(lambda: store.write(out, feature_dtype=options.feature_dtype))
@@ -141,6 +141,7 @@ def _extract(
         workers=options.workers,
         max_bad_fraction=options.max_bad_fraction,
         progress=progress,
+        across_ranks=True,
     )
 
 
