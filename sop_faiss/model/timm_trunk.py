@@ -61,8 +61,8 @@ class TimmTrunk(nn.Module):
         self.mean: tuple[float, ...] = tuple(settings.get("mean", ()))
         self.std: tuple[float, ...] = tuple(settings.get("std", ()))
         self.poolings = _poolings(network)
-        is_vit = isinstance(network, VisionTransformer) and "cls" in self.poolings
-        self.blocks = len(network.blocks) if is_vit else 0
+        blocks: Any = network.blocks if isinstance(network, VisionTransformer) and "cls" in self.poolings else ()
+        self.blocks = len(blocks)
         self.fixed = not any_size and bool(settings.get("fixed_input_size"))
         patches = getattr(network, "patch_embed", None)
         self.multiple = _patch_stride(patches)
