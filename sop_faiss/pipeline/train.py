@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sop_faiss import distributed
-from sop_faiss.config import Config, LevelConfig, load_config, to_yaml
+from sop_faiss.config import Config, LevelConfig, flat_settings, load_config, to_yaml
 from sop_faiss.data.shard_stream import ShardStream
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.data.stream import split_holdout
@@ -77,23 +77,13 @@ class TrainingResult:
     """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now."""
 
 
-def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def _check_same_run(run: Path, config: Config) -> None:
     """A run is resumed with the configuration it was started with, but for what does not change its steps."""
     try:
-        before = _flat(asdict(load_config(run / "config.yaml")))
+        before = flat_settings(load_config(run / "config.yaml"))
     except ConfigError as error:
         raise CheckpointError(f"run {run} cannot be resumed: {error}") from None
-    for name, value in _flat(asdict(config)).items():
+    for name, value in flat_settings(config).items():
         if before[name] != value and not name.startswith(_MAY_CHANGE_ON_RESUME):
             raise ConfigError(
                 f"run {run} was started with {name} = {before[name]}, not {value}: resume with the same settings, "

@@ -1,0 +1,104 @@
+"""One panel of a run's curves as an SVG picture that is readable on light and on dark pages."""
+
+from __future__ import annotations
+
+import base64
+import io
+import warnings
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from sop_faiss.errors import one_line
+from sop_faiss.report.plots import COLOURS, STYLE, draw_curve, finish_axes
+from sop_faiss.report.run_panels import Panel, Reference
+
+__all__ = ["plot_panel"]
+
+_INK, _GRID, _MARK = "#1b1f26", "#e3e6ea", "#6d7480"
+_THEMES = (
+    "<style>:root{--ink:#3a414c;--grid:#e3e6ea;--mark:#6d7480}"
+    "@media(prefers-color-scheme:dark){:root{--ink:#c3cad5;--grid:#343a45;--mark:#98a1ae}}</style>"
+)
+_LEGEND_LETTERS = 40
+_STYLE = STYLE | {
+    "svg.fonttype": "none",  # text stays text: small, and drawn with the reader's fonts
+    "svg.hashsalt": "sop_faiss",  # equal curves give equal bytes
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _MARK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "grid.color": _GRID,
+    "axes.formatter.use_mathtext": False,
+}
+
+
+def plot_panel(panel: Panel) -> str:
+    """Draw a panel: its curves, its references as dashed lines with a label, units at the axes.
+
+    Of a score that was measured at step 0, that value is a reference too: what training has to beat.
+
+    Returns:
+        A `data:image/svg+xml` URI. As a picture nothing in it can run or be fetched, whatever the curves are called.
+    """
+    with rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(4.4, 2.6), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        _draw(axes, panel)
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None})
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for colour, name in ((_INK, "ink"), (_GRID, "grid"), (_MARK, "mark")):
+        svg = svg.replace(f": {colour}", f": var(--{name})")
+    svg = svg.replace("<defs>", f"{_THEMES}<defs>", 1)
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    references = list(panel.references)
+    for number, (name, curve) in enumerate(panel.curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        draw_curve(axes, curve, colour, ("-", "--", ":")[number // len(COLOURS) % 3], "o" if panel.is_score else "")
+        if panel.is_score and curve.steps[0] == 0 and len(curve.steps) > 1:
+            references.append(Reference(float(curve.values[0]), "step 0" if len(panel.curves) == 1 else f"{name} 0"))
+    if panel.logarithmic:
+        axes.set_yscale("log")
+    else:
+        axes.ticklabel_format(useOffset=False)
+    for reference in references:
+        _draw_reference(axes, reference)
+    finish_axes(axes)
+    axes.set_ylabel(panel.unit, parse_math=False)
+    if len(panel.curves) > 1:
+        _add_legend(axes, list(panel.curves))
+
+
+def _draw_reference(axes: Axes, reference: Reference) -> None:
+    axes.axhline(reference.value, color=_MARK, linewidth=1, linestyle="--", zorder=1)
+    axes.annotate(
+        reference.label,
+        (1.0, reference.value),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(-2, 2),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=7.5,
+        color=_MARK,
+        parse_math=False,
+    )
+
+
+def _add_legend(axes: Axes, names: list[str]) -> None:
+    """Names as they are, whatever signs are in them."""
+    handles = list(axes.get_lines())[: len(names)]
+    legend = axes.legend(handles, [" "] * len(names), fontsize=8, loc="best")
+    for text, name in zip(legend.get_texts(), map(one_line, names), strict=True):
+        text.set_parse_math(False)
+        text.set_text(name if len(name) <= _LEGEND_LETTERS else f"{name[: _LEGEND_LETTERS - 3]}...")
