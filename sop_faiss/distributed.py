@@ -16,6 +16,7 @@ from torch import Tensor
 from sop_faiss.errors import ConfigError, SopError
 
 __all__ = [
+    "announced_world_size",
     "average",
     "average_",
     "decide",
@@ -61,6 +62,11 @@ def world_size() -> int:
     return dist.get_world_size() if _active() else 1
 
 
+def announced_world_size() -> int:
+    """How many processes `torchrun` has announced, before they have joined; 1 without."""
+    return max(1, _environment_number("WORLD_SIZE", 1))
+
+
 def local_world_size() -> int:
     """How many ranks share this machine, as `torchrun` announces it; 1 without."""
     return max(1, _environment_number("LOCAL_WORLD_SIZE", 1))
@@ -95,7 +101,7 @@ def join_process_group(device: str) -> torch.device:
             )
         chosen = torch.device("cuda", local_rank)
         torch.cuda.set_device(chosen)
-    if _environment_number("WORLD_SIZE", 1) > 1 and not _active():
+    if announced_world_size() > 1 and not _active():
         try:
             dist.init_process_group("nccl" if use_cuda else "gloo", timeout=_PATIENCE)
         except (ValueError, RuntimeError) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("sop-data", "sop-train", "sop-embed", "sop-index", "sop-knn", "sop-retrieve", "sop-doctor")
+COMMANDS = ("sop-data", "sop-train", "sop-embed", "sop-index", "sop-knn", "sop-retrieve", "sop-report", "sop-doctor")
 
 pytestmark = pytest.mark.slow
 
@@ -93,4 +93,6 @@ def test_the_whole_path(installed, tmp_path):
     assert 0 < json.loads((tmp_path / "knn.json").read_text())["metrics"]["top1_k20"] <= 100
     sop("sop-retrieve", "--model", "run", "--dataset", "digits/retrieval", "--json", "retrieval.json")
     assert 0 < json.loads((tmp_path / "retrieval.json").read_text())["metrics"]["mAP"] <= 100
+    sop("sop-report", "run")
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     sop("sop-doctor")

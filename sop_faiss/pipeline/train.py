@@ -24,6 +24,7 @@ from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
 from sop_faiss.neighbors.incremental import lists_bytes
+from sop_faiss.pipeline.dry_run import describe_data, describe_device_memory, with_total
 from sop_faiss.pipeline.stream import make_batches, open_training_images, training_device
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
@@ -33,7 +34,7 @@ from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
-from sop_faiss.train.state import RunState, fit_memory, keeps_neighbors
+from sop_faiss.train.state import RunState, autocast_dtype, fit_memory, keeps_neighbors
 from sop_faiss.train.stop import StopRequest
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
@@ -212,7 +213,7 @@ def run_training(
 
 
 def describe_run(config: Config) -> dict[str, Any]:
-    """What `sop-train --dry-run` prints: parameters, steps, and memory, estimated.
+    """What `sop-train --dry-run` prints: where the images come from, parameters, steps, and memory, estimated.
 
     Raises:
         ConfigError: settings are impossible.
@@ -220,18 +221,27 @@ def describe_run(config: Config) -> dict[str, Any]:
     """
     source, trained, held_out = open_training_images(config)
     student, _ = build_student_and_teacher(config)
-    batches = make_batches(config, source, trained, student.backbone.patch_size)
+    device, world_size = training_device(config), distributed.announced_world_size()
+    batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
     parameters = sum(p.numel() for p in student.parameters())
+    sizes = {
+        # student, teacher, gradients and two AdamW moments, in float32
+        "weights_and_optimizer_bytes": parameters * 4 * 5,
+        **_describe_memories(config, len(trained)),
+        **describe_device_memory(config, student, world_size, autocast_dtype(config, device) is not None),
+    }
     return {
+        "data": describe_data(config, source),
         "training_images": len(trained),
         "held_out_images": len(held_out),
         "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
         "projector_parameters": sum(p.numel() for p in student.projector.parameters()),
         "steps_per_epoch": batches.steps_per_epoch,
         "steps": Schedules(config, batches.steps_per_epoch).total_steps,
-        # student, teacher, gradients and two AdamW moments, in float32
-        "weights_and_optimizer_bytes": parameters * 4 * 5,
-        **_describe_memories(config, len(trained)),
+        "device": device.type,
+        "world_size": world_size,
+        "batch_size_per_rank": batches.batch_size_per_rank,
+        **with_total(sizes),
     }
 
 
