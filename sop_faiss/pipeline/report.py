@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,5 +158,6 @@ class _Pictures:
         if early is None:
             problem = problem or "Of early prototypes this run has no record (prototypes.jsonl)."
         if problem:
-            sections.append(PictureSection(_LOOKS, _EXPLAINED, problem=problem))
+            sections = sections or [PictureSection(_LOOKS, _EXPLAINED)]
+            sections[-1] = replace(sections[-1], problem=problem)
         return sections

@@ -51,7 +51,9 @@ def plot_panel(panel: Panel) -> str:
         axes = figure.subplots()
         _draw(axes, panel)
         stream = io.StringIO()
-        figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None})
+        figure.savefig(
+            stream, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]
     for colour, name in ((_INK, "ink"), (_GRID, "grid"), (_MARK, "mark")):
@@ -97,8 +99,10 @@ def _draw_reference(axes: Axes, reference: Reference) -> None:
 
 def _add_legend(axes: Axes, names: list[str]) -> None:
     """Names as they are, whatever signs are in them."""
+    names = names[: len(COLOURS)]
     handles = list(axes.get_lines())[: len(names)]
     legend = axes.legend(handles, [" "] * len(names), fontsize=8, loc="best")
+    legend.set_in_layout(False)  # long names do not push the curves away
     for text, name in zip(legend.get_texts(), map(one_line, names), strict=True):
         text.set_parse_math(False)
         text.set_text(name if len(name) <= _LEGEND_LETTERS else f"{name[: _LEGEND_LETTERS - 3]}...")
