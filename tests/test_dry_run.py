@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.pipeline import dry_run
@@ -41,8 +42,12 @@ def test_where_shards_come_from(tmp_path, shards):
         "labelled_images": 24,
         "classes": 3,
     }
-    cached = described(tmp_path, shards, "data.access=cached", f"data.cache_dir={tmp_path / 'cache'}")["data"]
-    assert cached["cache"] == {"folder": str(tmp_path / "cache"), "limit_bytes": 100_000_000_000, "shards_here": 2}
+    assert described(tmp_path, shards)["data"] == told  # by now each shard has an index beside it
+    cache = ("data.access=cached", f"data.cache_dir={tmp_path / 'cache'}")
+    cached = described(tmp_path, shards, *cache)["data"]
+    assert cached["cache"] == {"folder": str(tmp_path / "cache"), "limit_bytes": 100_000_000_000, "shards_here": 0}
+    open_source(shards, tiny_config(tmp_path, *cache).data).read(0)
+    assert described(tmp_path, shards, *cache)["data"]["cache"]["shards_here"] == 1
     stream = described(tmp_path, shards, "data.access=sequential", "data.samples_per_epoch=12")["data"]
     assert (stream["kind"], stream["shards"], stream["images_per_epoch"]) == ("shards, read in sequence", 2, 12)
 

@@ -98,10 +98,11 @@ def _read_run(run: Path) -> tuple[Config, dict[str, Curve]]:
     if not run.is_dir() or not (run / "config.yaml").is_file():
         what = "has no config.yaml" if run.is_dir() else "is no directory" if run.exists() else "does not exist"
         raise DataError(f"{run} is no training run (it {what}): wanted the --output of sop-train")
+    config = load_config(run / "config.yaml")
     curves = read_curves(run) if (run / METRICS_FILE).is_file() else {}
     if not curves:
         raise DataError(f"run {run} has no line in {METRICS_FILE} yet: let it train some steps first")
-    return load_config(run / "config.yaml"), curves
+    return config, curves
 
 
 def _last_checkpoint(run: Path) -> tuple[Path | None, dict[str, Any]]:

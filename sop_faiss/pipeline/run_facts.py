@@ -67,9 +67,7 @@ def _date(seconds: float) -> str:
 
 def _scores(panels: Sequence[Panel]) -> list[tuple[str, Curve]]:
     """Name and curve of each score."""
-    return [
-        (f"{panel.title} ({name})", curve) for panel in panels if panel.is_score for name, curve in panel.curves.items()
-    ]
+    return [(panel.heading(name), curve) for panel in panels if panel.is_score for name, curve in panel.curves.items()]
 
 
 def score_table(panels: Sequence[Panel]) -> Table | None:
@@ -85,13 +83,17 @@ def score_table(panels: Sequence[Panel]) -> Table | None:
 
 
 def score_notices(panels: Sequence[Panel]) -> list[str]:
-    """Says it of each score that has not risen above what it was before the first step."""
-    return [
-        f"{name} has never been better than before the first step: {curve.values[0]:.2f} at step 0, "
-        f"{curve.values[1:].max():.2f} at best since."
-        for name, curve in _scores(panels)
-        if len(curve.steps) > 1 and curve.steps[0] == 0 and curve.values[1:].max() <= curve.values[0]
-    ]
+    """Says it of each score that has not risen above what it was before the first step, or has fallen below it."""
+    notices = []
+    for name, curve in _scores(panels):
+        if len(curve.steps) < 2 or curve.steps[0] != 0:
+            continue
+        before, best, now = (f"{value:.2f}" for value in (curve.values[0], curve.values[1:].max(), curve.values[-1]))
+        if curve.values[1:].max() <= curve.values[0]:
+            notices.append(f"{name} has never been above {before}, its value before the first step: {best} at best.")
+        elif curve.values[-1] < curve.values[0]:
+            notices.append(f"{name} is at {now} now, below {before} before the first step.")
+    return notices
 
 
 def bad_sample_table(run: Path) -> Table | None:

@@ -83,4 +83,6 @@ def neighbor_section(
         f"{kind} images (left) and the nearest of {int((~is_query).sum()):,} other training images, by the features of "
         f"the teacher of {checkpoint.name}; the number is the cosine similarity."
     )
+    if images.source.labels is not None:
+        text += " Marks say whether the class is the same; training knew no class."
     return PictureSection("Nearest neighbours", text, strips)

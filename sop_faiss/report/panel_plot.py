@@ -18,11 +18,15 @@ from sop_faiss.report.run_panels import Panel, Reference
 __all__ = ["plot_panel"]
 
 _INK, _GRID, _MARK = "#1b1f26", "#e3e6ea", "#6d7480"
+_THEMED = {_INK: "ink", _GRID: "grid", _MARK: "mark", COLOURS[0]: "first"}
 _THEMES = (
-    "<style>:root{--ink:#3a414c;--grid:#e3e6ea;--mark:#6d7480}"
-    "@media(prefers-color-scheme:dark){:root{--ink:#c3cad5;--grid:#343a45;--mark:#98a1ae}}</style>"
+    "<style>:root{--ink:#3a414c;--grid:#e3e6ea;--mark:#6d7480;--first:#0072b2}"
+    "@media(prefers-color-scheme:dark){:root{--ink:#c3cad5;--grid:#343a45;--mark:#98a1ae;--first:#4aa5e0}}</style>"
 )
 _LEGEND_LETTERS = 40
+_SHORT_NAME = 14
+"""Letters of which three names fit side by side."""
+_DASHES = ("-", "--", "-.", ":")
 _STYLE = STYLE | {
     "svg.fonttype": "none",  # text stays text: small, and drawn with the reader's fonts
     "svg.hashsalt": "sop_faiss",  # equal curves give equal bytes
@@ -56,7 +60,7 @@ def plot_panel(panel: Panel) -> str:
         )
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]
-    for colour, name in ((_INK, "ink"), (_GRID, "grid"), (_MARK, "mark")):
+    for colour, name in _THEMED.items():
         svg = svg.replace(f": {colour}", f": var(--{name})")
     svg = svg.replace("<defs>", f"{_THEMES}<defs>", 1)
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
@@ -66,9 +70,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
     references = list(panel.references)
     for number, (name, curve) in enumerate(panel.curves.items()):
         colour = COLOURS[number % len(COLOURS)]
-        draw_curve(axes, curve, colour, ("-", "--", ":")[number // len(COLOURS) % 3], "o" if panel.is_score else "")
+        draw_curve(axes, curve, colour, _DASHES[number % len(_DASHES)], "o" if panel.is_score else "")
         if panel.is_score and curve.steps[0] == 0 and len(curve.steps) > 1:
-            references.append(Reference(float(curve.values[0]), "step 0" if len(panel.curves) == 1 else f"{name} 0"))
+            before = "step 0" if len(panel.curves) == 1 else f"{name} at step 0"
+            references.append(Reference(float(curve.values[0]), f"{before}: {curve.values[0]:.4g}"))
     if panel.logarithmic:
         axes.set_yscale("log")
     else:
@@ -98,11 +103,17 @@ def _draw_reference(axes: Axes, reference: Reference) -> None:
 
 
 def _add_legend(axes: Axes, names: list[str]) -> None:
-    """Names as they are, whatever signs are in them."""
-    names = names[: len(COLOURS)]
-    handles = list(axes.get_lines())[: len(names)]
-    legend = axes.legend(handles, [" "] * len(names), fontsize=8, loc="best")
-    legend.set_in_layout(False)  # long names do not push the curves away
-    for text, name in zip(legend.get_texts(), map(one_line, names), strict=True):
+    """Above the curves, names as they are, whatever signs are in them."""
+    shown = [_shortened(one_line(name)) for name in names[: len(COLOURS)]]
+    handles = list(axes.get_lines())[: len(shown)]
+    columns = 3 if max(map(len, shown)) <= _SHORT_NAME else 1
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    legend = figure.legend(handles, [" "] * len(shown), loc="outside upper left", ncols=columns, fontsize=8)
+    for text, name in zip(legend.get_texts(), shown, strict=True):
         text.set_parse_math(False)
-        text.set_text(name if len(name) <= _LEGEND_LETTERS else f"{name[: _LEGEND_LETTERS - 3]}...")
+        text.set_text(name)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LEGEND_LETTERS else f"{name[: _LEGEND_LETTERS - 3]}..."

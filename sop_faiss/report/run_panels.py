@@ -57,6 +57,10 @@ class Panel:
     is_score: bool = False
     """A score, where larger is better; its value at step 0 is the baseline."""
 
+    def heading(self, name: str) -> str:
+        """What one of its curves is called where no legend names it."""
+        return self.title if name in (self.title, "") else f"{self.title}: {name}"
+
 
 _LEVELS = {"cls": "[CLS]", "patch": "patches"}
 _LEGEND = {
@@ -70,6 +74,8 @@ _LEGEND = {
     "feature_rankme": "features",
     "gradient_norm": "gradient, before clipping",
     "update_norm": "update",
+    **dict.fromkeys(("learning_rate", "weight_decay", "momentum", "teacher_temp"), ""),
+    **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes"), ""),
 }
 _GIB = 2.0**30
 
@@ -93,7 +99,7 @@ def _always(*references: tuple[float, str]) -> Callable[[RunConstants], list[Ref
 
 _ALIKE = _always((1.0, "1: all alike"))
 _KINDS = (
-    _Kind("Scores over time", "k-NN top-1", "%", r"knn_(top\d+_k\d+)", is_score=True),
+    _Kind("Scores over time", "k-NN accuracy", "%", r"knn_(top\d+_k\d+)", is_score=True),
     _Kind("Scores over time", "Mean average precision", "%", r"(mAP\w*|map\w*)", is_score=True),
     _Kind("Scores over time", "Recall between two views", "%", r"(view_recall\w*)", is_score=True),
     _Kind("Loss", "Loss", "nats", r"(loss|loss_cls|loss_patch)", RunConstants.log_counts),
@@ -153,7 +159,7 @@ def panels_of_run(curves: Mapping[str, Curve], constants: RunConstants) -> tuple
         found = {key: match[1] for key in left if (match := re.fullmatch(kind.pattern, key))}
         if not found:
             continue
-        members = {_LEGEND.get(name, name): _divided(left.pop(key), kind.divisor) for key, name in found.items()}
+        members = {_legend(name): _divided(left.pop(key), kind.divisor) for key, name in found.items()}
         panels.append(
             Panel(
                 kind.group,
@@ -168,6 +174,11 @@ def panels_of_run(curves: Mapping[str, Curve], constants: RunConstants) -> tuple
     others = sorted(left)
     panels += [Panel("Other", key, "", {key: left[key]}) for key in others[:_OTHERS_SHOWN]]
     return panels, max(0, len(others) - _OTHERS_SHOWN)
+
+
+def _legend(name: str) -> str:
+    """`top1_k20` is top-1, k = 20; what is alone in its panel needs no name."""
+    return _LEGEND.get(name, re.sub(r"^top(\d+)_k(\d+)$", r"top-\1, k = \2", name))
 
 
 def _divided(curve: Curve, divisor: float) -> Curve:

@@ -96,12 +96,15 @@ def _show_panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
         {
             "title": title,
             "charts": [
-                {"title": panel.title, "caption": "", "uri": plot_panel(panel), "alt": _describe(panel)}
-                for panel in members
+                {"title": _title(panel), "uri": plot_panel(panel), "alt": _describe(panel)} for panel in members
             ],
         }
         for title, members in itertools.groupby(panels, key=lambda panel: panel.group)
     ]
+
+
+def _title(panel: Panel) -> str:
+    return panel.heading(next(iter(panel.curves))) if len(panel.curves) == 1 else panel.title
 
 
 def _describe(panel: Panel) -> str:
@@ -118,7 +121,7 @@ def _show_values(panels: Sequence[Panel]) -> Table:
     """Each curve in numbers."""
     rows = [
         [
-            panel.title if len(panel.curves) == 1 else f"{panel.title}, {name}",
+            panel.heading(name),
             panel.unit.removesuffix(", log"),
             *(f"{value:,.4g}" for value in (curve.values[0], curve.values[-1], curve.values.min(), curve.values.max())),
             f"{curve.steps[-1]:,.0f}",
