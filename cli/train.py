@@ -47,7 +47,7 @@ class _Command(click.Command):
     help="Run directory: new or empty, unless --resume.  [required unless --dry-run or --profile-data]",
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint; starts if there is none.")
-@click.option("--dry-run", is_flag=True, help="Print the resolved configuration, parameters, steps and memory.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved configuration, data, parameters, steps and memory.")
 @click.option("--profile-data", is_flag=True, help="Do not train: time the data stream, stage by stage.")
 @click.option("--steps", type=int, metavar="N", help="With --profile-data: batches to make.  [default: 10]")
 @click.option(
@@ -81,8 +81,9 @@ def main(
       sop-train vits16 data.train='/data/in1k-*.tar' --profile-data --steps 20
       torchrun --nproc-per-node 8 -m sop_faiss.cli.train vits16 data.train='/data/in1k-*.tar' --output runs/vits16
 
-    The run directory holds config.yaml, metrics.jsonl, checkpoints/ and TensorBoard events. The last line, JSON on
-    stdout, has the step reached, the steps in all, and the last measured values. Exit status: 0 done,
+    The run directory holds config.yaml, metrics.jsonl, prototypes.jsonl, checkpoints/ and TensorBoard events;
+    sop-report makes a page of it. The last line, JSON on stdout, has the step reached, the steps in all, and the last
+    measured values. Exit status: 0 done,
     1 a mistake, 3 the run stopped itself (non-finite loss), 75 saved on SIGTERM or SIGUSR1, 130 saved on Ctrl-C:
     run again with --resume.
     """
@@ -92,8 +93,10 @@ def main(
     log_to_stderr(logging.INFO)
     resolved = load_config(config, overrides)
     if dry_run:
-        click.echo(to_yaml(resolved), nl=False)
-        click.echo(json.dumps(describe_run(resolved), indent=1))
+        described = describe_run(resolved)
+        if int(os.environ.get("RANK", "0")) == 0:
+            click.echo(to_yaml(resolved), nl=False)
+            click.echo(json.dumps(described, indent=1))
         return
     if profile_data:
         _profile(resolved, steps, step_seconds)

@@ -52,11 +52,6 @@ def _active() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def announced_world_size() -> int:
-    """How many processes `torchrun` has started, as it announces it; 1 without."""
-    return max(1, _environment_number("WORLD_SIZE", 1))
-
-
 def rank() -> int:
     """This process's number, from 0."""
     return dist.get_rank() if _active() else 0
@@ -65,6 +60,11 @@ def rank() -> int:
 def world_size() -> int:
     """How many processes train together."""
     return dist.get_world_size() if _active() else 1
+
+
+def announced_world_size() -> int:
+    """How many processes `torchrun` has announced, before they have joined; 1 without."""
+    return max(1, _environment_number("WORLD_SIZE", 1))
 
 
 def local_world_size() -> int:
@@ -101,7 +101,7 @@ def join_process_group(device: str) -> torch.device:
             )
         chosen = torch.device("cuda", local_rank)
         torch.cuda.set_device(chosen)
-    if _environment_number("WORLD_SIZE", 1) > 1 and not _active():
+    if announced_world_size() > 1 and not _active():
         try:
             dist.init_process_group("nccl" if use_cuda else "gloo", timeout=_PATIENCE)
         except (ValueError, RuntimeError) as error:

@@ -105,9 +105,9 @@ def test_several_runs_with_seeds_have_a_colour_each(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "curves.png").read_bytes() == png
     image = drawn(png)
     assert image.shape[1] > 2 * image.shape[0]
-    for colour in plots._COLOURS[:3]:
+    for colour in plots.COLOURS[:3]:
         assert has_colour(image, colour)
-    assert not has_colour(image, plots._COLOURS[3])
+    assert not has_colour(image, plots.COLOURS[3])
 
 
 def test_panels_without_numbers_are_left_out(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_panels_without_numbers_are_left_out(tmp_path: Path) -> None:
     without_knn = drawn(plot_training({"": write_metrics(tmp_path / "b.jsonl", 5)}))
     assert without_knn.shape[1] < whole.shape[1]
     single = drawn(plot_training({"": write_metrics(tmp_path / "c.jsonl", 1)}))
-    assert has_colour(single, plots._COLOURS[0])
+    assert has_colour(single, plots.COLOURS[0])
 
 
 def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = (
     *("sop-data", "sop-train", "sop-embed", "sop-index", "sop-knn", "sop-retrieve", "sop-linear", "sop-export"),
+    "sop-report",
     "sop-doctor",
 )
 
@@ -101,4 +102,6 @@ def test_the_whole_path(installed, tmp_path):
     sop("sop-export", "run", "exported")
     found = sop("sop-index", "search", "index", query, "--model", "exported")
     assert found == sop("sop-index", "search", "index", query, "--model", "run")
+    sop("sop-report", "run")
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     sop("sop-doctor")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields, is_dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,7 @@ from sop_faiss.config.checks import shown
 from sop_faiss.config.schema import Config
 from sop_faiss.errors import ConfigError
 
-__all__ = ["config_of", "config_summary", "find_config", "load_config", "packaged_configs", "to_yaml"]
+__all__ = ["config_of", "config_summary", "find_config", "flat_settings", "load_config", "packaged_configs", "to_yaml"]
 
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
 """The value of another field. Resolvers, as `${oc.env:NAME}`, would read the environment for whoever wrote the file."""
@@ -213,3 +213,16 @@ def _make_writable(node: DictConfig) -> None:
 def to_yaml(config: Config) -> str:
     """The resolved configuration as YAML, readable by `load_config`."""
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Every field by its dotted name, as an override would name it."""
+    return dict(_flat(asdict(config)))
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

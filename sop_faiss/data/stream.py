@@ -33,7 +33,7 @@ from sop_faiss.data.source import ImageSource
 from sop_faiss.data.views import view_generator
 from sop_faiss.errors import ConfigError, DataError
 
-__all__ = ["Batches", "batch_loader", "epoch_order", "split_holdout"]
+__all__ = ["Batches", "batch_loader", "digest_images", "epoch_order", "split_holdout"]
 
 _ORDER, _HOLDOUT = 2**63, 2**63 + 2  # views of no image: keys of other draws
 _CPU = torch.device("cpu")
@@ -52,6 +52,14 @@ def split_holdout(count: int, share: float, seed: int) -> tuple[Int64[np.ndarray
     order = view_generator(seed, 0, 0, _HOLDOUT).permutation(count)
     held_out = round(share * count)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def digest_images(source: ImageSource, trained: Int64[np.ndarray, " m"]) -> str:
+    """What a source's images are and which of them are trained on, as 64 hex digits."""
+    digest = hashlib.sha256(trained.tobytes())
+    for key in source.keys:
+        digest.update(key.encode() + b"\n")
+    return digest.hexdigest()
 
 
 class Batches(Dataset["Batch | DataError"]):
@@ -140,10 +148,7 @@ class Batches(Dataset["Batch | DataError"]):
 
     def digest(self) -> str:
         """What the images are and in which order, as 64 hex digits; a run is resumed on the same ones."""
-        digest = hashlib.sha256(self.positions.tobytes())
-        for key in self.source.keys:
-            digest.update(key.encode() + b"\n")
-        return digest.hexdigest()
+        return digest_images(self.source, self.positions)
 
     def __getitem__(self, step: int) -> Batch | DataError:
         """The batch of a step, or why there is none: a value, since worker processes garble raised errors."""

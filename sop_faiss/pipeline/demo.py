@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +27,11 @@ from sop_faiss.pipeline.index import build
 from sop_faiss.pipeline.search import search_by_key, search_by_pictures
 from sop_faiss.pipeline.search_output import write_search_page
 from sop_faiss.pipeline.train import run_training
-from sop_faiss.progress import ProgressCallback
+from sop_faiss.progress import ProgressCallback, Stage
 from sop_faiss.report.contact_sheet import Chart, Table
 from sop_faiss.report.plots import plot_training
 
 __all__ = ["DemoResult", "Scores", "digits_demo", "photos_demo"]
-
-Stage = Callable[[str, str], AbstractContextManager[ProgressCallback]]
-"""Announces a stage (what, unit) and yields where its progress goes."""
 
 KNN_GAIN, MAP_GAIN = 10.0, 3.0
 """Points over random weights that the digits demo promises."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sop_faiss import distributed
-from sop_faiss.config import Config, LevelConfig, load_config, to_yaml
+from sop_faiss.config import Config, LevelConfig, flat_settings, load_config, to_yaml
 from sop_faiss.data.shard_stream import ShardStream
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.data.stream import split_holdout
@@ -24,6 +24,7 @@ from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
 from sop_faiss.neighbors.incremental import lists_bytes
+from sop_faiss.pipeline.dry_run import describe_data, describe_device_memory, with_total
 from sop_faiss.pipeline.stream import make_batches, open_training_images, training_device
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
@@ -33,7 +34,7 @@ from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
-from sop_faiss.train.state import RunState, fit_memory, keeps_neighbors
+from sop_faiss.train.state import RunState, autocast_dtype, fit_memory, keeps_neighbors
 from sop_faiss.train.stop import StopRequest
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
@@ -77,23 +78,13 @@ class TrainingResult:
     """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now."""
 
 
-def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def _check_same_run(run: Path, config: Config) -> None:
     """A run is resumed with the configuration it was started with, but for what does not change its steps."""
     try:
-        before = _flat(asdict(load_config(run / "config.yaml")))
+        before = flat_settings(load_config(run / "config.yaml"))
     except ConfigError as error:
         raise CheckpointError(f"run {run} cannot be resumed: {error}") from None
-    for name, value in _flat(asdict(config)).items():
+    for name, value in flat_settings(config).items():
         if before[name] != value and not name.startswith(_MAY_CHANGE_ON_RESUME):
             raise ConfigError(
                 f"run {run} was started with {name} = {before[name]}, not {value}: resume with the same settings, "
@@ -222,7 +213,7 @@ def run_training(
 
 
 def describe_run(config: Config) -> dict[str, Any]:
-    """What `sop-train --dry-run` prints: parameters, steps, and memory, estimated.
+    """What `sop-train --dry-run` prints: where the images come from, parameters, steps, and memory, estimated.
 
     Raises:
         ConfigError: settings are impossible.
@@ -230,18 +221,27 @@ def describe_run(config: Config) -> dict[str, Any]:
     """
     source, trained, held_out = open_training_images(config)
     student, _ = build_student_and_teacher(config)
-    batches = make_batches(config, source, trained, student.backbone.patch_size)
+    device, world_size = training_device(config), distributed.announced_world_size()
+    batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
     parameters = sum(p.numel() for p in student.parameters())
+    sizes = {
+        # student, teacher, gradients and two AdamW moments, in float32
+        "weights_and_optimizer_bytes": parameters * 4 * 5,
+        **_describe_memories(config, len(trained)),
+        **describe_device_memory(config, student, world_size, autocast_dtype(config, device) is not None),
+    }
     return {
+        "data": describe_data(config, source),
         "training_images": len(trained),
         "held_out_images": len(held_out),
         "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
         "projector_parameters": sum(p.numel() for p in student.projector.parameters()),
         "steps_per_epoch": batches.steps_per_epoch,
         "steps": Schedules(config, batches.steps_per_epoch).total_steps,
-        # student, teacher, gradients and two AdamW moments, in float32
-        "weights_and_optimizer_bytes": parameters * 4 * 5,
-        **_describe_memories(config, len(trained)),
+        "device": device.type,
+        "world_size": world_size,
+        "batch_size_per_rank": batches.batch_size_per_rank,
+        **with_total(sizes),
     }
 
 

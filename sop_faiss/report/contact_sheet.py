@@ -12,14 +12,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from sop_faiss.errors import DataError
-from sop_faiss.files import atomic_file
 from sop_faiss.progress import ProgressCallback
+from sop_faiss.report.page import write_page
 from sop_faiss.report.thumbnails import Thumbnail, make_thumbnail, missing_thumbnail
 
-__all__ = ["Chart", "Hit", "Picture", "Strip", "Table", "Verdict", "write_contact_sheet"]
+__all__ = ["Chart", "Hit", "Picture", "Strip", "Table", "Verdict", "show_strips", "write_contact_sheet"]
 
 TEMPLATE = "contact_sheet.html"
 
@@ -56,6 +54,8 @@ class Hit:
     """Cosine."""
     verdict: Verdict | None = None
     """None where nobody knows what is right."""
+    note: str = ""
+    """A few words below the similarity."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Strip:
     hits: Sequence[Hit]
     note: str = ""
     """A few words beside the query, as in `AP 43.2 %`."""
+    empty: str = "Nothing found."
+    """Stands where there are no hits."""
 
 
 @dataclass(frozen=True)
@@ -115,34 +117,29 @@ def write_contact_sheet(
     Raises:
         OSError: the place cannot be written.
     """
+    judged = [hit.verdict for strip in strips for hit in strip.hits]
+    values = {
+        "title": title,
+        "subtitle": subtitle,
+        "summary": summary,
+        "charts": [_show_chart(chart) for chart in charts],
+        "strips": show_strips(strips, progress),
+        "judged": any(verdict is not None for verdict in judged),
+        "any_junk": Verdict.JUNK in judged,
+        "footer": footer,
+    }
+    write_page(path, TEMPLATE, values)
+
+
+def show_strips(strips: Sequence[Strip], progress: ProgressCallback | None = None) -> list[dict[str, Any]]:
+    """Strips as the templates want them, with every picture read and shrunk.
+
+    Args:
+        strips: rows of a page.
+        progress: called with the number of pictures read and their total.
+    """
     thumbnails = _read_thumbnails([picture for strip in strips for picture in _pictures(strip)], progress)
-    page = (
-        _environment()
-        .get_template(TEMPLATE)
-        .render(
-            title=title,
-            subtitle=subtitle,
-            summary=summary,
-            charts=[_show_chart(chart) for chart in charts],
-            strips=[_show_strip(strip, thumbnails) for strip in strips],
-            judged=any(hit.verdict is not None for strip in strips for hit in strip.hits),
-            any_junk=any(hit.verdict is Verdict.JUNK for strip in strips for hit in strip.hits),
-            footer=footer,
-        )
-    )
-    with atomic_file(path) as temporary:
-        # file names that are not Unicode come as lone surrogates, which UTF-8 cannot hold; HTML has no NUL
-        temporary.write_bytes(page.replace("\0", "\ufffd").encode("utf-8", "replace"))
-
-
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return [_show_strip(strip, thumbnails) for strip in strips]
 
 
 def _pictures(strip: Strip) -> list[Picture]:
@@ -182,10 +179,11 @@ def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any
     return {
         "query": _show_picture(strip.query, thumbnails),
         "note": strip.note,
+        "empty": strip.empty,
         "score": f"{right} of {len(judged)} right" if judged else "",
         "hits": [
             _show_picture(hit.picture, thumbnails)
-            | {"similarity": similarity, "verdict": hit.verdict.value if hit.verdict else ""}
+            | {"similarity": similarity, "verdict": hit.verdict.value if hit.verdict else "", "note": hit.note}
             for hit, similarity in zip(strip.hits, _show_similarities(strip.hits), strict=True)
         ],
     }

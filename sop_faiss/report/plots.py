@@ -21,14 +21,14 @@ from matplotlib.lines import Line2D
 from sop_faiss.errors import DataError
 from sop_faiss.files import atomic_file
 
-__all__ = ["Curve", "plot_training", "read_curves"]
+__all__ = ["COLOURS", "STYLE", "Curve", "draw_curve", "finish_axes", "plot_training", "read_curves"]
 
 METRICS_FILE = "metrics.jsonl"
 
-# Okabe and Ito's palette: told apart with any colour vision.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b7b7b")
+"""Okabe and Ito's palette: told apart with any colour vision."""
 _POINTS_PER_CURVE = 400
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -149,7 +149,7 @@ def plot_training(
     if not panels:
         raise DataError(f"{', '.join(map(repr, runs)) or 'no run'}: no metrics to draw yet, train some steps first")
     colours = _colours(len(curves))
-    with rc_context(_STYLE), warnings.catch_warnings():
+    with rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(4.2 * len(panels), 3.4), dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
@@ -179,26 +179,35 @@ def _draw_panel(axes: Axes, panel: _Panel, runs: Sequence[Sequence[dict[str, Cur
             for line in panel.lines:
                 if line.key not in seed:
                     continue
-                curve = _thinned(seed[line.key])
-                marker = panel.marker or ("o" if len(curve.steps) == 1 else "")
-                axes.plot(
-                    curve.steps,
-                    curve.values,
-                    color=colour,
-                    linestyle=line.dashes,
-                    linewidth=1.5,
-                    marker=marker,
-                    markersize=3.5,
-                )
+                draw_curve(axes, seed[line.key], colour, line.dashes, panel.marker)
                 drawn.add(line.key)
     axes.set_title(panel.title, fontsize=10.5, loc="left")
-    axes.set_xlabel("step")
-    axes.margins(x=0.02)
+    finish_axes(axes)
     named = [line for line in panel.lines if line.key in drawn and line.name]
     if len(named) > 1:
         for line in named:
             axes.plot([], [], color="#4a515c", linestyle=line.dashes, linewidth=1.5, label=line.name)
         axes.legend(fontsize=8.5)
+
+
+def draw_curve(axes: Axes, curve: Curve, colour: str, dashes: str = "-", marker: str = "") -> None:
+    """Draw one curve, a long one as means of equal parts, a single point as a dot."""
+    shown = _thinned(curve)
+    axes.plot(
+        shown.steps,
+        shown.values,
+        color=colour,
+        linestyle=dashes,
+        linewidth=1.5,
+        marker=marker or ("o" if len(shown.steps) == 1 else ""),
+        markersize=3.5,
+    )
+
+
+def finish_axes(axes: Axes) -> None:
+    """What all axes over the steps of a run have."""
+    axes.set_xlabel("step")
+    axes.margins(x=0.02)
 
 
 def _add_legend(figure: Figure, names: list[str], colours: Sequence[str]) -> None:
@@ -214,8 +223,8 @@ def _add_legend(figure: Figure, names: list[str], colours: Sequence[str]) -> Non
 
 def _colours(count: int) -> list[str]:
     """One colour a run; beyond the palette, equally spaced along one colour map."""
-    if count <= len(_COLOURS):
-        return list(_COLOURS[:count])
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
     return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.95, count))]
 
 

@@ -23,6 +23,7 @@ from sop_faiss.sop.prototypes import Prototypes
 from sop_faiss.train.checkpoint import prune_checkpoints, write_checkpoint
 from sop_faiss.train.monitor import Evaluation, Monitor
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
+from sop_faiss.train.prototype_log import PrototypeLog
 from sop_faiss.train.records import keep_records, keep_score, timed_batches
 from sop_faiss.train.schedules import StepSettings
 from sop_faiss.train.state import Level, RunState
@@ -31,12 +32,13 @@ from sop_faiss.train.stop import StopRequest
 __all__ = ["fill_memories", "save", "train_step", "train_steps"]
 
 
-def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
+def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -> dict[str, Tensor | float]:
     """One optimiser update (algorithm 1).
 
     Args:
         state: the run.
         batch: this rank's images.
+        log: is shown the prototypes.
 
     Returns:
         What the step tells about itself; tensors are scalars and not yet waited for.
@@ -50,6 +52,8 @@ def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
     # 1. Prototypes from the memories as the last step left them, shared by student and teacher (section 3.2).
     prototypes = {name: level.maker.draw() for name, level in state.levels.items()}
     health = {f"{key}_{name}": value for name in prototypes for key, value in prototypes[name].health().items()}
+    if log is not None:
+        log.note(state.step + 1, prototypes)
 
     # 2. to 5. Views, embeddings, losses and gradients; with train.accumulate, of one part of the images at a time.
     state.optimizer.zero_grad(set_to_none=True)
@@ -230,6 +234,7 @@ def train_steps(
     total = state.schedules.total_steps
     last = min(total, config.stop_after_steps) if config.stop_after_steps else total
     monitor = Monitor(run, state.step) if distributed.is_main() else None
+    log = PrototypeLog(run, state.step, config.checkpoint_every_steps) if distributed.is_main() else None
     try:
         if state.step == 0:
             if state.config.memory.fill == "teacher":
@@ -238,7 +243,7 @@ def train_steps(
         for batch in timed_batches(
             batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor
         ):
-            metrics = train_step(state, batch)
+            metrics = train_step(state, batch, log)
             keep_records(state, batch, metrics, monitor, run, len(batches.positions))
             keep_score(state, run, monitor, evaluate, last)
             stopping = stop.anywhere(state.device)

@@ -25,7 +25,7 @@ from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_
 from sop_faiss.train.optim import make_optimizer
 from sop_faiss.train.schedules import Schedules
 
-__all__ = ["Level", "RunState", "fit_memory", "keeps_neighbors"]
+__all__ = ["Level", "RunState", "autocast_dtype", "fit_memory", "keeps_neighbors"]
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +121,13 @@ def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.devi
     return refresh == "incremental" or keeping_pays(anchors, stored, capacity, config.model.embedding_dim, device)
 
 
+def autocast_dtype(config: Config, device: torch.device) -> torch.dtype | None:
+    """What `train.precision` makes the backbone run in on a device; None for float32."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    use_bf16 = config.train.precision == "bf16" or (config.train.precision == "auto" and has_bf16)
+    return torch.bfloat16 if use_bf16 else None
+
+
 class RunState:
     """Builds a run's parts from its configuration.
 
@@ -147,9 +154,7 @@ class RunState:
         self.patch = self._level("patch", config.loss.patch_weight, images)
         self.patch_generator = torch.Generator().manual_seed(distributed.derive_seed("stored patch", config.train.seed))
         """Draws the patch that each image stores; the same on all ranks."""
-        has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        use_bf16 = config.train.precision == "bf16" or (config.train.precision == "auto" and has_bf16)
-        self.autocast_dtype = torch.bfloat16 if use_bf16 else None
+        self.autocast_dtype = autocast_dtype(config, device)
         self.step = 0
         self.images_seen = 0
         self.bad_samples = 0

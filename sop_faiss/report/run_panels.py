@@ -1,0 +1,185 @@
+"""Which curves of a run belong in one panel, with their units and the values that have a meaning of their own."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sop_faiss.report.plots import Curve
+
+__all__ = ["Panel", "Reference", "RunConstants", "panels_of_run"]
+
+_PLACE = ("step", "epoch", "images")
+_OTHERS_SHOWN = 30
+
+
+class Reference(NamedTuple):
+    """A value that has a meaning of its own, such as the floor of a metric."""
+
+    value: float
+    label: str
+
+
+@dataclass(frozen=True)
+class RunConstants:
+    """What the meaning of a run's numbers depends on."""
+
+    num_anchors: Mapping[str, int]
+    """K of each level."""
+    embedding_dim: int
+    """d."""
+
+    def log_counts(self) -> list[Reference]:
+        """ln K of each level, once where they are equal: what uniform assignments cost."""
+        levels: dict[int, list[str]] = {}
+        for level, count in self.num_anchors.items():
+            levels.setdefault(count, []).append(_LEVELS.get(level, level))
+        return [
+            Reference(math.log(count), f"ln {count:,} ({', '.join(names)}): uniform") for count, names in levels.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that share an axis."""
+
+    group: str
+    title: str
+    unit: str
+    """Beside the axis."""
+    curves: dict[str, Curve]
+    """Name in the legend -> curve."""
+    references: list[Reference] = field(default_factory=list)
+    logarithmic: bool = False
+    is_score: bool = False
+    """A score, where larger is better; its value at step 0 is the baseline."""
+
+    def heading(self, name: str) -> str:
+        """What one of its curves is called where no legend names it."""
+        return self.title if name in (self.title, "") else f"{self.title}: {name}"
+
+
+_LEVELS = {"cls": "[CLS]", "patch": "patches"}
+_LEGEND = {
+    **_LEVELS,
+    "loss": "weighted sum",
+    "loss_cls": "[CLS]",
+    "loss_patch": "patches",
+    "embedding_cosine": "embeddings",
+    "feature_cosine": "features",
+    "embedding_rankme": "embeddings",
+    "feature_rankme": "features",
+    "gradient_norm": "gradient, before clipping",
+    "update_norm": "update",
+    **dict.fromkeys(("learning_rate", "weight_decay", "momentum", "teacher_temp"), ""),
+    **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes"), ""),
+}
+_GIB = 2.0**30
+
+
+class _Kind(NamedTuple):
+    """A panel that a run may have; `pattern` says which keys are in it, its first group what they are called."""
+
+    group: str
+    title: str
+    unit: str
+    pattern: str
+    references: Callable[[RunConstants], list[Reference]] = lambda constants: []
+    logarithmic: bool = False
+    divisor: float = 1.0
+    is_score: bool = False
+
+
+def _always(*references: tuple[float, str]) -> Callable[[RunConstants], list[Reference]]:
+    return lambda constants: [Reference(*reference) for reference in references]
+
+
+_ALIKE = _always((1.0, "1: all alike"))
+_KINDS = (
+    _Kind("Scores over time", "k-NN accuracy", "%", r"knn_(top\d+_k\d+)", is_score=True),
+    _Kind("Scores over time", "Mean average precision", "%", r"(mAP\w*|map\w*)", is_score=True),
+    _Kind("Scores over time", "Recall between two views", "%", r"(view_recall\w*)", is_score=True),
+    _Kind("Loss", "Loss", "nats", r"(loss|loss_cls|loss_patch)", RunConstants.log_counts),
+    _Kind("Loss", "Loss over ln K", "ratio", r"loss_(\w+)_over_lnK", _always((1.0, "1: uniform"))),
+    _Kind(
+        "Loss",
+        "Teacher entropy over ln K",
+        "ratio",
+        r"teacher_entropy_(\w+)_over_lnK",
+        _always((1.0, "1: uniform"), (0.0, "0: one prototype takes all")),
+    ),
+    _Kind("Loss", "KL: loss minus teacher entropy", "nats", r"kl_(\w+)", _always((0.0, "0: student is teacher"))),
+    _Kind("Health", "Similarity of supports to their anchor", "cosine", r"support_similarity_(\w+)", _ALIKE),
+    _Kind("Health", "Mean similarity of different images", "cosine", r"((?:embedding|feature)_cosine)", _ALIKE),
+    _Kind(
+        "Health",
+        "RankMe: dimensions in use",
+        "dimensions, log",
+        r"((?:embedding|feature)_rankme)",
+        lambda constants: [
+            Reference(1.0, "1: one direction"),
+            Reference(float(constants.embedding_dim), f"{constants.embedding_dim}: all of the embeddings'"),
+        ],
+        logarithmic=True,
+    ),
+    _Kind(
+        "Health",
+        "Memory that holds stored rows",
+        "share",
+        r"memory_fill_(\w+)",
+        _always((1.0, "1: none is random"), (0.0, "0: all random")),
+    ),
+    _Kind("Health", "Mean age of the memory's rows", "steps", r"memory_age_(\w+)"),
+    _Kind("Health", "Different rows that are members", "share of the memory", r"distinct_rows_(\w+)"),
+    _Kind("Health", "Anchors with supports of one image", "share", r"one_image_share_(\w+)"),
+    _Kind("Health", "Recall of the approximate search", "share", r"neighbor_recall_(\w+)", _always((1.0, "1: exact"))),
+    _Kind("Health", "Norms", "L2 norm, log", r"(gradient_norm|update_norm)", logarithmic=True),
+    _Kind("Schedules", "Learning rate", "per step", r"(learning_rate)"),
+    _Kind("Schedules", "Weight decay", "factor", r"(weight_decay)"),
+    _Kind("Schedules", "Teacher momentum", "share kept", r"(momentum)"),
+    _Kind("Schedules", "Teacher temperature", "temperature", r"(teacher_temp)"),
+    _Kind("Speed", "Images per second", "images/s", r"(images_per_second)"),
+    _Kind("Speed", "Time spent waiting for data", "share", r"(data_wait_share)", _always((0.0, "0: never waits"))),
+    _Kind("Speed", "Memory peak", "GiB", r"(memory_peak_bytes)", divisor=_GIB),
+)
+
+
+def panels_of_run(curves: Mapping[str, Curve], constants: RunConstants) -> tuple[list[Panel], int]:
+    """Sort a run's curves into panels; each name of its own that is not known gets one under "Other".
+
+    Returns:
+        The panels, known kinds first, and how many others were left out, of more than thirty.
+    """
+    left = {key: curve for key, curve in curves.items() if key not in _PLACE}
+    panels = []
+    for kind in _KINDS:
+        found = {key: match[1] for key in left if (match := re.fullmatch(kind.pattern, key))}
+        if not found:
+            continue
+        members = {_legend(name): _divided(left.pop(key), kind.divisor) for key, name in found.items()}
+        panels.append(
+            Panel(
+                kind.group,
+                kind.title,
+                kind.unit,
+                members,
+                kind.references(constants),
+                kind.logarithmic and all((curve.values > 0).all() for curve in members.values()),
+                kind.is_score,
+            )
+        )
+    others = sorted(left)
+    panels += [Panel("Other", key, "", {key: left[key]}) for key in others[:_OTHERS_SHOWN]]
+    return panels, max(0, len(others) - _OTHERS_SHOWN)
+
+
+def _legend(name: str) -> str:
+    """`top1_k20` is top-1, k = 20; what is alone in its panel needs no name."""
+    return _LEGEND.get(name, re.sub(r"^top(\d+)_k(\d+)$", r"top-\1, k = \2", name))
+
+
+def _divided(curve: Curve, divisor: float) -> Curve:
+    return Curve(curve.steps, curve.values / divisor)

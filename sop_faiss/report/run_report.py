@@ -1,0 +1,133 @@
+"""One self-contained HTML page of a training run: facts, curves, prototypes and neighbours as pictures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.report.contact_sheet import Strip, Table, show_strips
+from sop_faiss.report.page import write_page
+from sop_faiss.report.panel_plot import plot_panel
+from sop_faiss.report.run_panels import Panel
+
+__all__ = ["PictureSection", "RunPage", "write_run_report"]
+
+TEMPLATE = "run_report.html"
+_SHORT_STRIP = 2
+"""Strips of at most so many hits stand side by side."""
+
+
+@dataclass(frozen=True)
+class PictureSection:
+    """Pictures under a heading, or a line that says why there are none."""
+
+    title: str
+    text: str
+    """What is shown, and how to read it."""
+    strips: Sequence[Strip] = ()
+    problem: str = ""
+    """Why there are no pictures."""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """What the page shows, from top to bottom."""
+
+    title: str
+    subtitle: str
+    notices: Sequence[str] = ()
+    """What a reader should know first, one line each."""
+    facts: Sequence[Table] = ()
+    panels: Sequence[Panel] = ()
+    panels_left_out: int = 0
+    pictures: Sequence[PictureSection] = ()
+    settings: Table = field(default_factory=lambda: Table((), ()))
+    """The configuration, where it is not the default."""
+    footer: str = ""
+
+
+def write_run_report(path: Path, page: RunPage, progress: ProgressCallback | None = None) -> None:
+    """Write the page, atomically.
+
+    Args:
+        path: the HTML file; its folder is made.
+        page: its contents; texts may be anything.
+        progress: called with the number of pictures read and their total.
+
+    Raises:
+        OSError: the place cannot be written.
+    """
+    strips = show_strips([strip for section in page.pictures for strip in section.strips], progress)
+    shown = iter(strips)
+    values = {
+        "title": page.title,
+        "subtitle": page.subtitle,
+        "notices": page.notices,
+        "facts": page.facts,
+        "groups": _show_panels(page.panels),
+        "values": _show_values(page.panels),
+        "left_out": page.panels_left_out,
+        "sections": [
+            _show_section(section, list(itertools.islice(shown, len(section.strips)))) for section in page.pictures
+        ],
+        "settings": page.settings,
+        "footer": page.footer,
+    }
+    write_page(path, TEMPLATE, values)
+
+
+def _show_section(section: PictureSection, strips: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "title": section.title,
+        "text": section.text,
+        "problem": section.problem,
+        "strips": strips,
+        "short": all(len(strip["hits"]) <= _SHORT_STRIP for strip in strips),
+    }
+
+
+def _show_panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Groups of charts, in the order of the panels."""
+    return [
+        {
+            "title": title,
+            "charts": [
+                {"title": _title(panel), "uri": plot_panel(panel), "alt": _describe(panel)} for panel in members
+            ],
+        }
+        for title, members in itertools.groupby(panels, key=lambda panel: panel.group)
+    ]
+
+
+def _title(panel: Panel) -> str:
+    return panel.heading(next(iter(panel.curves))) if len(panel.curves) == 1 else panel.title
+
+
+def _describe(panel: Panel) -> str:
+    """The panel in words, for those who do not see it."""
+    ends = [
+        f"{name} from {curve.values[0]:.4g} at step {curve.steps[0]:,.0f} to {curve.values[-1]:.4g} at step "
+        f"{curve.steps[-1]:,.0f}"
+        for name, curve in panel.curves.items()
+    ]
+    return f"{panel.title} ({panel.unit}): {'; '.join(ends)}" if panel.unit else f"{panel.title}: {'; '.join(ends)}"
+
+
+def _show_values(panels: Sequence[Panel]) -> Table:
+    """Each curve in numbers."""
+    rows = [
+        [
+            panel.heading(name),
+            panel.unit.removesuffix(", log"),
+            *(f"{value:,.4g}" for value in (curve.values[0], curve.values[-1], curve.values.min(), curve.values.max())),
+            f"{curve.steps[-1]:,.0f}",
+            "; ".join(reference.label for reference in panel.references),
+        ]
+        for panel in panels
+        for name, curve in panel.curves.items()
+    ]
+    return Table(("metric", "unit", "first", "last", "lowest", "highest", "last at step", "what to compare with"), rows)
