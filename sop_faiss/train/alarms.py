@@ -27,6 +27,9 @@ CONSTANT_LOGITS = 0.2
 """Root mean square distance of two images' embeddings, over the sharper temperature of teacher and student: by how much
 the logarithms of their assignments differ at most. Below it no image is told from another, whatever the anchors are.
 Runs that learned had more than 1; rounding in bfloat16 alone makes some 0.04 at 0.04."""
+ALIKE_COSINE, EXACTLY_UNIFORM = 0.999, 0.9999
+"""With anchors that are such embeddings themselves, images are told apart by differences of differences, and nothing is
+left earlier: when embeddings are this much alike, and the teacher's entropy this near to ln K."""
 DROPPED_RANK = 0.25
 """RankMe as a share of its best. It moves by less than a factor of two in a run that learns."""
 LEAST_BEST_RANK = 4.0
@@ -122,9 +125,8 @@ def signs(
         student_temp: temperature of the student.
     """
     shown: dict[str, list[str]] = {name: [] for name in KINDS}
-    cosine = metrics.get("embedding_cosine", math.nan)
-    if 2.0 * (1.0 - cosine) < (CONSTANT_LOGITS * min(student_temp, metrics["teacher_temp"])) ** 2:
-        shown["constant_output"].append(f"mean cosine of the images' embeddings {cosine:.7f}")
+    if _is_constant(metrics, student_temp):
+        shown["constant_output"].append(f"mean cosine of the images' embeddings {metrics['embedding_cosine']:.7f}")
     for key, value in metrics.items():
         if key.startswith("teacher_entropy_") and value > UNIFORM_ENTROPY:
             shown["teacher_uniform"].append(f"{key} = {value:.4f}")
@@ -135,6 +137,19 @@ def signs(
     if view_auc < BLIND_VIEW_AUC:
         shown["one_image"].append(f"mean view_auc = {view_auc:.3f}, where 0.5 is chance")
     return {name: ", ".join(numbers) for name, numbers in shown.items() if numbers}
+
+
+def _is_constant(metrics: Mapping[str, float | int], student_temp: float) -> bool:
+    """Whether all images have one embedding, as far as any assignment can tell, or that of anchors which are alike."""
+    cosine = metrics.get("embedding_cosine", math.nan)
+    if math.isnan(cosine):
+        return False
+    distance = math.sqrt(max(0.0, 2.0 * (1.0 - cosine)))  # rounding may take a cosine above 1
+    if distance < CONSTANT_LOGITS * min(student_temp, metrics["teacher_temp"]):
+        return True
+    levels = ("cls", "patch")  # the cosine is of the first one there is
+    entropies = [metrics[key] for level in levels if (key := f"teacher_entropy_{level}_over_lnK") in metrics]
+    return cosine > ALIKE_COSINE and bool(entropies) and entropies[0] > EXACTLY_UNIFORM
 
 
 class Alarms:
