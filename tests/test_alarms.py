@@ -64,7 +64,8 @@ def held(alarms: Alarms, changes: dict[str, float], steps: int, first: int = 1) 
         ({"teacher_entropy_cls_over_lnK": 0.991}, {"teacher_uniform"}),
         (UNIFORM, {"teacher_uniform"}),
         ({"one_image_share_cls": 0.5}, {"one_image"}),
-        ({"embedding_rankme": 4.9}, {"rank_drop"}),
+        ({"embedding_rankme": 9.9}, {"rank_drop"}),
+        ({"embedding_rankme": 10.1}, set()),
         ({"feature_rankme": 1.0}, set()),  # there was none to lose
         (dict.fromkeys(HEALTHY, math.nan), set()),
     ],
@@ -106,8 +107,8 @@ def test_rank_drops_are_seen_from_the_best_since_the_warm_up():
     alarms = rules("certain", 2)
     held(alarms, {"embedding_rankme": 100.0}, 2)
     held(alarms, {"embedding_rankme": 20.0}, 1, first=3)
-    assert held(alarms, {"embedding_rankme": 5.1}, 9, first=4) == [[]] * 9
-    assert held(alarms, {"embedding_rankme": 4.9}, PATIENCE, first=20)[-1] == ["rank_drop"]
+    assert held(alarms, {"embedding_rankme": 10.1}, 9, first=4) == [[]] * 9
+    assert held(alarms, {"embedding_rankme": 9.9}, PATIENCE, first=20)[-1] == ["rank_drop"]
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,13 @@ UNIFORM_ENTROPY = 0.99
 CONSTANT_LOGITS = 0.2
 """Root mean square distance of two images' embeddings, over the sharper temperature of teacher and student: by how much
 the logarithms of their assignments differ at most. Below it no image is told from another, whatever the anchors are.
-Runs that learned had more than 1; rounding in bfloat16 alone makes some 0.04 at 0.04."""
+Checkpoints of runs that learned had 16 to 64, of digits with fixed anchors 8 to 15."""
 ALIKE_COSINE, EXACTLY_UNIFORM = 0.999, 0.9999
 """With anchors that are such embeddings themselves, images are told apart by differences of differences, and nothing is
-left earlier: when embeddings are this much alike, and the teacher's entropy this near to ln K."""
-DROPPED_RANK = 0.25
-"""RankMe as a share of its best. It moves by less than a factor of two in a run that learns."""
+left earlier: when embeddings are this much alike, and the teacher's entropy this near to ln K. The same checkpoints had
+cosines of 0.19 to 0.95, with fixed anchors up to 0.986, and entropies below 0.96."""
+DROPPED_RANK = 0.5
+"""RankMe as a share of its best. In runs that learned it rose or stayed; with fixed anchors it lost up to 0.4."""
 LEAST_BEST_RANK = 4.0
 """Below this there was no rank to lose."""
 ONE_IMAGE_SHARE = 0.5
@@ -39,7 +40,8 @@ ONE_IMAGE_SHARE = 0.5
 BLIND_VIEW_AUC = 0.55
 """Mean of `view_auc` over some logged steps; 0.5 is chance, whatever the number of images."""
 AUC_IMAGES = 128
-"""Images in all that the mean is taken over, at least: at chance it is then above `BLIND_VIEW_AUC` once in 40 times."""
+"""Images in all that the mean is taken over, at least: at chance it is then above `BLIND_VIEW_AUC` once in 40 times.
+Digits had 0.79 to 0.85."""
 
 
 @dataclass(frozen=True)
