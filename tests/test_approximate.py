@@ -380,7 +380,7 @@ def shards(tmp_path_factory) -> Path:
 
 
 def records(run: Path) -> list[dict]:
-    timings = ("images_per_second", "data_wait_share")
+    timings = ("images_per_second", "data_wait_share", "memory_peak_bytes")
     return [{key: value for key, value in line.items() if key not in timings} for line in read_metrics(run)]
 
 

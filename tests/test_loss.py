@@ -203,6 +203,37 @@ def test_patch_loss_equals_loops_and_ignores_unmasked_views():
     torch.testing.assert_close(rows.grad.double(), full.grad[masks], rtol=1e-4, atol=1e-6)
 
 
+def mean_kl(level) -> float:
+    return float((level.loss - level.target_entropy) / level.weight)
+
+
+def test_kl_is_the_loss_beyond_the_teachers_entropy():
+    """Exactly as the loss weights its rows: 0 where student and teacher agree, though views have unequal masks."""
+    prototypes = make_prototypes(tasks=2, supports=2)
+    same = unit(1, 4, 6, seed=3, dtype=torch.float32).expand(3, 4, 6)
+    assert mean_kl(cls_loss(same, same[:2], prototypes, 0.05, 0.05)) == pytest.approx(0, abs=2e-6)
+    for first, last in ((0, 2), (2, 3)):  # and in parts
+        level = cls_loss(same[first:last], same[:2], prototypes, 0.05, 0.05, first, 3)
+        assert mean_kl(level) == pytest.approx(0, abs=2e-6)
+    masks = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0]], dtype=torch.bool)
+    rows = unit(4, 6, seed=6, dtype=torch.float32)
+    agreeing = patch_loss(rows, rows, masked_row_weights(masks), prototypes, 0.07, 0.07)
+    assert mean_kl(agreeing) == pytest.approx(0, abs=2e-6)
+
+    teacher, student = unit(2, 4, 6, seed=4, dtype=torch.float32), unit(3, 4, 6, seed=5, dtype=torch.float32)
+    terms = []
+    for task in range(2):
+        members, weights = prototypes.members(task).double(), prototypes.contributions[task].double()
+        for image in range(4):
+            for i, j in ((0, 1), (1, 0), (2, 0), (2, 1)):
+                p = dense_assignment(teacher[j, image, None].double(), members, weights, 0.05)
+                q = dense_assignment(student[i, image, None].double(), members, weights, 0.1)
+                terms.append(float((p * (p / q).log()).sum()))
+    assert mean_kl(cls_loss(student, teacher, prototypes, 0.1, 0.05)) == pytest.approx(
+        sum(terms) / len(terms), rel=1e-4
+    )
+
+
 @pytest.mark.parametrize("supports", [0, 3])
 def test_parts_of_a_batch_and_of_its_views_add_up_to_the_whole(supports):
     """4 x 2 images, local and global views apart: values and gradients of 1 x 8 images, to 1e-10 in float64."""

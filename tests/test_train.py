@@ -30,7 +30,7 @@ from sop_faiss.train.state import RunState, fit_memory
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config, tiny_config_file
 
-TIMINGS = ("images_per_second", "data_wait_share")
+TIMINGS = ("images_per_second", "data_wait_share", "memory_peak_bytes")
 
 
 @pytest.fixture(scope="module")

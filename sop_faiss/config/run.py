@@ -67,6 +67,14 @@ class TrainConfig:
     keep_every_steps: int = 0
     """Keep every checkpoint at a multiple of this for good (0: none)."""
     log_every_steps: int = 20
+    """Lines of metrics.jsonl; health beyond the step's own numbers is measured, and alarms are heeded, in these steps
+    alone."""
+    stop_on: str = "certain"
+    """What stops a run: `non_finite` numbers; `certain`: these, and a collapse beyond doubt (all images have one
+    embedding); `any`: every alarm. Others only warn (docs/metrics.md)."""
+    alarm_warmup_steps: int | None = None
+    """Alarms other than of numbers that are not finite are heeded after this step. None: after the learning rate's
+    warm-up, and 100 steps at least: fresh networks make embeddings that are all alike."""
 
     def __post_init__(self) -> None:
         require_finite("train", self)
@@ -76,6 +84,9 @@ class TrainConfig:
         require_one_of("train.precision", self.precision, ("auto", "float32", "bf16"))
         for name in ("stop_after_steps", "keep_every_steps"):
             require(getattr(self, name) >= 0, f"train.{name} = {getattr(self, name)}: wanted 0 or more")
+        require_one_of("train.stop_on", self.stop_on, ("non_finite", "certain", "any"))
+        warmup = self.alarm_warmup_steps
+        require(warmup is None or warmup >= 0, f"train.alarm_warmup_steps = {warmup}: wanted 0 or more, or null")
         for name in ("accumulate", "checkpoint_every_steps", "keep_last", "log_every_steps"):
             require(getattr(self, name) >= 1, f"train.{name} = {getattr(self, name)}: wanted 1 or more")
 

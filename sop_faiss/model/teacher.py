@@ -46,14 +46,15 @@ class Network(nn.Module):
             wants_cls: whether the views' own embeddings are asked for.
         """
         tokens = self.backbone(images, masks)
-        rows = [self._global_token(tokens)] if wants_cls else []
+        rows = [self.global_feature(tokens)] if wants_cls else []
         if patches is not None:
             rows.append(tokens.patches.flatten(0, 1)[patches])
         embeddings = self.projector(torch.cat(rows))
         views = len(images) if wants_cls else 0
         return embeddings[:views], embeddings[views:]
 
-    def _global_token(self, tokens: Tokens) -> Float[Tensor, "b f"]:
+    def global_feature(self, tokens: Tokens) -> Float[Tensor, "b f"]:
+        """What stands for each whole view."""
         return tokens.cls if self.global_token == "cls" else tokens.patches.mean(1)
 
 

@@ -56,6 +56,8 @@ _MAY_CHANGE_ON_RESUME = (
     "train.views_apart",
     "train.device",
     "train.stop_after_steps",
+    "train.stop_on",
+    "train.alarm_warmup_steps",
     "train.checkpoint_every_steps",
     "train.keep_last",
     "train.keep_every_steps",

@@ -206,6 +206,8 @@ class LevelLoss:
     """Sum of the entropies of the teacher's assignments, in nats, detached; a row at ln K is uniform."""
     rows: int
     """Number of the teacher's assignments."""
+    target_entropy: Float[Tensor, ""]
+    """The same entropies weighted as the loss weights its rows: (loss - target_entropy) / weight is a mean KL."""
 
     @property
     def teacher_entropy(self) -> Float[Tensor, ""]:
@@ -213,8 +215,9 @@ class LevelLoss:
         return self.entropies / self.rows
 
     def sums(self) -> Float[Tensor, " sums"]:
-        """Loss, weight, entropies and rows: what parts of a batch are added up by."""
-        numbers = (self.loss.detach(), self.weight, self.entropies, torch.full_like(self.entropies, self.rows))
+        """Loss, weight, entropies, rows and target_entropy: what parts of a batch are added up by."""
+        rows = torch.full_like(self.entropies, self.rows)
+        numbers = (self.loss.detach(), self.weight, self.entropies, rows, self.target_entropy)
         return torch.stack([number.float() for number in numbers])
 
 
@@ -267,9 +270,9 @@ def cls_loss(
             targets = torch.cat([by_view[0, :0], *(by_view[partners[i]].mean(0) for i in seen)])
         losses.append(assignment_cross_entropy(rows, targets, row_weights, shares, student_temp))
         del shares  # D is large: gone before the next task's is gathered
-    return LevelLoss(
-        torch.stack(losses).mean(), weights.sum() * images, torch.stack(entropies).mean(), global_views * images
-    )
+    weight, summed, count = weights.sum() * images, torch.stack(entropies).mean(), global_views * images
+    # Each teacher view is a partner as often as any other: the pairs' mean entropy is the views'.
+    return LevelLoss(torch.stack(losses).mean(), weight, summed, count, weight * summed / count)
 
 
 def masked_row_weights(masks: Bool[Tensor, "views n"]) -> Float[Tensor, " masked"]:
@@ -301,7 +304,9 @@ def patch_loss(
         shares = MemberShares.of(prototypes.members(task), prototypes.contributions[task])
         with torch.no_grad():
             log_targets = log_assignment(teacher, shares, teacher_temp)
-            entropies.append(_entropy(log_targets).sum())
+            entropies.append(_entropy(log_targets))
         losses.append(assignment_cross_entropy(student, log_targets.exp(), row_weights, shares, student_temp))
         del shares
-    return LevelLoss(torch.stack(losses).mean(), row_weights.sum(), torch.stack(entropies).mean(), len(teacher))
+    entropy = torch.stack(entropies).mean(0)
+    weighted = (row_weights * entropy).sum()
+    return LevelLoss(torch.stack(losses).mean(), row_weights.sum(), entropy.sum(), len(teacher), weighted)

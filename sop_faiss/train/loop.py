@@ -21,6 +21,7 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototypes import Prototypes
 from sop_faiss.train.checkpoint import prune_checkpoints, write_checkpoint
+from sop_faiss.train.health import watching
 from sop_faiss.train.monitor import Evaluation, Monitor
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
 from sop_faiss.train.prototype_log import PrototypeLog
@@ -28,6 +29,7 @@ from sop_faiss.train.records import keep_records, keep_score, timed_batches
 from sop_faiss.train.schedules import StepSettings
 from sop_faiss.train.state import Level, RunState
 from sop_faiss.train.stop import StopRequest
+from sop_faiss.train.stopped import check_weights
 
 __all__ = ["fill_memories", "save", "train_step", "train_steps"]
 
@@ -119,7 +121,7 @@ def _learn_from(
         teacher_cls, teacher_patches = state.teacher(global_views.flatten(0, 1), None, wanted, has_cls)
     teacher_cls = teacher_cls.view(views, -1, teacher_cls.shape[-1])
     learned = _Learned(
-        {name: torch.zeros(4, device=device) for name in prototypes},
+        {name: torch.zeros(5, device=device) for name in prototypes},
         {"cls": teacher_cls[stored_view], "patch": teacher_patches[len(masked) :]},
     )
 
@@ -177,11 +179,12 @@ def _stored_view(views: int) -> int:
 
 def _level_metrics(name: str, level: Level, sums: Float[Tensor, " sums"], parts: int) -> dict[str, Tensor | float]:
     """What one level's loss tells, of `LevelLoss.sums` over parts and ranks; ratios are NaN without a masked patch."""
-    loss, weight, entropies, rows = sums
+    loss, weight, entropies, rows, target_entropy = sums
     log_count = math.log(level.maker.level.num_anchors)
     return {
         f"loss_{name}": loss / parts,
         f"loss_{name}_over_lnK": loss / weight / log_count,
+        f"kl_{name}": (loss - target_entropy) / weight,
         f"teacher_entropy_{name}_over_lnK": entropies / rows / log_count,
     }
 
@@ -227,7 +230,7 @@ def train_steps(
         True when the run came to its end (or to `train.stop_after_steps`), False when a signal stopped it.
 
     Raises:
-        RunStoppedError: the loss or a gradient is not finite.
+        RunStoppedError: numbers are not finite, or an alarm that stops the run (train.stop_on) went off.
         DataError: too many images cannot be read.
     """
     config = state.config.train
@@ -243,11 +246,13 @@ def train_steps(
         for batch in timed_batches(
             batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor
         ):
-            metrics = train_step(state, batch, log)
-            keep_records(state, batch, metrics, monitor, run, len(batches.positions))
+            with watching(state) as health:
+                metrics = train_step(state, batch, log)
+            keep_records(state, batch, metrics, health, monitor, run, len(batches.positions))
             keep_score(state, run, monitor, evaluate, last)
             stopping = stop.anywhere(state.device)
-            if stopping or state.step == last or state.step % config.checkpoint_every_steps == 0:
+            due = state.step % config.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon
+            if stopping or state.step == last or due:
                 save(state, run)
             if progress is not None:
                 progress(state.step, last)
@@ -260,7 +265,13 @@ def train_steps(
 
 
 def save(state: RunState, run: Path) -> None:
-    """Write a checkpoint (main rank) and prune old ones."""
+    """Write a checkpoint (main rank) and prune old ones, unless the run may be about to be stopped.
+
+    Raises:
+        RunStoppedError: a weight is not finite.
+    """
+    check_weights(state, run)
     if distributed.is_main():
         write_checkpoint(run, state.step, state.tensors(), state.counters())
-        prune_checkpoints(run, state.config.train)
+        if not state.alarms.may_stop_soon:
+            prune_checkpoints(run, state.config.train)

@@ -1,4 +1,4 @@
-"""What a run tells about itself: `metrics.jsonl`, TensorBoard events, bad samples, and when to stop."""
+"""What a run tells about itself: `metrics.jsonl`, TensorBoard events, and bad samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from sop_faiss import distributed
-from sop_faiss.errors import RunStoppedError
-from sop_faiss.files import write_json
 from sop_faiss.train.bad_samples import BadSampleLog
 from sop_faiss.train.json_lines import keep_lines_until, read_lines
 
@@ -81,21 +78,3 @@ class Monitor:
         os.fsync(self._stream.fileno())
         self._stream.close()
         self._board.close()
-
-
-def check_finite(metrics: Mapping[str, float | int], image_ids: list[int], run: Path) -> None:
-    """Stop at a loss or gradient that is not finite, and leave `stopped.json` with what led there.
-
-    Raises:
-        RunStoppedError: the loss or the gradient's norm is NaN or infinite.
-    """
-    what = next((name for name in ("loss", "gradient_norm") if not math.isfinite(metrics[name])), None)
-    if what is None:
-        return
-    if distributed.is_main():
-        dump = {key: repr(value) for key, value in metrics.items()}
-        write_json(run / "stopped.json", {**dump, "image_ids": image_ids})
-    raise RunStoppedError(
-        f"{what} is {metrics[what]} at step {metrics['step']}: nothing of this step was saved, stopped.json tells what "
-        "led here; start a run with another --output and a lower optim.base_lr, or with train.precision=float32"
-    )

@@ -13,8 +13,10 @@ from sop_faiss import distributed
 from sop_faiss.data.batch import Batch
 from sop_faiss.train.bad_samples import check_bad_share
 from sop_faiss.train.checkpoint import write_best
-from sop_faiss.train.monitor import Evaluation, Monitor, check_finite
+from sop_faiss.train.health import is_logged
+from sop_faiss.train.monitor import Evaluation, Monitor
 from sop_faiss.train.state import RunState
+from sop_faiss.train.stopped import check_finite, heed_alarms
 
 __all__ = ["keep_records", "keep_score", "timed_batches"]
 
@@ -35,11 +37,15 @@ def keep_records(
     state: RunState,
     batch: Batch,
     metrics: dict[str, Tensor | float],
+    health: dict[str, float | int],
     monitor: Monitor | None,
     run: Path,
     images: int,
 ) -> None:
-    """Count bad samples, stop at numbers that are not finite, and log every `log_every_steps`; means over all ranks."""
+    """Count bad samples, stop at numbers that are not finite, and log and judge every `log_every_steps`.
+
+    `metrics` are each rank's own, and their means are logged; `health` is the same on all ranks.
+    """
     names = list(metrics)
     bad_here = torch.tensor([float(len(batch.bad))], device=state.device)
     here = torch.stack([torch.as_tensor(metrics[name], device=state.device).float() for name in names])
@@ -51,14 +57,13 @@ def keep_records(
         if monitor is not None:
             monitor.bad_samples.add(bad, state.step)
         check_bad_share(state.bad_samples, state.images_seen, images, state.config.data.max_bad_fraction)
-    place = {
-        "step": state.step,
-        "epoch": state.step / state.schedules.steps_per_epoch,
-        "images": state.images_seen,
-    }
-    check_finite({**place, **values}, batch.image_ids.tolist(), run)
-    if monitor is not None and (state.step % state.config.train.log_every_steps == 0 or state.step == 1):
-        monitor.log({**place, **values, **monitor.speed(state.images_seen)})
+    epoch = state.step / state.schedules.steps_per_epoch
+    told = {"step": state.step, "epoch": epoch, "images": state.images_seen, **values, **health}
+    check_finite(state, told, run)
+    if is_logged(state.config.train, state.step):
+        if monitor is not None:
+            monitor.log({**told, **monitor.speed(state.images_seen)})
+        heed_alarms(state, told, run)
 
 
 def keep_score(state: RunState, run: Path, monitor: Monitor | None, evaluate: Evaluation | None, last: int) -> None:

@@ -21,6 +21,7 @@ from sop_faiss.neighbors.approximate import index_pays
 from sop_faiss.neighbors.incremental import keeping_pays
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
+from sop_faiss.train.alarms import Alarms, Rules
 from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_optimizer_state
 from sop_faiss.train.optim import make_optimizer
 from sop_faiss.train.schedules import Schedules
@@ -159,6 +160,7 @@ class RunState:
         self.images_seen = 0
         self.bad_samples = 0
         self.best_score: float | None = None
+        self.alarms = Alarms(Rules.of(config, self.schedules.steps_per_epoch))
         self.data_digest = ""
         """Which images the run is trained on; see `Batches.digest`."""
 
@@ -241,6 +243,7 @@ class RunState:
             "bad_samples": self.bad_samples,
             "best_score": self.best_score,
             "data_digest": self.data_digest,
+            "alarms": self.alarms.state_dict(),
         }
 
     def _load_tensors(self, checkpoint: Path) -> None:
@@ -274,4 +277,5 @@ class RunState:
             ) from None
         self.step, self.images_seen = int(state["step"]), int(state["images_seen"])
         self.bad_samples, self.best_score = int(state["bad_samples"]), state["best_score"]
+        self.alarms.load_state_dict(state.get("alarms", {}))
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)

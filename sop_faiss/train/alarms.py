@@ -1,0 +1,221 @@
+"""Alarms: what a run's numbers look like when it has gone wrong, why that happens, and what helps (docs/metrics.md).
+
+An alarm goes off when its sign holds in several logged steps in a row, after a warm-up. Signs are pure functions of the
+numbers; what is counted over time is saved with the run. Numbers that are not finite wait for nothing: see
+`stopped.check_finite`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sop_faiss.config import Config
+from sop_faiss.errors import CheckpointError
+
+__all__ = ["Alarm", "Alarms", "Rules", "signs"]
+
+PATIENCE = 5
+"""Logged steps in a row that show a sign before its alarm goes off: a single batch may be odd."""
+LEAST_WARMUP_STEPS = 100
+"""Fresh networks make embeddings that are nearly all alike; small runs took some ten steps to leave that behind."""
+UNIFORM_ENTROPY = 0.99
+"""Teacher entropy over ln K. Runs that learned stayed below 0.92 after their warm-up, one that was lost was at 0.99."""
+CONSTANT_LOGITS = 0.2
+"""Root mean square distance of two images' embeddings, over the sharper temperature of teacher and student: by how much
+the logarithms of their assignments differ at most. Below it no image is told from another, whatever the anchors are.
+Checkpoints of runs that learned had 16 to 64, of digits with fixed anchors 8 to 15."""
+ALIKE_COSINE, EXACTLY_UNIFORM = 0.999, 0.9999
+"""With anchors that are such embeddings themselves, images are told apart by differences of differences, and nothing is
+left earlier: when embeddings are this much alike, and the teacher's entropy this near to ln K. The same checkpoints had
+cosines of 0.19 to 0.95, with fixed anchors up to 0.986, and entropies below 0.96."""
+DROPPED_RANK = 0.5
+"""RankMe as a share of its best. In runs that learned it rose or stayed; with fixed anchors it lost up to 0.4."""
+LEAST_BEST_RANK = 4.0
+"""Below this there was no rank to lose."""
+ONE_IMAGE_SHARE = 0.5
+"""Share of anchors whose supports all come from one image."""
+BLIND_VIEW_AUC = 0.55
+"""Mean of `view_auc` over some logged steps; 0.5 is chance, whatever the number of images."""
+AUC_IMAGES = 128
+"""Images in all that the mean is taken over, at least: at chance it is then above `BLIND_VIEW_AUC` once in 40 times.
+Digits had 0.79 to 0.85."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    is_certain: bool
+    """Nothing is left to learn from: no run recovers."""
+    explanation: str
+    """Likely cause; remedy."""
+
+
+KINDS = {
+    "constant_output": _Kind(
+        True,
+        "the networks have collapsed to a constant output, as they do with fixed anchors, a teacher that follows too "
+        "fast, too much weight decay or pictures that are all the same; set sop.anchors=random, raise optim.momentum, "
+        "lower optim.base_lr, optim.weight_decay and loss.teacher_temp, and look at the views (sop-data preview)",
+    ),
+    "teacher_uniform": _Kind(
+        False,
+        "the teacher assigns each image to all prototypes alike, which teaches nothing: its temperature is too high "
+        "for embeddings this much alike, or the student does not move; lower loss.teacher_temp and "
+        "loss.teacher_temp_start, set memory.fill=teacher, or raise optim.base_lr or optim.momentum",
+    ),
+    "rank_drop": _Kind(
+        False,
+        "directions are being lost, mostly to a learning rate or a weight decay that is too high, or to a teacher that "
+        "follows too fast; lower optim.base_lr or optim.weight_decay_end, or raise optim.momentum",
+    ),
+    "one_image": _Kind(
+        False,
+        "images cannot be told apart: the pictures are copies of one, or the views keep nothing of their picture; look "
+        "at them (sop-data check --duplicates, sop-data preview) and soften views.*, or give prototypes supports of "
+        "other images (neighbors.exclude_same_image=always, a larger memory)",
+    ),
+}
+"""By name, the surest first."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm that is going off."""
+
+    name: str
+    message: str
+    """Numbers, likely cause, remedy; one line."""
+    stops: bool
+    """Whether the run stops here."""
+    is_told: bool
+    """Whether the log is due to hear of it: the first time, and each time it has gone off twice as often."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What of a run's configuration its alarms depend on."""
+
+    stop_on: str
+    """`non_finite`, `certain` or `any`."""
+    warmup_steps: int
+    """Nothing is heeded up to this step."""
+    student_temp: float
+    auc_steps: int
+    """Logged steps that `view_auc` is averaged over."""
+
+    @classmethod
+    def of(cls, config: Config, steps_per_epoch: int) -> Rules:
+        """The rules of a run."""
+        train, warmup = config.train, config.train.alarm_warmup_steps
+        if warmup is None:
+            warmup = max(LEAST_WARMUP_STEPS, round(config.optim.warmup_epochs * steps_per_epoch))
+        auc_steps = max(PATIENCE, -(-AUC_IMAGES // train.batch_size))
+        return cls(train.stop_on, warmup, config.loss.student_temp, auc_steps)
+
+
+def signs(
+    metrics: Mapping[str, float | int], best: Mapping[str, float], view_auc: float, student_temp: float
+) -> dict[str, str]:
+    """The signs that a step shows: name of the alarm -> the numbers. NaN shows nothing.
+
+    Args:
+        metrics: of the step.
+        best: largest value so far of each RankMe.
+        view_auc: its mean over the last logged steps.
+        student_temp: temperature of the student.
+    """
+    shown: dict[str, list[str]] = {name: [] for name in KINDS}
+    if _is_constant(metrics, student_temp):
+        shown["constant_output"].append(f"mean cosine of the images' embeddings {metrics['embedding_cosine']:.7f}")
+    for key, value in metrics.items():
+        if key.startswith("teacher_entropy_") and value > UNIFORM_ENTROPY:
+            shown["teacher_uniform"].append(f"{key} = {value:.4f}")
+        if key.startswith("one_image_share_") and value >= ONE_IMAGE_SHARE:
+            shown["one_image"].append(f"{key} = {value:.2f}")
+        if key in best and best[key] >= LEAST_BEST_RANK and value < DROPPED_RANK * best[key]:
+            shown["rank_drop"].append(f"{key} = {value:.2f}, from {best[key]:.2f}")
+    if view_auc < BLIND_VIEW_AUC:
+        shown["one_image"].append(f"mean view_auc = {view_auc:.3f}, where 0.5 is chance")
+    return {name: ", ".join(numbers) for name, numbers in shown.items() if numbers}
+
+
+def _is_constant(metrics: Mapping[str, float | int], student_temp: float) -> bool:
+    """Whether all images have one embedding, as far as any assignment can tell, or that of anchors which are alike."""
+    cosine = metrics.get("embedding_cosine", math.nan)
+    if math.isnan(cosine):
+        return False
+    distance = math.sqrt(max(0.0, 2.0 * (1.0 - cosine)))  # rounding may take a cosine above 1
+    if distance < CONSTANT_LOGITS * min(student_temp, metrics["teacher_temp"]):
+        return True
+    levels = ("cls", "patch")  # the cosine is of the first one there is
+    entropies = [metrics[key] for level in levels if (key := f"teacher_entropy_{level}_over_lnK") in metrics]
+    return cosine > ALIKE_COSINE and bool(entropies) and entropies[0] > EXACTLY_UNIFORM
+
+
+class Alarms:
+    """Counts signs over logged steps; equal on all ranks, since the numbers are."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._held = dict.fromkeys(KINDS, 0)  # logged steps in a row
+        self._gone_off = dict.fromkeys(KINDS, 0)  # logged steps in all
+        self._best: dict[str, float] = {}
+        self._recent_auc: list[float] = []
+
+    def _stops(self, name: str) -> bool:
+        return self.rules.stop_on == "any" or (self.rules.stop_on == "certain" and KINDS[name].is_certain)
+
+    @property
+    def may_stop_soon(self) -> bool:
+        """Whether a sign shows that would stop the run if it stayed: what is saved now may be of no use."""
+        return any(self._held[name] > 0 and self._stops(name) for name in KINDS)
+
+    def observe(self, step: int, metrics: Mapping[str, float | int]) -> list[Alarm]:
+        """Take in a logged step; the alarms that go off, the surest first."""
+        if step <= self.rules.warmup_steps:
+            return []
+        for key, value in metrics.items():
+            if key.endswith("_rankme") and value > self._best.get(key, 0.0):
+                self._best[key] = value
+        auc, window = metrics.get("view_auc", math.nan), self.rules.auc_steps
+        if math.isfinite(auc):
+            self._recent_auc = [*self._recent_auc, float(auc)][-window:]
+        mean_auc = sum(self._recent_auc) / window if len(self._recent_auc) == window else math.nan
+        shown = signs(metrics, self._best, mean_auc, self.rules.student_temp)
+        alarms = []
+        for name, kind in KINDS.items():
+            self._held[name] = self._held[name] + 1 if name in shown else 0
+            if self._held[name] >= PATIENCE:
+                self._gone_off[name] += 1
+                count = self._gone_off[name]
+                message = f"{shown[name]}: {kind.explanation}"
+                alarms.append(Alarm(name, message, self._stops(name), count & (count - 1) == 0))
+        return alarms
+
+    def state_dict(self) -> dict[str, Any]:
+        """All counts, as JSON values."""
+        return {
+            "held": dict(self._held),
+            "gone_off": dict(self._gone_off),
+            "best": dict(self._best),
+            "recent_auc": list(self._recent_auc),
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from saved counts; of older checkpoints, which have none, from nothing.
+
+        Raises:
+            CheckpointError: they were changed.
+        """
+        try:
+            for name in KINDS:
+                self._held[name] = int(state.get("held", {}).get(name, 0))
+                self._gone_off[name] = int(state.get("gone_off", {}).get(name, 0))
+            self._best = {str(key): float(value) for key, value in state.get("best", {}).items()}
+            self._recent_auc = [float(value) for value in state.get("recent_auc", [])]
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            raise CheckpointError(
+                "alarms in the checkpoint's state.json were changed: remove the checkpoint to go on from the one before"
+            ) from None
