@@ -157,6 +157,7 @@ def decide(question: Callable[[], T]) -> T:
 
     Raises:
         SopError: what `question` raised on the main rank, on every rank.
+        OSError: the same, of a disk that is full or cannot be written.
     """
     if not _active():
         return question()
@@ -164,7 +165,7 @@ def decide(question: Callable[[], T]) -> T:
     if is_main():
         try:
             outcome[0] = question()
-        except SopError as error:
+        except (SopError, OSError) as error:
             outcome[1] = error
     dist.broadcast_object_list(outcome)
     if outcome[1] is not None:

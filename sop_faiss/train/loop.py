@@ -20,15 +20,15 @@ from sop_faiss.model.teacher import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototypes import Prototypes
-from sop_faiss.train.checkpoint import prune_checkpoints, write_checkpoint
 from sop_faiss.train.monitor import Evaluation, Monitor
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
 from sop_faiss.train.records import keep_records, keep_score, timed_batches
+from sop_faiss.train.saver import CheckpointSaver
 from sop_faiss.train.schedules import StepSettings
 from sop_faiss.train.state import Level, RunState
 from sop_faiss.train.stop import StopRequest
 
-__all__ = ["fill_memories", "save", "train_step", "train_steps"]
+__all__ = ["fill_memories", "train_step", "train_steps"]
 
 
 def train_step(state: RunState, batch: Batch) -> dict[str, Tensor | float]:
@@ -225,11 +225,13 @@ def train_steps(
     Raises:
         RunStoppedError: the loss or a gradient is not finite.
         DataError: too many images cannot be read.
+        OSError: the disk is full.
     """
     config = state.config.train
     total = state.schedules.total_steps
     last = min(total, config.stop_after_steps) if config.stop_after_steps else total
     monitor = Monitor(run, state.step) if distributed.is_main() else None
+    saver = CheckpointSaver(state, run)
     try:
         if state.step == 0:
             if state.config.memory.fill == "teacher":
@@ -241,21 +243,15 @@ def train_steps(
             metrics = train_step(state, batch)
             keep_records(state, batch, metrics, monitor, run, len(batches.positions))
             keep_score(state, run, monitor, evaluate, last)
-            stopping = stop.anywhere(state.device)
+            stopping = stop.anywhere(state.device, saver.failed)
             if stopping or state.step == last or state.step % config.checkpoint_every_steps == 0:
-                save(state, run)
+                saver.save(wait=stopping or state.step == last)
             if progress is not None:
                 progress(state.step, last)
             if stopping:
                 return state.step == last
         return True
     finally:
+        saver.close()
         if monitor is not None:
             monitor.close()
-
-
-def save(state: RunState, run: Path) -> None:
-    """Write a checkpoint (main rank) and prune old ones."""
-    if distributed.is_main():
-        write_checkpoint(run, state.step, state.tensors(), state.counters())
-        prune_checkpoints(run, state.config.train)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig
-from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.errors import CheckpointError, ConfigError, is_out_of_memory
 from sop_faiss.model.checkpoint import read_state, read_tensors
 from sop_faiss.model.teacher import Student, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_pays
@@ -261,7 +261,11 @@ class RunState:
             )
         try:
             self._load_tensors(checkpoint)
+        except torch.AcceleratorError:
+            raise
         except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # tensors missing, or of any kind
+            if is_out_of_memory(error):
+                raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
                 f"checkpoint {checkpoint} cannot be loaded ({reason}): it was changed; remove it to go on from the one "
