@@ -100,7 +100,7 @@ def test_a_run_killed_at_20_random_moments_is_the_run_that_was_not(place: Path, 
         if killed % 5 == 4:
             time.sleep(draws.uniform(0.0, 2.0))
         else:
-            wait_for_lines(process, run / "metrics.jsonl", former, ready + draws.randint(0, 6))
+            wait_for_lines(process, run / "metrics.jsonl", former, ready + draws.randint(0, 14))
             time.sleep(draws.uniform(0.0, 0.1))
         (status,) = kill([process])
         assert status in (0, -signal.SIGKILL), (place / "killed.log").read_text()
