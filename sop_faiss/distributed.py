@@ -18,6 +18,7 @@ from sop_faiss.errors import ConfigError, SopError
 __all__ = [
     "average",
     "average_",
+    "average_in_rank_order",
     "decide",
     "derive_seed",
     "gather_objects",
@@ -138,6 +139,19 @@ def average_(values: Shaped[Tensor, "*shape"]) -> None:
     if _active():
         dist.all_reduce(values)
         values.div_(world_size())
+
+
+def average_in_rank_order(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """How DistributedDataParallel shall average gradients where resuming is exact: added up in the order of the ranks.
+
+    An all-reduce starts each stretch of a bucket at another rank, and after the first step of a process the buckets are
+    arranged anew: a resumed run would add up three or more ranks in another order, and round otherwise.
+    """
+    parts = [torch.empty_like(bucket.buffer()) for _ in range(world_size())]
+    dist.all_gather(parts, bucket.buffer())
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(sum(parts[1:], parts[0]) / world_size())
+    return done
 
 
 def gather_objects(value: T) -> list[T]:

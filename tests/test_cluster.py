@@ -129,13 +129,15 @@ def test_the_slurm_script_saves_and_requeues(place: Path) -> None:
     environment = os.environ | slurm | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     bash = shutil.which("bash")
     assert bash is not None
-    process = subprocess.Popen(
-        [bash, "-c", script], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    with process:
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [bash, "-c", script], cwd=folder, env=environment, stdout=log, stderr=log, text=True, start_new_session=True
+        )
+    try:
         wait_for_step(run, 5, process)
         process.send_signal(signal.SIGUSR1)
-        out, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert "goes on later" in out and (folder / "requeued").read_text() == "17\n"
-    assert assert_saved_where_it_stopped(run) >= 5
+        assert process.wait(timeout=120) == 0, (folder / "log").read_text()
+        assert (folder / "requeued").read_text() == "17\n"
+        assert assert_saved_where_it_stopped(run) >= 5
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # as Slurm does with a job that is requeued
