@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -141,16 +142,16 @@ def average_(values: Shaped[Tensor, "*shape"]) -> None:
         values.div_(world_size())
 
 
-def average_in_rank_order(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """How DistributedDataParallel shall average gradients where resuming is exact: added up in the order of the ranks.
+def average_in_rank_order(gradients: Shaped[Tensor, " n"]) -> torch.futures.Future[Tensor]:
+    """How DistributedDataParallel shall average a bucket of gradients where resuming is exact: summed in rank order.
 
     An all-reduce starts each stretch of a bucket at another rank, and after the first step of a process the buckets are
     arranged anew: a resumed run would add up three or more ranks in another order, and round otherwise.
     """
-    parts = [torch.empty_like(bucket.buffer()) for _ in range(world_size())]
-    dist.all_gather(parts, bucket.buffer())
+    parts = [torch.empty_like(gradients) for _ in range(world_size())]
+    dist.all_gather(parts, gradients)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(sum(parts[1:], parts[0]) / world_size())
+    done.set_result(functools.reduce(torch.add, parts) / world_size())
     return done
 
 

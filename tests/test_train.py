@@ -435,7 +435,7 @@ def test_a_dry_run_tells_the_bytes_that_a_run_has(tmp_path, shards, override):
     assert described["neighbor_lists_bytes"] == sizes["lists"] > 0
     train_step(state, batches[0])
     saved = sum(value.nbytes for content in state.tensors().values() for value in content.values())
-    assert described["checkpoint_bytes"] == pytest.approx(saved, rel=0.05)
+    assert described["checkpoint_bytes"] == pytest.approx(saved, abs=20_000)  # generators and counts
     gathered = max(level.maker.draw().members(0).nbytes for level in state.levels.values())
     assert described["gathered_members_bytes"] == gathered
 

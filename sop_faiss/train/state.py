@@ -143,7 +143,9 @@ class RunState:
             unused = config.masks.kind == "none"
             self.all_views = DistributedDataParallel(self.all_views, find_unused_parameters=unused)
             if device.type == "cpu":  # where resuming is exact
-                self.all_views.register_comm_hook(None, lambda _, bucket: distributed.average_in_rank_order(bucket))
+                self.all_views.register_comm_hook(
+                    None, lambda _, bucket: distributed.average_in_rank_order(bucket.buffer())
+                )
         self.optimizer = make_optimizer(self.student, config.optim)
         self.cls = self._level("cls", config.loss.cls_weight, images)
         self.patch = self._level("patch", config.loss.patch_weight, images)
