@@ -4,7 +4,7 @@
 
 The state is a run's at the paper's head (memories of 65,536 and 8,192 rows, kept neighbour lists) under ViT-S/16, or
 ViT-Ti/16 with `--quick`, after one step. Both sides save the same state into the same folder, with checksums and fsync.
-`direct` is `train.background_save=false`. In the background the loop is held while the copy is made. Where the steps use
+`direct` is `train.background_save=false`. In the background the loop is held while the copy is made. Where steps use
 up all cores, the thread besides takes some of their time: a stand-in for the steps, matrix products on all cores, is
 timed with a write going on and without, and the difference told beside the ratio.
 """
