@@ -20,7 +20,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 import click
 
-from sop_faiss.errors import RunStoppedError, SopError, one_line
+from sop_faiss.errors import NO_MEMORY, RunStoppedError, SopError, is_out_of_memory, one_line
 from sop_faiss.files import DISK_FULL
 from sop_faiss.progress import ProgressCallback
 
@@ -49,10 +49,6 @@ EXIT_INTERRUPTED = 130
 
 PLAIN_INTERVAL_SECONDS = 10.0
 
-# How torch (on the CPU, CUDA and its libraries) and FAISS say in a plain RuntimeError that they got no memory.
-_NO_MEMORY = re.compile(
-    r"out of memory|not enough memory|can(?:'|no)t allocate memory|alloc(?:ation)?[_ ]fail|bad_alloc", re.IGNORECASE
-)
 _SAID_LENGTH = 160
 _LOWER = (
     "lower the batch size, the image size or the memories, choose a smaller model, or use another device "
@@ -87,7 +83,7 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt as error:
             _fail(str(error) or "interrupted", EXIT_INTERRUPTED)
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             _fail(_memory_message(error), EXIT_USER)
 
@@ -155,15 +151,11 @@ def _os_message(error: OSError) -> str:
     return "; ".join([named, *getattr(error, "__notes__", [])])
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error))))
-
-
 def _memory_message(error: Exception) -> str:
     """What was asked for, where the error says so, and what to do."""
     sentences = [sentence.strip() for sentence in re.split(r"[.;]\s|\n", str(error))]
     first = sentences[0] if isinstance(error, MemoryError) else ""
-    said = next((sentence for sentence in sentences if _NO_MEMORY.search(sentence)), first).rstrip(".")[:_SAID_LENGTH]
+    said = next((sentence for sentence in sentences if NO_MEMORY.search(sentence)), first).rstrip(".")[:_SAID_LENGTH]
     return f"out of memory{f' ({said})' if said else ''}: {_LOWER}"
 
 

@@ -84,7 +84,8 @@ def main(
     The run directory holds config.yaml, metrics.jsonl, prototypes.jsonl, checkpoints/ and TensorBoard events;
     sop-report makes a page of it. The last line, JSON on stdout, has the step reached, the steps in all, and the last
     measured values. Exit status: 0 done, 1 a mistake, 3 the run stopped itself (numbers not finite, collapse:
-    stopped.json tells), 75 saved on SIGTERM or SIGUSR1, 130 saved on Ctrl-C: run again with --resume.
+    stopped.json tells), 75 saved on SIGTERM or SIGUSR1 (a file `requeue` in the run directory says so, too), 130 saved
+    on Ctrl-C: run again with --resume.
     """
     from sop_faiss.config import load_config, to_yaml
     from sop_faiss.pipeline.train import describe_run, run_training

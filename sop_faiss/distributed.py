@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -19,6 +20,7 @@ __all__ = [
     "announced_world_size",
     "average",
     "average_",
+    "average_in_rank_order",
     "decide",
     "derive_seed",
     "gather_objects",
@@ -146,6 +148,19 @@ def average_(values: Shaped[Tensor, "*shape"]) -> None:
         values.div_(world_size())
 
 
+def average_in_rank_order(gradients: Shaped[Tensor, " n"]) -> torch.futures.Future[Tensor]:
+    """How DistributedDataParallel shall average a bucket of gradients where resuming is exact: summed in rank order.
+
+    An all-reduce starts each stretch of a bucket at another rank, and after the first step of a process the buckets are
+    arranged anew: a resumed run would add up three or more ranks in another order, and round otherwise.
+    """
+    parts = [torch.empty_like(gradients) for _ in range(world_size())]
+    dist.all_gather(parts, gradients)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(functools.reduce(torch.add, parts) / world_size())
+    return done
+
+
 def gather_objects(value: T) -> list[T]:
     """Every rank's value, in rank order, on every rank; for small Python objects."""
     if not _active():
@@ -163,6 +178,7 @@ def decide(question: Callable[[], T]) -> T:
 
     Raises:
         SopError: what `question` raised on the main rank, on every rank.
+        OSError: the same, of a disk that is full or cannot be written.
     """
     if not _active():
         return question()
@@ -170,7 +186,7 @@ def decide(question: Callable[[], T]) -> T:
     if is_main():
         try:
             outcome[0] = question()
-        except SopError as error:
+        except (SopError, OSError) as error:
             outcome[1] = error
     dist.broadcast_object_list(outcome)
     if outcome[1] is not None:

@@ -1,5 +1,12 @@
 """Every error a user can cause, and how it is shown: commands print one line and exit with status 1."""
 
+import re
+
+NO_MEMORY = re.compile(
+    r"out of memory|not enough memory|can(?:'|no)t allocate memory|alloc(?:ation)?[_ ]fail|bad_alloc", re.IGNORECASE
+)
+"""How torch (on the CPU, CUDA and its libraries) and FAISS say in a plain RuntimeError that they got no memory."""
+
 
 class SopError(Exception):
     """Base of all errors a user can cause; the message says what, got, wanted, and the remedy, in one line."""
@@ -31,6 +38,11 @@ class IndexMismatchError(SopError):
 
 class RunStoppedError(SopError):
     """A run stopped itself: non-finite loss or collapse. Commands exit with status 3."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the machine or the device had too little memory, whoever says it."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error))))
 
 
 def one_line(message: str) -> str:

@@ -25,6 +25,7 @@ from sop_faiss.files import sha256_file
 from sop_faiss.model.checkpoint import find_checkpoint, read_state
 from sop_faiss.pipeline.train import run_training
 from sop_faiss.train import checkpoint as writing
+from sop_faiss.train import state as resuming
 from sop_faiss.train.checkpoint import clear_leftovers, write_best, write_checkpoint
 from sop_faiss.train.monitor import Monitor, read_metrics
 from sop_faiss.train.state import RunState
@@ -234,6 +235,22 @@ def test_tensors_that_do_not_fit_are_one_line(run, state, file, change):
     with pytest.raises(CheckpointError) as caught:
         state.resume(find_checkpoint(run / NEWEST))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), MemoryError()]
+)
+def test_too_little_memory_is_not_a_changed_checkpoint(run, state, error, monkeypatch):
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(resuming, "load_network", fail)
+    with pytest.raises(type(error)):
+        state.resume(find_checkpoint(run / NEWEST))
+    broken = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(resuming, "load_network", lambda *arguments: (_ for _ in ()).throw(broken))
+    with pytest.raises(torch.AcceleratorError):
+        state.resume(find_checkpoint(run / NEWEST))
 
 
 # a full disk

@@ -425,7 +425,7 @@ def test_a_dry_run_describes_and_writes_nothing(tmp_path, shards):
 def test_a_dry_run_tells_the_bytes_that_a_run_has(tmp_path, shards, override):
     common = ("neighbors.refresh=incremental", override)
     described = describe_run(tiny_config(tmp_path, f"data.train={shards}", *common))
-    state, _ = fresh(tmp_path, shards, *common)
+    state, batches = fresh(tmp_path, shards, *common)
     sizes = {"memories": 0, "lists": 0}
     for level in state.levels.values():
         for name, value in level.memory.state_dict().items():
@@ -433,6 +433,9 @@ def test_a_dry_run_tells_the_bytes_that_a_run_has(tmp_path, shards, override):
                 sizes["lists" if name.startswith("neighbor_") else "memories"] += value.nbytes
     assert described["memories_bytes"] == sizes["memories"]
     assert described["neighbor_lists_bytes"] == sizes["lists"] > 0
+    train_step(state, batches[0])
+    saved = sum(value.nbytes for content in state.tensors().values() for value in content.values())
+    assert described["checkpoint_bytes"] == pytest.approx(saved, abs=20_000)  # generators and counts
     gathered = max(level.maker.draw().members(0).nbytes for level in state.levels.values())
     assert described["gathered_members_bytes"] == gathered
 

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+from sop_faiss.errors import CheckpointError
 from sop_faiss.neighbors.trial import ENGINES, EngineTrial
 from tests.test_distributed import launch
 
@@ -71,7 +72,7 @@ def test_the_faster_one_is_taken_once_and_said(caplog, faiss, torch_, winner):
 
 
 @pytest.mark.parametrize("winner", ENGINES)
-def test_a_resumed_run_keeps_the_choice(winner):
+def test_a_resumed_run_keeps_the_choice_and_says_so(winner, caplog):
     before = Device(**{name: 1.0 if name == winner else 2.0 for name in ENGINES})
     first = before.trial()
     first.choose(before.searches, "")
@@ -79,10 +80,22 @@ def test_a_resumed_run_keeps_the_choice(winner):
     resumed = now.trial()
     resumed.load_state_dict({"embeddings": torch.zeros(1), **first.state_dict()})
     assert resumed.state_dict() == first.state_dict()  # also before the first search
-    assert resumed.choose(now.searches, "") == winner
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert resumed.choose(now.searches, "") == winner
     assert now.made == []
+    line = f"neighbors.engine=auto stays at {winner}, which the run has chosen before"
+    assert [record.getMessage() for record in caplog.records] == [line]
     resumed.load_state_dict({})  # of a run on another kind of device
     assert resumed.choose(now.searches, "") != winner
+
+
+@pytest.mark.parametrize("code", [2, -1, 7, 0.5, [0, 1]])
+def test_a_choice_that_is_none_is_refused(code):
+    trial = Device(faiss=1.0, torch=2.0).trial()
+    with pytest.raises(CheckpointError, match="neighbor_engine names no engine"):
+        trial.load_state_dict({"neighbor_engine": torch.tensor(code)})
 
 
 def test_without_faiss_there_is_no_trial():

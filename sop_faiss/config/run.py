@@ -66,6 +66,9 @@ class TrainConfig:
     """Checkpoints kept beside the ones `keep_every_steps` names."""
     keep_every_steps: int = 0
     """Keep every checkpoint at a multiple of this for good (0: none)."""
+    background_save: bool = True
+    """Copy what a checkpoint holds at its step, and write it from a thread while training goes on. The copy takes the
+    size of a checkpoint once more, in main memory. Off: no copy, and each save waits for the disk."""
     log_every_steps: int = 20
     """Lines of metrics.jsonl; health beyond the step's own numbers is measured, and alarms are heeded, in these steps
     alone."""

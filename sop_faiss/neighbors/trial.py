@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sop_faiss import distributed
+from sop_faiss.errors import CheckpointError
 
 __all__ = ["ENGINES", "EngineTrial"]
 
@@ -51,7 +52,10 @@ class EngineTrial:
         """
         if self.engine == "auto":
             if all(distributed.gather_objects(self._has_faiss)):
-                self._winner = self._winner or distributed.decide(lambda: self._try(searches, sizes))
+                if self._winner is None:
+                    self._winner = distributed.decide(lambda: self._try(searches, sizes))
+                elif distributed.is_main():
+                    _log.info("neighbors.engine=auto stays at %s, which the run has chosen before", self._winner)
                 self.engine = self._winner
             else:  # this rank's reason is in the log, from when its memory was made
                 self.engine = "torch"
@@ -87,7 +91,13 @@ class EngineTrial:
         return {} if self._winner is None else {"neighbor_engine": torch.tensor(ENGINES.index(self._winner))}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what a trial has chosen before; without a choice there will be a trial."""
+        """Take over what a trial has chosen before; without a choice there will be a trial.
+
+        Raises:
+            CheckpointError: the choice is none of the engines.
+        """
         code = state.get("neighbor_engine")
+        if code is not None and (code.numel() != 1 or code.item() not in range(len(ENGINES))):
+            raise CheckpointError("the checkpoint's neighbor_engine names no engine: it was changed")
         self._winner = None if code is None else ENGINES[int(code)]
         self.engine = "auto"

@@ -18,7 +18,7 @@ from sop_faiss.data.subset import Subset
 from sop_faiss.errors import CheckpointError, ConfigError, DataError
 from sop_faiss.evaluate.knn import knn_classify
 from sop_faiss.features.extract import extract_features
-from sop_faiss.files import atomic_file
+from sop_faiss.files import atomic_file, remove_leftovers
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import Network, build_student_and_teacher
@@ -35,7 +35,7 @@ from sop_faiss.train.monitor import Evaluation, read_metrics
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.state import RunState, autocast_dtype, fit_memory, keeps_neighbors
-from sop_faiss.train.stop import StopRequest
+from sop_faiss.train.stop import REQUEUE_NAME, StopRequest
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
 
@@ -61,6 +61,7 @@ _MAY_CHANGE_ON_RESUME = (
     "train.checkpoint_every_steps",
     "train.keep_last",
     "train.keep_every_steps",
+    "train.background_save",
     "train.log_every_steps",
     "evaluate.",
 )
@@ -98,6 +99,9 @@ def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -
     """Check that the run may be written there, and find the checkpoint to go on from. For the main rank."""
     if (output / LOCK_NAME).is_file() or (resume and (output / "config.yaml").is_file()):
         lock.acquire()
+        remove_leftovers(output / "config.yaml")  # of a kill while the first one was written
+        if resume:
+            (output / REQUEUE_NAME).unlink(missing_ok=True)
     started = output.exists() and (not output.is_dir() or any(path.name != LOCK_NAME for path in output.iterdir()))
     if started and not resume:
         raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
@@ -203,6 +207,8 @@ def run_training(
                 state.resume(checkpoint)
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
+            if not finished:
+                distributed.decide(lambda: None if stop.interrupted else (output / REQUEUE_NAME).touch())
         merged: dict[str, Any] = {}
         for line in read_metrics(output):
             merged.update(line)
@@ -226,10 +232,11 @@ def describe_run(config: Config) -> dict[str, Any]:
     device, world_size = training_device(config), distributed.announced_world_size()
     batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
     parameters = sum(p.numel() for p in student.parameters())
+    memories = _describe_memories(config, len(trained))
     sizes = {
         # student, teacher, gradients and two AdamW moments, in float32
         "weights_and_optimizer_bytes": parameters * 4 * 5,
-        **_describe_memories(config, len(trained)),
+        **memories,
         **describe_device_memory(config, student, world_size, autocast_dtype(config, device) is not None),
     }
     return {
@@ -244,6 +251,8 @@ def describe_run(config: Config) -> dict[str, Any]:
         "world_size": world_size,
         "batch_size_per_rank": batches.batch_size_per_rank,
         **with_total(sizes),
+        # of a checkpoint, and of the copy of it in main memory that is written in the background
+        "checkpoint_bytes": parameters * 4 * 4 + memories["memories_bytes"] + memories["neighbor_lists_bytes"],
     }
 
 

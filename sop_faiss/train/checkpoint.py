@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def clear_leftovers(run: Path, resumed_step: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
     for path in checkpoint_directories(run):
         if int(path.name.removeprefix("step_")) > resumed_step:
-            shutil.rmtree(path)
+            _remove(path)
 
 
 def prune_checkpoints(run: Path, config: TrainConfig) -> None:
@@ -98,7 +99,14 @@ def prune_checkpoints(run: Path, config: TrainConfig) -> None:
     for path in checkpoint_directories(run)[config.keep_last :]:
         step = int(path.name.removeprefix("step_"))
         if not config.keep_every_steps or step % config.keep_every_steps:
-            shutil.rmtree(path)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; killed in the midst of it, none is left that looks damaged."""
+    doomed = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
 
 
 def flat_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:

@@ -20,18 +20,17 @@ from sop_faiss.model.teacher import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototypes import Prototypes
-from sop_faiss.train.checkpoint import prune_checkpoints, write_checkpoint
 from sop_faiss.train.health import watching
 from sop_faiss.train.monitor import Evaluation, Monitor
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
 from sop_faiss.train.prototype_log import PrototypeLog
 from sop_faiss.train.records import keep_records, keep_score, timed_batches
+from sop_faiss.train.saver import CheckpointSaver
 from sop_faiss.train.schedules import StepSettings
 from sop_faiss.train.state import Level, RunState
 from sop_faiss.train.stop import StopRequest
-from sop_faiss.train.stopped import check_weights
 
-__all__ = ["fill_memories", "save", "train_step", "train_steps"]
+__all__ = ["fill_memories", "train_step", "train_steps"]
 
 
 def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -> dict[str, Tensor | float]:
@@ -232,12 +231,14 @@ def train_steps(
     Raises:
         RunStoppedError: numbers are not finite, or an alarm that stops the run (train.stop_on) went off.
         DataError: too many images cannot be read.
+        OSError: the disk is full.
     """
     config = state.config.train
     total = state.schedules.total_steps
     last = min(total, config.stop_after_steps) if config.stop_after_steps else total
     monitor = Monitor(run, state.step) if distributed.is_main() else None
     log = PrototypeLog(run, state.step, config.checkpoint_every_steps) if distributed.is_main() else None
+    saver = CheckpointSaver(state, run)
     try:
         if state.step == 0:
             if state.config.memory.fill == "teacher":
@@ -250,28 +251,16 @@ def train_steps(
                 metrics = train_step(state, batch, log)
             keep_records(state, batch, metrics, health, monitor, run, len(batches.positions))
             keep_score(state, run, monitor, evaluate, last)
-            stopping = stop.anywhere(state.device)
+            stopping = stop.anywhere(state.device, saver.failed)
             due = state.step % config.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon
             if stopping or state.step == last or due:
-                save(state, run)
+                saver.save(wait=stopping or state.step == last)
             if progress is not None:
                 progress(state.step, last)
             if stopping:
                 return state.step == last
         return True
     finally:
+        saver.close()
         if monitor is not None:
             monitor.close()
-
-
-def save(state: RunState, run: Path) -> None:
-    """Write a checkpoint (main rank) and prune old ones, unless the run may be about to be stopped.
-
-    Raises:
-        RunStoppedError: a weight is not finite.
-    """
-    check_weights(state, run)
-    if distributed.is_main():
-        write_checkpoint(run, state.step, state.tensors(), state.counters())
-        if not state.alarms.may_stop_soon:
-            prune_checkpoints(run, state.config.train)

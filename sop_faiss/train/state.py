@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig
-from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.errors import CheckpointError, ConfigError, is_out_of_memory
 from sop_faiss.model.checkpoint import read_state, read_tensors
 from sop_faiss.model.teacher import Student, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_pays
@@ -150,6 +150,10 @@ class RunState:
         if distributed.world_size() > 1 and not self._averages_by_hand:
             unused = config.masks.kind == "none"
             self.all_views = DistributedDataParallel(self.all_views, find_unused_parameters=unused)
+            if device.type == "cpu":  # where resuming is exact
+                self.all_views.register_comm_hook(
+                    None, lambda _, bucket: distributed.average_in_rank_order(bucket.buffer())
+                )
         self.optimizer = make_optimizer(self.student, config.optim)
         self.cls = self._level("cls", config.loss.cls_weight, images)
         self.patch = self._level("patch", config.loss.patch_weight, images)
@@ -269,7 +273,11 @@ class RunState:
             )
         try:
             self._load_tensors(checkpoint)
+        except torch.AcceleratorError:
+            raise
         except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # tensors missing, or of any kind
+            if is_out_of_memory(error):
+                raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
                 f"checkpoint {checkpoint} cannot be loaded ({reason}): it was changed; remove it to go on from the one "

@@ -13,7 +13,13 @@ import torch
 
 from sop_faiss import distributed
 
-__all__ = ["StopRequest"]
+__all__ = ["REQUEUE_NAME", "StopRequest"]
+
+REQUEUE_NAME = "requeue"
+"""A file in the run directory, from when a run has saved itself on SIGTERM or SIGUSR1 until it is resumed.
+
+It says what exit status 75 says, which `torchrun` does not pass on.
+"""
 
 _log = logging.getLogger(__name__)
 _SAME_PRESS_SECONDS = 1.0
@@ -58,7 +64,12 @@ class StopRequest:
         if self._interrupted_at is not None:
             raise KeyboardInterrupt("interrupted: the run is saved, go on with --resume")
 
-    def anywhere(self, device: torch.device) -> bool:
-        """Whether any rank was asked; all ranks get the same answer."""
-        flag = torch.tensor(float(self.requested), device=device)
+    @property
+    def interrupted(self) -> bool:
+        """Whether this process had a Ctrl-C."""
+        return self._interrupted_at is not None
+
+    def anywhere(self, device: torch.device, also: bool = False) -> bool:
+        """Whether any rank was asked, or has another reason to stop; all ranks get the same answer."""
+        flag = torch.tensor(float(self.requested or also), device=device)
         return bool(distributed.average(flag) > 0)
