@@ -368,8 +368,8 @@ def test_ctrl_c_saves_and_exits_130(tmp_path, shards):
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_a_dump(tmp_path, shards, monkeypatch):
     real = loop.train_step
 
-    def broken(state, batch):
-        metrics = real(state, batch)
+    def broken(state, batch, log):
+        metrics = real(state, batch, log)
         return {**metrics, "loss": torch.tensor(float("nan"))} if state.step == 5 else metrics
 
     monkeypatch.setattr(loop, "train_step", broken)
