@@ -233,7 +233,10 @@ def describe_run(config: Config) -> dict[str, Any]:
     batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
     parameters = sum(p.numel() for p in student.parameters())
     memories = _describe_memories(config, len(trained))
+    checkpoint_bytes = parameters * 4 * 4 + memories["memories_bytes"] + memories["neighbor_lists_bytes"]
+    copied = config.train.background_save and device.type == "cpu"  # of a GPU's state the copy lies in main memory
     sizes = {
+        "checkpoint_copy_bytes": checkpoint_bytes if copied else 0,
         # student, teacher, gradients and two AdamW moments, in float32
         "weights_and_optimizer_bytes": parameters * 4 * 5,
         **memories,
@@ -251,8 +254,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         "world_size": world_size,
         "batch_size_per_rank": batches.batch_size_per_rank,
         **with_total(sizes),
-        # of a checkpoint, and of the copy of it in main memory that is written in the background
-        "checkpoint_bytes": parameters * 4 * 4 + memories["memories_bytes"] + memories["neighbor_lists_bytes"],
+        "checkpoint_bytes": checkpoint_bytes,  # on disk
     }
 
 
