@@ -89,9 +89,11 @@ def test_an_encoder_that_sees_no_difference_scores_as_guessing_does():
         view_recall_at_1(same[:1], same[:1])
 
 
-def test_pairs_are_the_runs_own_augmentations_and_always_the_same(tmp_path, photos):
+@pytest.mark.parametrize("coloured", [False, True])
+def test_pairs_are_the_runs_own_views_and_always_the_same(tmp_path, photos, coloured):
     source, positions = open_source(photos), np.array([3, 7, 11])
-    pairs = ViewPairs(source, positions, tiny_config(tmp_path))
+    setting = f"evaluate.view_colours={coloured}"
+    pairs = ViewPairs(source, positions, tiny_config(tmp_path, setting))
     made = list(pairs)
     assert len(made) == len(pairs) == 3
     views = tiny_config(tmp_path).views
@@ -100,10 +102,11 @@ def test_pairs_are_the_runs_own_augmentations_and_always_the_same(tmp_path, phot
         for index in (0, 1):  # with the colours of the first and of the second global view
             expected = np.empty((16, 16, 3), np.uint8)
             drawn = draw_view(*picture.shape[:2], index, views, view_generator(0, 2**63, int(position), index))
-            write_view(picture, drawn, expected)
+            write_view(picture, drawn, expected, coloured=coloured)
             np.testing.assert_array_equal(pair[index], expected)
     for overrides in ((), ("train.seed=5",), ("views.local_count=3",), ("views.global_count=1",)):
-        for again, pair in zip(ViewPairs(source, positions, tiny_config(tmp_path, *overrides)), made, strict=True):
+        again_made = ViewPairs(source, positions, tiny_config(tmp_path, setting, *overrides))
+        for again, pair in zip(again_made, made, strict=True):
             np.testing.assert_array_equal(again, pair)
 
 

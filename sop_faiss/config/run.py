@@ -103,10 +103,14 @@ class EvaluateConfig:
     retrieval_protocol: str = "auto"
     """`revisitop`, `dino`, `plain`, or `auto`: what suits the ground truth."""
     view_recall: str = "auto"
-    """Recall@1 between two views, augmented as the first and the second global view are: the share of images whose one
-    view is nearer to their other view than to that of any other image, both ways. `always`, `never`, or `auto`: where
-    nothing else is measured. The images are those of `data.holdout_share`; without it they are trained on, so that a
-    high score tells of seen images alone."""
+    """Recall@1 between two views, cropped as global views are: the share of images whose one view is nearer to their
+    other view than to that of any other image, both ways. `always`, `never`, or `auto`: where nothing else is measured.
+    The images are those of `data.holdout_share`; without it they are trained on, so that a high score tells of seen
+    images alone."""
+    view_colours: bool = False
+    """Change the colours of these views, too, as those of the first and the second global view. Early in training that
+    hides what is learned: on 1,264 photos mAP rose from 4.1 to 6.7 %, recall@1 without from 9.8 to 18.4 %, with them
+    from 1.1 to 1.2 %."""
     view_images: int = 1000
     """The most images for it, a seeded draw. Of more images a view is harder to find: compare equal numbers."""
     every_steps: int = 0

@@ -26,18 +26,18 @@ Pair = UInt8[np.ndarray, "2 s s 3"]
 
 
 class ViewPairs:
-    """The first and the second global view of images, augmented as the run does; both, where it has only the first.
+    """The first and the second global view of images as the run makes them; both, where it has only the first.
 
     Args:
         source: the images.
         positions: which of them.
-        config: sections data and views; colours are done on the CPU.
+        config: sections data and views, and whether the views have their colours changed (`evaluate.view_colours`).
     """
 
     def __init__(self, source: ImageSource, positions: Int64[np.ndarray, " n"], config: Config) -> None:
         self.source, self.positions = source, positions
         self._size = config.views.global_size
-        self._max_bad_fraction = config.data.max_bad_fraction
+        self._max_bad_fraction, self._coloured = config.data.max_bad_fraction, config.evaluate.view_colours
         views, train = replace(config.views, global_count=2, local_count=0), replace(config.train, seed=_SEED)
         self._multicrop = MultiCrop(replace(config, views=views, train=train), local_count=0)
 
@@ -73,5 +73,5 @@ class ViewPairs:
             return error
         pair = np.empty((2, self._size, self._size, 3), np.uint8)
         for out, (view, _) in zip(pair, drawn, strict=True):
-            write_view(picture, view, out)
+            write_view(picture, view, out, coloured=self._coloured)
         return pair
