@@ -65,5 +65,6 @@ def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tenso
     for step, batch in enumerate(batch_loader(batches, range(steps), pin_memory=False)):
         for parameter, first, last in zip(teacher.parameters(), *weights, strict=True):
             parameter.copy_(torch.lerp(first, last, step / steps))
-        views = normalise(batch.global_views[1:2], batch.global_colours[1:2], config.views, torch.device("cpu"))
+        stored = [min(1, len(batch.global_views) - 1)]  # as the run: the second global view, or the only one
+        views = normalise(batch.global_views[stored], batch.global_colours[stored], config.views, torch.device("cpu"))
         yield teacher(views.flatten(0, 1))[0], batch.image_ids

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 
@@ -111,9 +111,18 @@ class _OneLine(logging.Formatter):
         return one_line(record.getMessage())
 
 
+class _CurrentStderr(logging.StreamHandler[TextIO]):
+    """Writes to what stands for stderr at the time: under a bar that is rich, which puts the lines above the bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by logging."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def log_to_stderr(level: int) -> None:
     """Show our log messages from this level on; of other packages, and without it, warnings are shown."""
-    handler = logging.StreamHandler()
+    handler = _CurrentStderr()
     handler.setFormatter(_OneLine())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("sop_faiss").setLevel(level)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import io
+import logging
 import os
 import re
 import subprocess
@@ -239,3 +241,14 @@ def test_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 def test_one_line() -> None:
     assert one_line("a\n  b\tc\0\udce9é写") == "a b c??é写"
+
+
+def test_log_messages_go_where_a_bar_has_put_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich replaces stderr while it shows a bar; a message written past it would end up in the bar's line."""
+    handler = common._CurrentStderr()
+    handler.setFormatter(common._OneLine())
+    for _ in range(2):
+        bar = io.StringIO()
+        monkeypatch.setattr(sys, "stderr", bar)
+        handler.emit(logging.LogRecord("x", logging.INFO, "x.py", 1, "step %d", (3,), None))
+        assert bar.getvalue() == "step 3\n"

@@ -78,6 +78,8 @@ class TrainConfig:
     alarm_warmup_steps: int | None = None
     """Alarms other than of numbers that are not finite are heeded after this step. None: after the learning rate's
     warm-up, and 100 steps at least: fresh networks make embeddings that are all alike."""
+    wandb_project: str = ""
+    """Log to this project at Weights & Biases, too (empty: not at all; wants `pip install 'sop-faiss[wandb]'`)."""
 
     def __post_init__(self) -> None:
         require_finite("train", self)
@@ -96,15 +98,42 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvaluateConfig:
-    """k-NN while training, on labelled images; off without `test`."""
+    """Quality while training: features of the teacher's backbone, scored every so many steps.
+
+    k-NN top-1 where `test` is named (`knn_top1_k20`), mAP where `retrieval` is (`map`; `map_medium` and `map_hard` of
+    graded sets), and without both, and without any labels, recall@1 between two views of an image
+    (`view_recall_at_1`).
+    """
 
     train: str = ""
     """SRC of the labelled gallery."""
     test: str = ""
     """SRC of the labelled queries; `holdout`: the images that `data.holdout_share` leaves out, scored against the
     images trained on."""
+    retrieval: str = ""
+    """A retrieval data set as `sop-retrieve --dataset` takes it: roxford5k, rparis6k or a directory."""
+    retrieval_root: str = ""
+    """The directory that holds the data set's directory (empty: the current one)."""
+    retrieval_protocol: str = "auto"
+    """`revisitop`, `dino`, `plain`, or `auto`: what suits the ground truth."""
+    view_recall: str = "auto"
+    """Recall@1 between two views, cropped as global views are: the share of images whose one view is nearer to their
+    other view than to that of any other image, both ways. `always`, `never`, or `auto`: where nothing else is measured.
+    The images are those of `data.holdout_share`; without it they are trained on, so that a high score tells of seen
+    images alone."""
+    view_colours: bool = False
+    """Change the colours of these views, too, as those of the first and the second global view. Early in training that
+    hides what is learned: on 1,264 photos mAP rose from 4.1 to 6.7 %, recall@1 without from 9.8 to 18.4 %, with them
+    from 1.1 to 1.2 %."""
+    view_images: int = 1000
+    """The most images for it, a seeded draw. Of more images a view is harder to find: compare equal numbers."""
     every_steps: int = 0
     """Score at step 0, at every multiple of this, and at the last step (0: never)."""
+    best_by: str = ""
+    """The score that `best/` follows (empty: the first that is measured, of k-NN, mAP and recall@1)."""
+    background: str = "auto"
+    """Whether the loop goes on while a copy of the teacher is scored: `always`, `never`, or `auto`: on CUDA. On a CPU
+    the two would share the same cores. Losses are the same, bit for bit, either way."""
     k: int = 20
     batch_size: int = 256
     max_train_images: int = 0
@@ -116,9 +145,22 @@ class EvaluateConfig:
         require(self.k >= 1, f"evaluate.k = {self.k}: wanted 1 or more")
         require_between("evaluate.batch_size", self.batch_size, 1, 65_536)
         require(self.max_train_images >= 0, f"evaluate.max_train_images = {self.max_train_images}: wanted 0 or more")
+        require(self.view_images >= 2, f"evaluate.view_images = {self.view_images}: wanted 2 or more")
+        require_one_of("evaluate.retrieval_protocol", self.retrieval_protocol, ("auto", "revisitop", "dino", "plain"))
+        for name in ("view_recall", "background"):
+            require_one_of(f"evaluate.{name}", getattr(self, name), ("auto", "always", "never"))
         require(
-            not self.every_steps or bool(self.test),
-            f"evaluate.every_steps = {self.every_steps} without evaluate.test: name labelled images to score on",
+            not self.every_steps or bool(self.test or self.retrieval) or self.view_recall != "never",
+            f"evaluate.every_steps = {self.every_steps} with nothing to score: name evaluate.test or "
+            "evaluate.retrieval, or set evaluate.view_recall=auto",
+        )
+        require(
+            bool(self.every_steps) or not self.best_by,
+            f"evaluate.best_by = {self.best_by} with evaluate.every_steps = 0: nothing is scored; set every_steps",
+        )
+        require(
+            bool(self.retrieval) or not self.retrieval_root,
+            f"evaluate.retrieval_root = {self.retrieval_root} without evaluate.retrieval: name the data set",
         )
         require(
             self.test != "holdout" or not self.train,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,13 +51,19 @@ def exact_inference(encoder: Encoder) -> Iterator[None]:
     try:
         with (
             torch.no_grad(),
-            torch.autocast(device.type, enabled=False),
+            _no_autocast(device.type),
             torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
         ):
             yield
     finally:
         for module, was_training in were_training:
             module.training = was_training
+
+
+def _no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Autocast off. Where it is off already nothing is done: to leave it empties a cache that other threads share."""
+    on = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if on else contextlib.nullcontext()
 
 
 def _device_of(encoder: Encoder) -> torch.device:

@@ -24,6 +24,8 @@ _OF_ANY = {"teacher.safetensors"}
 """What every checkpoint has, `best/` too."""
 _OF_A_STEP = {"student.safetensors", "teacher.safetensors", "optimizer.safetensors", "memories.safetensors"}
 """What a run goes on from."""
+_FIELDS_OF_A_STEP = {"step", "images_seen", "bad_samples", "best_score"}
+"""What it goes on from beside tensors; scores of older checkpoints are unknown."""
 
 
 def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
 def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
     """Believe nothing of a `state.json`: it may have been edited."""
     named = _STEP_NAME.fullmatch(checkpoint.name)
-    files, step, score = state["sha256"], state.get("step"), state.get("best_score")
+    files, step = state["sha256"], state.get("step")
     odd = next((name for name in files if not _FILE_NAME.fullmatch(name)), None)
     missing = (_OF_ANY if named is None else _OF_A_STEP) - files.keys()
     whole = {
@@ -64,15 +66,20 @@ def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
         "step": _is_count(step) and (named is None or step == int(named[1])),
         "images_seen": named is None or _is_count(state.get("images_seen")),
         "bad_samples": named is None or _is_count(state.get("bad_samples")),
-        "best_score": score is None or (_is_number(score) and abs(score) < 2**63),  # NaN is not
+        "best_score": _is_score(state.get("best_score")),
+        "first_score": _is_score(state.get("first_score")),
+        "best_step": state.get("best_step") is None or _is_count(state["best_step"]),
+        "measured_step": state.get("measured_step") is None or _is_count(state["measured_step"]),
+        "best_by": isinstance(state.get("best_by", ""), str),
     }
     for field, is_whole in whole.items():
-        if not is_whole or (named is not None and field not in state):
+        if not is_whole or (named is not None and field in _FIELDS_OF_A_STEP and field not in state):
             raise CheckpointError(f"checkpoint {checkpoint}: {field} in state.json is missing or was changed")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_score(value: object) -> bool:
+    """A number, but not NaN, or none."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63)
 
 
 def _is_count(value: object) -> bool:

@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig, flat_settings, load_config, to_yaml
-from sop_faiss.data.shard_stream import ShardStream
-from sop_faiss.data.source import ImageSource, open_source
-from sop_faiss.data.stream import split_holdout
-from sop_faiss.data.subset import Subset
-from sop_faiss.errors import CheckpointError, ConfigError, DataError
-from sop_faiss.evaluate.knn import knn_classify
-from sop_faiss.features.extract import extract_features
+from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_file, remove_leftovers
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
-from sop_faiss.model.encoder import encoder_of_backbone
-from sop_faiss.model.teacher import Network, build_student_and_teacher
+from sop_faiss.model.teacher import build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
 from sop_faiss.neighbors.incremental import lists_bytes
 from sop_faiss.pipeline.dry_run import describe_data, describe_device_memory, with_total
+from sop_faiss.pipeline.online import open_evaluation
 from sop_faiss.pipeline.stream import make_batches, open_training_images, training_device
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoint import clear_leftovers
 from sop_faiss.train.full_disk import full_disk_told
 from sop_faiss.train.loop import train_steps
-from sop_faiss.train.monitor import Evaluation, read_metrics
+from sop_faiss.train.monitor import read_metrics
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.state import RunState, autocast_dtype, fit_memory, keeps_neighbors
 from sop_faiss.train.stop import REQUEUE_NAME, StopRequest
+from sop_faiss.train.wandb_log import require_wandb
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
 
@@ -63,6 +56,7 @@ _MAY_CHANGE_ON_RESUME = (
     "train.keep_every_steps",
     "train.background_save",
     "train.log_every_steps",
+    "train.wandb_project",
     "evaluate.",
 )
 
@@ -78,7 +72,10 @@ class TrainingResult:
     steps: int
     """In all, by its schedules."""
     last_metrics: dict[str, Any]
-    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now."""
+    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now.
+
+    Of a run that was scored also `best_by`, `first_score` (of step 0), `best_score` and `best_step`.
+    """
 
 
 def _check_same_run(run: Path, config: Config) -> None:
@@ -127,49 +124,6 @@ def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLo
     clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
 
 
-def _online_knn(
-    config: Config, source: ImageSource | ShardStream, trained: np.ndarray, held_out: np.ndarray, teacher: Network
-) -> Evaluation | None:
-    """k-NN top-1 of the teacher as it is, on the labelled images that the evaluate section names."""
-    settings = config.evaluate
-    if not settings.every_steps or not settings.test:
-        return None
-    if settings.test == "holdout" and not isinstance(source, ShardStream):
-        gallery: ImageSource = Subset(source, trained)
-        queries: ImageSource = Subset(source, held_out)
-    else:
-        access = replace(config.data, access="auto", samples_per_epoch=0)
-        gallery, queries = open_source(settings.train, access), open_source(settings.test, access)
-    if settings.max_train_images:
-        chosen = split_holdout(len(gallery), min(1.0, settings.max_train_images / len(gallery)), config.train.seed)[1]
-        gallery = Subset(gallery, chosen)
-    if settings.k > len(gallery):
-        raise ConfigError(f"evaluate.k = {settings.k} exceeds the {len(gallery)} gallery images: lower it")
-    for images in (gallery, queries):
-        if images.labels is None or (images.labels < 0).any():
-            raise DataError(f"{images.description} has images without labels: k-NN needs a label for each")
-
-    def evaluate() -> dict[str, float]:
-        encoder = encoder_of_backbone(teacher.backbone, config, "teacher")
-        stores = [
-            extract_features(
-                encoder, images, batch_size=settings.batch_size, max_bad_fraction=config.data.max_bad_fraction
-            )
-            for images in (gallery, queries)
-        ]
-        train_store, test_store = stores
-        if train_store.labels is None or test_store.labels is None:
-            raise DataError("k-NN needs labelled images")
-        scores = knn_classify(
-            train_store.features, train_store.labels, test_store.features, test_store.labels, ks=(settings.k,)
-        )
-        result = {f"knn_top1_k{settings.k}": float(scores[f"top1_k{settings.k}"])}
-        _log.info("k-NN top-1 (k = %d): %.2f %%", settings.k, result[f"knn_top1_k{settings.k}"])
-        return result
-
-    return evaluate
-
-
 def run_training(
     config: Config, output: Path, *, resume: bool = False, progress: ProgressCallback | None = None
 ) -> TrainingResult:
@@ -190,6 +144,7 @@ def run_training(
         OSError: the disk is full; the last checkpoint stays.
         KeyboardInterrupt: Ctrl-C; the run is saved, but for a second one.
     """
+    require_wandb(config)
     device = distributed.join_process_group(config.train.device)
     if device.type == "cpu":
         keep_freed_memory()
@@ -202,22 +157,36 @@ def run_training(
             ranks = (distributed.rank(), distributed.world_size())
             batches = make_batches(config, source, trained, state.student.backbone.patch_size, ranks, device)
             state.data_digest = batches.digest()
-            evaluate = _online_knn(config, source, trained, held_out, state.teacher)
+            evaluate = open_evaluation(config, source, trained, held_out)
             if checkpoint is not None:
                 state.resume(checkpoint)
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
             if not finished:
                 distributed.decide(lambda: None if stop.interrupted else (output / REQUEUE_NAME).touch())
-        merged: dict[str, Any] = {}
-        for line in read_metrics(output):
-            merged.update(line)
-        schedules = state.schedules
-        merged.update(step=state.step, epoch=state.step / schedules.steps_per_epoch, images=state.images_seen)
-        return TrainingResult(finished, state.step, schedules.total_steps, merged)
+        if finished and distributed.is_main():
+            _tell_verdict(state)
+        return TrainingResult(finished, state.step, state.schedules.total_steps, _last_metrics(state, output))
     finally:
         lock.release()
         distributed.leave_process_group()
+
+
+def _last_metrics(state: RunState, output: Path) -> dict[str, Any]:
+    """As `TrainingResult` has them; a score may have come after the lines of later steps."""
+    merged: dict[str, Any] = {}
+    for line in sorted(read_metrics(output), key=lambda line: line["step"]):
+        merged.update(line)
+    merged.update(step=state.step, epoch=state.step / state.schedules.steps_per_epoch, images=state.images_seen)
+    return {**merged, **state.scores.summary()}
+
+
+def _tell_verdict(state: RunState) -> None:
+    """Say whether training has made the scores better; a run without scores says nothing."""
+    verdict = state.scores.verdict()
+    if verdict is not None:
+        is_better, said = verdict
+        _log.log(logging.INFO if is_better else logging.WARNING, "%s", said)
 
 
 def describe_run(config: Config) -> dict[str, Any]:
@@ -231,6 +200,7 @@ def describe_run(config: Config) -> dict[str, Any]:
     student, _ = build_student_and_teacher(config)
     device, world_size = training_device(config), distributed.announced_world_size()
     batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
+    evaluation = open_evaluation(config, source, trained, held_out)
     parameters = sum(p.numel() for p in student.parameters())
     memories = _describe_memories(config, len(trained))
     checkpoint_bytes = parameters * 4 * 4 + memories["memories_bytes"] + memories["neighbor_lists_bytes"]
@@ -246,6 +216,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         "data": describe_data(config, source),
         "training_images": len(trained),
         "held_out_images": len(held_out),
+        "scores": [] if evaluation is None else list(evaluation.names),
         "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
         "projector_parameters": sum(p.numel() for p in student.projector.parameters()),
         "steps_per_epoch": batches.steps_per_epoch,

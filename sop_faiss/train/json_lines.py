@@ -27,10 +27,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def keep_lines_until(path: Path, step: int) -> None:
-    """Drop the lines of later steps; all of them if no step was kept."""
+def keep_lines_until(path: Path, step: int, measured_step: int | None = None) -> None:
+    """Drop the lines of later steps, all of them if no step was kept, and the score of a step that is measured again.
+
+    A score stands in a line of its own, without a loss, and may come after lines of later steps.
+    """
     if not path.is_file():
         return
-    kept = [line for line in read_lines(path) if 0 < step >= line["step"]]
+    kept = [
+        line
+        for line in read_lines(path)
+        if 0 < step >= line["step"] and (line["step"] != measured_step or "loss" in line)
+    ]
     with atomic_file(path) as temporary:
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

@@ -21,12 +21,12 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototypes import Prototypes
 from sop_faiss.train.health import watching
-from sop_faiss.train.monitor import Evaluation, Monitor
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
 from sop_faiss.train.prototype_log import PrototypeLog
-from sop_faiss.train.records import keep_records, keep_score, timed_batches
+from sop_faiss.train.records import keep_records, open_monitor, timed_batches
 from sop_faiss.train.saver import CheckpointSaver
 from sop_faiss.train.schedules import StepSettings
+from sop_faiss.train.scoring import Evaluation, Scoring
 from sop_faiss.train.state import Level, RunState
 from sop_faiss.train.stop import StopRequest
 
@@ -222,7 +222,7 @@ def train_steps(
         batches: this rank's batches by step.
         run: the run directory; only the main rank writes there.
         stop: says when a signal has asked to stop.
-        evaluate: scores the teacher every `evaluate.every_steps`; called on the main rank.
+        evaluate: scores a teacher; called on the main rank, beside the steps or between them (`scoring`).
         progress: called after every step with steps done and steps in all.
 
     Returns:
@@ -236,21 +236,21 @@ def train_steps(
     config = state.config.train
     total = state.schedules.total_steps
     last = min(total, config.stop_after_steps) if config.stop_after_steps else total
-    monitor = Monitor(run, state.step) if distributed.is_main() else None
+    monitor = open_monitor(state, run)
     log = PrototypeLog(run, state.step, config.checkpoint_every_steps) if distributed.is_main() else None
     saver = CheckpointSaver(state, run)
+    scoring = Scoring(state, run, monitor, evaluate, last, stop)
     try:
-        if state.step == 0:
-            if state.config.memory.fill == "teacher":
-                fill_memories(state, batches)
-            keep_score(state, run, monitor, evaluate, last)
+        if state.step == 0 and state.config.memory.fill == "teacher":
+            fill_memories(state, batches)
+        scoring.begin()
         for batch in timed_batches(
             batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor
         ):
             with watching(state) as health:
                 metrics = train_step(state, batch, log)
             keep_records(state, batch, metrics, health, monitor, run, len(batches.positions))
-            keep_score(state, run, monitor, evaluate, last)
+            scoring.after_step()
             stopping = stop.anywhere(state.device, saver.failed)
             due = state.step % config.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon
             if stopping or state.step == last or due:
@@ -258,9 +258,11 @@ def train_steps(
             if progress is not None:
                 progress(state.step, last)
             if stopping:
+                scoring.raise_failure()
                 return state.step == last
         return True
     finally:
+        scoring.close()
         saver.close()
         if monitor is not None:
             monitor.close()

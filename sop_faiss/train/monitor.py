@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,16 @@ from torch.utils.tensorboard import SummaryWriter
 
 from sop_faiss.train.bad_samples import BadSampleLog
 from sop_faiss.train.json_lines import keep_lines_until, read_lines
+from sop_faiss.train.wandb_log import WandbLog
 
-__all__ = ["Evaluation", "Monitor", "read_metrics"]
-
-Evaluation = Callable[[], dict[str, float]]
-"""Scores the teacher as it is now; handed in from above, since training does not know of evaluation."""
+__all__ = ["Monitor", "read_metrics"]
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`; a last line cut by a kill is left out."""
+    """The lines of `metrics.jsonl` as they were written: a score may come after later steps (`scoring`).
+
+    A last line cut by a kill is left out.
+    """
     return read_lines(run / "metrics.jsonl")
 
 
@@ -32,11 +33,16 @@ class Monitor:
     Args:
         run: the run directory.
         resumed_step: records of later steps are dropped, since these steps will be made again; 0: all.
+        measured_step: whose score will be measured again; it is dropped, too.
+        wandb: gets every line as well.
     """
 
-    def __init__(self, run: Path, resumed_step: int = 0) -> None:
+    def __init__(
+        self, run: Path, resumed_step: int = 0, measured_step: int | None = None, wandb: WandbLog | None = None
+    ) -> None:
         self.run = run
-        keep_lines_until(run / "metrics.jsonl", resumed_step)
+        self._wandb = wandb
+        keep_lines_until(run / "metrics.jsonl", resumed_step, measured_step)
         self.bad_samples = BadSampleLog(run, resumed_step)
         (run / "stopped.json").unlink(missing_ok=True)
         self._stream = (run / "metrics.jsonl").open("a", encoding="utf-8")
@@ -60,6 +66,8 @@ class Monitor:
         for key, value in line.items():
             if value is not None and key not in ("step", "epoch", "images"):
                 self._board.add_scalar(key, value, int(metrics["step"]))
+        if self._wandb is not None:
+            self._wandb.log(line)
 
     def speed(self, images: int) -> dict[str, float]:
         """Images per second and share of time spent waiting for data, since this was last asked."""
@@ -78,3 +86,5 @@ class Monitor:
         os.fsync(self._stream.fileno())
         self._stream.close()
         self._board.close()
+        if self._wandb is not None:
+            self._wandb.close()

@@ -1,4 +1,4 @@
-"""What the loop writes down of each step and each score, the same on all ranks."""
+"""What the loop writes down of each step, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,26 @@ from torch import Tensor
 from sop_faiss import distributed
 from sop_faiss.data.batch import Batch
 from sop_faiss.train.bad_samples import check_bad_share
-from sop_faiss.train.checkpoint import write_best
 from sop_faiss.train.health import is_logged
-from sop_faiss.train.monitor import Evaluation, Monitor
+from sop_faiss.train.monitor import Monitor
 from sop_faiss.train.state import RunState
 from sop_faiss.train.stopped import check_finite, heed_alarms
+from sop_faiss.train.wandb_log import WandbLog
 
-__all__ = ["keep_records", "keep_score", "timed_batches"]
+__all__ = ["keep_records", "open_monitor", "timed_batches"]
+
+
+def open_monitor(state: RunState, run: Path) -> Monitor | None:
+    """The main rank's monitor, at the state's step; None on the other ranks.
+
+    Raises:
+        ConfigError: Weights & Biases cannot be started.
+    """
+    if not distributed.is_main():
+        return None
+    project, measured = state.config.train.wandb_project, state.scores.measured
+    wandb = WandbLog(project, run, state.config) if project else None
+    return Monitor(run, state.step, None if measured is None else measured.step, wandb)
 
 
 def timed_batches(loader: Iterator[Batch], monitor: Monitor | None) -> Iterator[Batch]:
@@ -64,18 +77,3 @@ def keep_records(
         if monitor is not None:
             monitor.log({**told, **monitor.speed(state.images_seen)})
         heed_alarms(state, told, run)
-
-
-def keep_score(state: RunState, run: Path, monitor: Monitor | None, evaluate: Evaluation | None, last: int) -> None:
-    """Evaluate at step 0, at multiples of `evaluate.every_steps`, and at the end; keep the best teacher in `best/`."""
-    every, step = state.config.evaluate.every_steps, state.step
-    if monitor is None or evaluate is None or not every:
-        return
-    if step % every == 0 or step == last:
-        scores = evaluate()
-        epoch = step / state.schedules.steps_per_epoch
-        monitor.log({"step": step, "epoch": epoch, "images": state.images_seen, **scores})
-        score = next(iter(scores.values()))
-        if step > 0 and (state.best_score is None or score > state.best_score):
-            state.best_score = score
-            write_best(run, step, {"teacher": state.teacher.state_dict()}, scores)

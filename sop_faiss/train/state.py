@@ -25,6 +25,7 @@ from sop_faiss.train.alarms import Alarms, Rules
 from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_optimizer_state
 from sop_faiss.train.optim import make_optimizer
 from sop_faiss.train.schedules import Schedules
+from sop_faiss.train.score_history import ScoreHistory
 
 __all__ = ["Level", "RunState", "autocast_dtype", "fit_memory", "keeps_neighbors"]
 
@@ -163,7 +164,7 @@ class RunState:
         self.step = 0
         self.images_seen = 0
         self.bad_samples = 0
-        self.best_score: float | None = None
+        self.scores = ScoreHistory()
         self.alarms = Alarms(Rules.of(config, self.schedules.steps_per_epoch))
         self.data_digest = ""
         """Which images the run is trained on; see `Batches.digest`."""
@@ -238,6 +239,7 @@ class RunState:
             "teacher": self.teacher.state_dict(),
             "optimizer": flat_optimizer_state(self.optimizer, self.student),
             "memories": memories,
+            **self.scores.tensors(),
         }
 
     def counters(self) -> dict[str, Any]:
@@ -245,7 +247,7 @@ class RunState:
         return {
             "images_seen": self.images_seen,
             "bad_samples": self.bad_samples,
-            "best_score": self.best_score,
+            **self.scores.counters(),
             "data_digest": self.data_digest,
             "alarms": self.alarms.state_dict(),
         }
@@ -273,6 +275,8 @@ class RunState:
             )
         try:
             self._load_tensors(checkpoint)
+            measures = distributed.is_main() and self.config.evaluate.every_steps > 0
+            self.scores.load(state, checkpoint, self.teacher, measures)
         except torch.AcceleratorError:
             raise
         except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:  # tensors missing, or of any kind
@@ -284,6 +288,6 @@ class RunState:
                 "before it"
             ) from None
         self.step, self.images_seen = int(state["step"]), int(state["images_seen"])
-        self.bad_samples, self.best_score = int(state["bad_samples"]), state["best_score"]
+        self.bad_samples = int(state["bad_samples"])
         self.alarms.load_state_dict(state.get("alarms", {}))
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)

@@ -1,0 +1,35 @@
+"""Recall@1 between two views of images: a score that wants no labels."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float32
+
+from sop_faiss.errors import DataError
+from sop_faiss.neighbors.exact import nearest_rows
+from sop_faiss.unit_rows import require_unit_rows
+
+__all__ = ["view_recall_at_1"]
+
+
+def view_recall_at_1(first: Float32[np.ndarray, "n d"], second: Float32[np.ndarray, "n d"]) -> float:
+    """How often a view's most similar one, of the other views of all images, is of its own image.
+
+    The mean of both directions, in percent. Guessing gives 100 / n, and so does an encoder to which all images are
+    alike, since of equally similar rows the first is taken.
+
+    Args:
+        first: unit features of one view of each image.
+        second: of another view of the same images, in the same order.
+
+    Raises:
+        DataError: there are fewer than two images.
+        FeatureError: rows are not finite unit vectors.
+    """
+    if len(first) < 2:
+        raise DataError(f"recall@1 between the views of {len(first)} images: wanted 2 or more images")
+    for name, features in (("first", first), ("second", second)):
+        require_unit_rows(features, f"features of the {name} views")
+    own = np.arange(len(first))
+    found = [nearest_rows(*views, 1).rows[:, 0] == own for views in ((first, second), (second, first))]
+    return 100.0 * float(np.mean(found))

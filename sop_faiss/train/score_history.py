@@ -1,0 +1,122 @@
+"""What a run remembers of its scores: the one at step 0, the best since, and the one that is being measured."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sop_faiss.model.teacher import Network
+from sop_faiss.train.checkpoint import load_network
+
+__all__ = ["Measured", "ScoreHistory"]
+
+_log = logging.getLogger(__name__)
+_TENSORS = "measured"
+"""Name of the file in a checkpoint."""
+
+
+@dataclass
+class Measured:
+    """A teacher whose score is not known yet, and the step that it is of."""
+
+    step: int
+    teacher: Network
+
+
+@dataclass
+class ScoreHistory:
+    """The scores that `best/` follows. They survive a restart, as does the teacher that is being measured.
+
+    Attributes:
+        metric: which score; empty before anything was measured.
+        first: at step 0, in percent.
+        best: the highest of the later steps, in percent; its teacher is in `best/`.
+        best_step: which step that is of.
+        measured: whose score is still to come. A checkpoint written meanwhile holds this teacher, and a run that is
+            resumed from it measures it again, so that no score is lost and nobody waits for one to save.
+    """
+
+    metric: str = ""
+    first: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    measured: Measured | None = None
+
+    def follow(self, metric: str) -> None:
+        """Follow this score from now on; what is known of another one is forgotten."""
+        if self.metric not in ("", metric):
+            _log.warning("best/ follows %s from here on, not %s: its earlier scores do not count", metric, self.metric)
+            self.first = self.best = self.best_step = None
+        self.metric = metric
+
+    def add(self, step: int, score: float) -> bool:
+        """Take in a score, and tell whether it is the best of the trained teachers."""
+        if step == 0:
+            self.first = score
+            return False
+        is_best = self.best is None or score > self.best
+        if is_best:
+            self.best, self.best_step = score, step
+        return is_best
+
+    def summary(self) -> dict[str, Any]:
+        """For the end of a run: `best_by`, `first_score`, `best_score` and `best_step`; empty without scores."""
+        if not self.metric:
+            return {}
+        return {
+            "best_by": self.metric,
+            "first_score": self.first,
+            "best_score": self.best,
+            "best_step": self.best_step,
+        }
+
+    def verdict(self) -> tuple[bool, str] | None:
+        """Whether training has beaten step 0, and that in one line; None where one of the two scores is missing."""
+        if self.first is None or self.best is None:
+            return None
+        scores = f"{self.metric} was {self.first:.2f} % at step 0 and at best {self.best:.2f} % (step {self.best_step})"
+        if self.best > self.first:
+            return True, f"{scores}; best/ has that teacher"
+        return False, (
+            f"{scores}: training never beat step 0; try a lower optim.base_lr, a longer optim.warmup_epochs, an "
+            "optim.momentum nearer 1 or more epochs, and from a pretrained encoder a projector that is warmed up first"
+        )
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The teacher that is being measured, for a checkpoint."""
+        return {} if self.measured is None else {_TENSORS: self.measured.teacher.state_dict()}
+
+    def counters(self) -> dict[str, Any]:
+        """The rest, as JSON values."""
+        return {
+            "best_by": self.metric,
+            "first_score": self.first,
+            "best_score": self.best,
+            "best_step": self.best_step,
+            "measured_step": None if self.measured is None else self.measured.step,
+        }
+
+    def load(self, state: dict[str, Any], checkpoint: Path, teacher: Network, measures: bool) -> None:
+        """The reverse of `tensors` and `counters`.
+
+        Args:
+            state: of the checkpoint.
+            checkpoint: where its tensors are.
+            teacher: of the run; a copy of it takes the tensors.
+            measures: whether this process measures, and so has a use for them.
+
+        Raises:
+            CheckpointError: the tensors are missing, damaged or of another model.
+        """
+        self.metric, self.first = state.get("best_by", ""), state.get("first_score")
+        self.best, self.best_step = state["best_score"], state.get("best_step")
+        step = state.get("measured_step")
+        if step is not None and measures:
+            network = copy.deepcopy(teacher)
+            load_network(network, checkpoint, _TENSORS)
+            self.measured = Measured(step, network)
