@@ -27,7 +27,7 @@ from sop_faiss.data.view_pairs import ViewPairs
 from sop_faiss.data.views import draw_view, view_generator, write_view
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.view_recall import view_recall_at_1
-from sop_faiss.features import extract
+from sop_faiss.features import forward
 from sop_faiss.features.extract import embed_images
 from sop_faiss.files import read_json
 from sop_faiss.model.checkpoint import find_checkpoint
@@ -469,10 +469,10 @@ def test_autocast_is_left_alone_where_it_is_off(monkeypatch):
     """Leaving it empties a cache that the training thread fills."""
     cleared: list[bool] = []
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(True))
-    with extract._no_autocast("cpu"):
+    with forward._no_autocast("cpu"):
         assert not torch.is_autocast_enabled("cpu")
     assert not cleared
-    with torch.autocast("cpu", dtype=torch.bfloat16), extract._no_autocast("cpu"):
+    with torch.autocast("cpu", dtype=torch.bfloat16), forward._no_autocast("cpu"):
         assert not torch.is_autocast_enabled("cpu")
         product: Tensor = torch.ones(2, 2) @ torch.ones(2, 2)
         assert product.dtype == torch.float32
