@@ -20,6 +20,7 @@ from sop_faiss.model.teacher import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototypes import Prototypes
+from sop_faiss.train.agreement import check_ranks_agree
 from sop_faiss.train.checkpoint import prune_checkpoints, write_checkpoint
 from sop_faiss.train.monitor import Evaluation, Monitor
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
@@ -239,6 +240,7 @@ def train_steps(
             batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor
         ):
             metrics = train_step(state, batch)
+            check_ranks_agree(state)
             keep_records(state, batch, metrics, monitor, run, len(batches.positions))
             keep_score(state, run, monitor, evaluate, last)
             stopping = stop.anywhere(state.device)
@@ -256,6 +258,7 @@ def train_steps(
 
 def save(state: RunState, run: Path) -> None:
     """Write a checkpoint (main rank) and prune old ones."""
+    tensors = state.tensors() if distributed.is_main() or state.is_sharded else {}
     if distributed.is_main():
-        write_checkpoint(run, state.step, state.tensors(), state.counters())
+        write_checkpoint(run, state.step, tensors, state.counters())
         prune_checkpoints(run, state.config.train)
