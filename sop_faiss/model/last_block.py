@@ -66,6 +66,7 @@ def _attend(
     return attention.proj(attended if norm is None else norm(attended))
 
 
+@torch.compiler.disable  # its second answer is a number that the device has to be waited for
 def _slots(view_of: Int64[Tensor, " m"], views: int) -> tuple[Int64[Tensor, " m"], int]:
     """A place for each row among those of its view, counted over all views, and how many places each view gets."""
     counts = torch.bincount(view_of, minlength=views)
