@@ -83,11 +83,11 @@ class Student(nn.Module):
             groups.append(self.network(global_views.flatten(0, 1), flat_masks, patches, wants_cls))
         if len(local_views) and wants_cls:
             groups.append(self.network(local_views.flatten(0, 1)))
-        patch = groups[0][1]  # the local views' is empty
+        patch = groups[0][1].clone()  # the local views' is empty; FSDP2 hooks on to what comes out, and warns of views
         if not wants_cls:
             return None, patch
-        cls = torch.cat([group_cls for group_cls, _ in groups])
-        return cls.view(len(global_views) + len(local_views), -1, cls.shape[-1]), patch
+        images = (global_views if len(global_views) else local_views).shape[1]
+        return torch.cat([cls.unflatten(0, (-1, images)) for cls, _ in groups]), patch
 
 
 def _build(config: Config, drop_path: float) -> Network:
