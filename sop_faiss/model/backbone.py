@@ -151,12 +151,18 @@ class VitBackbone(Backbone):
     def _before_last_block(
         self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None
     ) -> Float[Tensor, "b tokens d"]:
-        trunk = self.trunk
-        patches = self._masked(trunk.patch_embed(images), masks, side=1)
-        tokens = trunk.norm_pre(trunk._pos_embed(patches))
-        for block in trunk.blocks[:-1]:
+        tokens = self._embed(images, masks)
+        for block in self.trunk.blocks[:-1]:
             tokens = self._run(block, tokens)
         return tokens
+
+    @torch.compiler.disable  # the gradient of resized position embeddings cannot be compiled for shapes that change
+    def _embed(
+        self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None
+    ) -> Float[Tensor, "b tokens d"]:
+        trunk = self.trunk
+        patches = self._masked(trunk.patch_embed(images), masks, side=1)
+        return trunk.norm_pre(trunk._pos_embed(patches))
 
     def _run(self, block: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """A block's output; with checkpoints its activations are not kept."""
