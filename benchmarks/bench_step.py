@@ -1,18 +1,27 @@
-"""A whole training step against its networks alone: what the method costs beside the backbone.
+"""A whole training step against its networks alone, and against iBOT's.
 
-    python benchmarks/bench_step.py [--quick] [--json FILE] [--record]
+    python benchmarks/bench_step.py [--quick] [--json FILE] [--record] [--ibot CHECKOUT]
 
-The paper's head (N_C = 65536, K = 4096, k = 8, T = 4; N_P = 8192, K = 512) and views (2 at 224 px, 10 at 96 px, block
-masks) under ViT-S/16, or ViT-Ti/16 with `--quick`. Both sides normalise the same views, go forward through the teacher
-and forward and backward through the student, projector included. The networks alone have the sum of the embeddings as
-their loss; the whole step is `train_step`: prototypes, losses, AdamW, EMA and stores besides. Reading images is in
-neither. The memories hold random rows, and kept neighbour lists are made before the clock starts, as they are after the
-first steps of a run.
+**Against its networks alone**: what the method costs beside the backbone. The paper's head (N_C = 65536, K = 4096,
+k = 8, T = 4; N_P = 8192, K = 512) and views (2 at 224 px, 10 at 96 px, block masks) under ViT-S/16, or ViT-Ti/16 with
+`--quick`. Both sides normalise the same views, go forward through the teacher and forward and backward through the
+student, projector included. The networks alone have the sum of the embeddings as their loss; the whole step is
+`train_step`: prototypes, losses, AdamW, EMA and stores besides. Reading images is in neither. The memories hold random
+rows, and kept neighbour lists are made before the clock starts, as they are after the first steps of a run.
+
+**Against iBOT** (with `--ibot`): the step of both, ViT-S/16 with the same views, masks and batch (8 on a CPU, 64 on
+CUDA), in one process, in turns; iBOT's as its README has it for ViT-S/16, from a checkout of github.com/bytedance/ibot.
+Both start from views in memory; ours normalises them in the step, iBOT's come normalised, as its loader does that. Time
+with N_C = 16384, K = 1024, T = 1, and with the paper's full memories; peak memory is what a process of its own takes at
+most for two steps (its resident set; on CUDA what is allocated there). Ours takes the local views apart from the global
+ones (`train.views_apart`): the same gradients with less memory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import resource
 import statistics
 import sys
 import time
@@ -25,7 +34,8 @@ from unittest import mock
 import click
 import numpy as np
 import torch
-from report import Row, finish, interleaved_medians
+from ibot import peer_step
+from report import Row, finish, interleaved_medians, meets
 
 from sop_faiss.config import Config, load_config
 from sop_faiss.data.batch import Batch
@@ -39,7 +49,12 @@ from sop_faiss.train.state import RunState
 
 IMAGES = 1_281_167  # of ImageNet-1k: the memories keep their full size
 CPU_BATCH, CUDA_BATCH = 4, 64
+PEER_CPU_BATCH = 8
 MEBIBYTE = 2**20
+SMALL = ("memory.cls_capacity=16384", "sop.cls.num_anchors=1024", "sop.cls.tasks=1")
+MISSING = {"not measured": "name a checkout of github.com/bytedance/ibot with --ibot"}
+APART = "train.views_apart=true"
+MEMORIES = {"N_C 16384, K 1024, T 1": (*SMALL, APART), "N_C 65536, K 4096, T 4": (APART,)}
 
 TIMED = {
     "prototypes": ((PrototypeMaker, "draw"), (Prototypes, "health")),
@@ -136,19 +151,30 @@ def peak_mebibytes(state: RunState, functions: dict[str, Callable[[], object]]) 
     return peaks
 
 
-def step_row(quick: bool, batch_size: int | None) -> Row:
+def device_here() -> torch.device:
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu":
         keep_freed_memory()  # as `sop-train` does
+    return device
+
+
+def make_state(device: torch.device, overrides: list[str]) -> RunState:
+    """A run of `vits16` before its first step, but for neighbour lists, which are there."""
+    state = RunState(load_config("vits16", overrides), device, IMAGES)
+    for parts in state.levels.values():
+        if parts.maker.incremental:
+            parts.memory.nearest_others(torch.arange(parts.memory.capacity, device=device))
+    return state
+
+
+def step_row(quick: bool, batch_size: int | None) -> Row:
+    device = device_here()
     backbone, name = ("vit_tiny_patch16_224", "ViT-Ti/16") if quick else ("vit_small_patch16_224", "ViT-S/16")
     images = batch_size or (CUDA_BATCH if device.type == "cuda" else CPU_BATCH)
-    config = load_config("vits16", [f"model.backbone={backbone}", f"train.batch_size={images}"])
     print(f"{name}, batch {images}, {device.type}: networks and memories ...", file=sys.stderr, flush=True)
-    state = RunState(config, device, IMAGES)
-    batch = make_batch(config, state.student.backbone.patch_size)
-    kept = {level: parts.memory for level, parts in state.levels.items() if parts.maker.incremental}
-    for memory in kept.values():
-        memory.nearest_others(torch.arange(memory.capacity, device=device))
+    state = make_state(device, [f"model.backbone={backbone}", f"train.batch_size={images}"])
+    batch = make_batch(state.config, state.student.backbone.patch_size)
+    kept = any(parts.maker.incremental for parts in state.levels.values())
 
     print("steps ...", file=sys.stderr, flush=True)
     functions: dict[str, Callable[[], object]] = {
@@ -157,12 +183,12 @@ def step_row(quick: bool, batch_size: int | None) -> Row:
     }
     repeats = 3 if quick else 7
     seconds = interleaved_medians(functions, repeats)
-    views = config.views
+    views = state.config.views
     detail: dict[str, Any] = {f"{part}_seconds": value for part, value in seconds.items()}
     detail |= seconds_by_part(state, batch, repeats)
     detail |= {
         "neighbours": "kept" if kept else "searched for",
-        "precision": "bf16" if state.autocast_dtype else "float32",
+        "precision": precision(state),
         "masked_patches": int(batch.masks.sum()),
         "repeats": repeats,
     }
@@ -172,14 +198,103 @@ def step_row(quick: bool, batch_size: int | None) -> Row:
     return Row(what, "its networks alone", seconds["step"] / seconds["networks"], "", None, detail)
 
 
+def precision(state: RunState) -> str:
+    return "bf16" if state.autocast_dtype else "float32"
+
+
+def our_step(device: torch.device, overrides: list[str]) -> tuple[RunState, Batch, Callable[[], object]]:
+    state = make_state(device, overrides)
+    batch = make_batch(state.config, state.student.backbone.patch_size)
+    return state, batch, lambda: loop.train_step(state, batch)
+
+
+def ibot_step(checkout: Path, device: torch.device, images: int) -> Callable[[], object]:
+    """iBOT's step on the same views and masks."""
+    config = load_config("vits16", [f"train.batch_size={images}"])
+    batch = make_batch(config, 16).to(device)
+    views = [
+        *normalise(batch.global_views, batch.global_colours, config.views, device).unbind(),
+        *normalise(batch.local_views, batch.local_colours, config.views, device).unbind(),
+    ]
+    side = config.views.global_size // 16
+    masks = list(batch.masks.view(-1, images, side, side).unbind())
+    return peer_step(checkout, "vit_small", [view.contiguous() for view in views], masks, device)
+
+
+def peak_of(side: str, checkout: Path, images: int, overrides: tuple[str, ...]) -> float:
+    """Most mebibytes that a process of its own takes for two steps of one side."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_here, (side, checkout, images, overrides))
+
+
+def _peak_here(side: str, checkout: Path, images: int, overrides: tuple[str, ...]) -> float:
+    if side == "ibot":
+        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        step = ibot_step(checkout, device, images)
+    else:
+        device = device_here()
+        step = our_step(device, [f"train.batch_size={images}", *overrides])[2]
+    for _ in range(2):
+        step()
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / MEBIBYTE
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> list[Row]:
+    """Time and peak memory of a step against iBOT's; on CUDA also with torch.compile against without."""
+    cuda = torch.cuda.is_available()
+    images = batch_size or (CUDA_BATCH if cuda else PEER_CPU_BATCH)
+    targets = dict(zip(MEMORIES, ("", "<= 0.5") if cuda else ("<= 0.7", "<= 1.0"), strict=True))
+    whats = {name: f"a training step, ViT-S/16, {images} images, 2 + 10 views, {name}" for name in MEMORIES}
+    if checkout is None:
+        return [Row(what, "iBOT's step", None, targets[name], None, MISSING) for name, what in whats.items()]
+    peaks = {name: peak_of(name, checkout, images, MEMORIES.get(name, ())) for name in ("ibot", *MEMORIES)}
+    device, batch = device_here(), f"train.batch_size={images}"
+    print("iBOT's step and ours ...", file=sys.stderr, flush=True)
+    sides = {name: our_step(device, [batch, *overrides])[2] for name, overrides in MEMORIES.items()}
+    sides["ibot"] = ibot_step(checkout, device, images)
+    if cuda:
+        sides["compiled"] = our_step(device, [batch, APART, "train.compile=step"])[2]
+        for _ in range(3):
+            sides["compiled"]()
+    repeats = 3 if quick else 7
+    seconds = interleaved_medians(sides, repeats)
+    rows = []
+    for name, what in whats.items():
+        detail = {"seconds": seconds[name], "ibot_seconds": seconds["ibot"], "repeats": repeats}
+        ratio = seconds[name] / seconds["ibot"]
+        rows.append(Row(f"{what}: time", "iBOT's step", ratio, targets[name], meets(ratio, targets[name]), detail))
+        target = "<= 0.7" if name == next(iter(MEMORIES)) else ""
+        ratio = peaks[name] / peaks["ibot"]
+        detail = {"MiB": peaks[name], "ibot_MiB": peaks["ibot"]}
+        rows.append(Row(f"{what}: peak memory", "iBOT's step", ratio, target, meets(ratio, target), detail))
+    if cuda:
+        full = list(MEMORIES)[-1]
+        ratio = seconds["compiled"] / seconds[full]
+        detail = {"seconds": seconds["compiled"], "without_seconds": seconds[full]}
+        rows.append(Row(f"{whats[full]}, compiled", "without", ratio, "<= 0.8", meets(ratio, "<= 0.8"), detail))
+    return rows
+
+
 @click.command()
-@click.option("--quick", is_flag=True, help="ViT-Ti/16 and three repeats: within two minutes on 2 cores.")
-@click.option("--batch-size", type=click.IntRange(1), help=f"Images; {CPU_BATCH} on a CPU, {CUDA_BATCH} on CUDA.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="ViT-Ti/16 where iBOT is not compared, and three repeats: two minutes on 2 cores each.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help=f"Images; on a CPU {CPU_BATCH}, against iBOT {PEER_CPU_BATCH}; on CUDA {CUDA_BATCH}.",
+)
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
-def main(quick: bool, batch_size: int | None, json_file: Path | None, record: bool) -> None:
-    """Time of a training step at the paper's size against its networks alone."""
-    finish("step", [step_row(quick, batch_size)], json_file=json_file, record=record)
+@click.option("--ibot", "checkout", type=click.Path(path_type=Path, file_okay=False), help="A checkout of iBOT.")
+def main(quick: bool, batch_size: int | None, json_file: Path | None, record: bool, checkout: Path | None) -> None:
+    """Time and memory of a training step at the paper's size against its networks alone, and against iBOT's."""
+    rows = [*ibot_rows(checkout, quick, batch_size), step_row(quick, batch_size)]
+    finish("step", rows, json_file=json_file, record=record)
 
 
 if __name__ == "__main__":

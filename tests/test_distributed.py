@@ -101,6 +101,7 @@ def test_one_and_two_ranks_train_alike(tmp_path, overrides):
     assert len(one) == len(two) == 8
     for a, b in zip(one, two, strict=True):
         assert a.keys() == b.keys()
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
         for key in a.keys() - {"images_per_second", "data_wait_share", "memory_peak_bytes"}:
             expected = None if b[key] is None else pytest.approx(b[key], rel=1e-3, abs=1e-5)
             assert a[key] == expected, key

@@ -54,6 +54,17 @@ class TrainConfig:
     """A rank's images are taken in this many equal parts, one after the other: the same step with less memory."""
     views_apart: bool = False
     """The local views go forward and backward before the global ones, not with them: the same, with less memory."""
+    checkpoint_activations: bool = False
+    """Keep of the student's blocks only what comes in, and compute the rest again in the backward pass: the same, with
+    far less memory, and a third more time."""
+    compile: str = "none"
+    """torch.compile: `none`, `backbone` (each block), or `step` (student and teacher whole, with the projector). Where
+    it cannot work a line says why, and the run goes on without."""
+    parallel: str = "auto"
+    """How ranks share the student: `ddp` (each has all of it), `fsdp` (FSDP2: each has a part of every parameter,
+    gradient and optimizer state), or `auto`: fsdp from 250 million parameters on (ViT-L). No matter with one rank."""
+    check_ranks_every_steps: int = 100
+    """Compare memories, draws and teacher of all ranks by checksum every so many steps (0: never)."""
     seed: int = 0
     precision: str = "auto"
     """`float32`, `bf16` (autocast of the backbone), or `auto`: bf16 on CUDA, float32 elsewhere."""
@@ -87,7 +98,9 @@ class TrainConfig:
         require(self.batch_size >= 1, f"train.batch_size = {self.batch_size}: wanted 1 or more")
         require(0 <= self.seed < 2**63, f"train.seed = {self.seed}: wanted 0 or more")
         require_one_of("train.precision", self.precision, ("auto", "float32", "bf16"))
-        for name in ("stop_after_steps", "keep_every_steps"):
+        require_one_of("train.compile", self.compile, ("none", "backbone", "step"))
+        require_one_of("train.parallel", self.parallel, ("auto", "ddp", "fsdp"))
+        for name in ("stop_after_steps", "keep_every_steps", "check_ranks_every_steps"):
             require(getattr(self, name) >= 0, f"train.{name} = {getattr(self, name)}: wanted 0 or more")
         require_one_of("train.stop_on", self.stop_on, ("non_finite", "certain", "any"))
         warmup = self.alarm_warmup_steps

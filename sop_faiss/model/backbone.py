@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import timm
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from timm.layers import PatchEmbed
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
+from sop_faiss.model.last_block import block_on_rows, works_on_rows
 
 __all__ = ["Backbone", "SwinBackbone", "Tokens", "VitBackbone", "build_backbone", "seeded_backbone"]
 
@@ -62,6 +65,33 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def read(
+        self,
+        images: Float[Tensor, "b 3 h w"],
+        masks: Bool[Tensor, "b n"] | None = None,
+        patches: Int64[Tensor, " m"] | None = None,
+        wants_cls: bool = True,
+    ) -> Float[Tensor, "rows d"]:
+        """Some of the tokens that `forward` makes: each view's [CLS], if wanted, then the named patches.
+
+        Args:
+            images: see `forward`.
+            masks: see `forward`.
+            patches: which ones, counted over the whole batch in row-major order; None: none.
+            wants_cls: whether the [CLS] tokens are asked for.
+        """
+        tokens = self(images, masks)
+        cls = tokens.cls if wants_cls else tokens.cls[:0]
+        return cls if patches is None else torch.cat([cls, tokens.patches.flatten(0, 1)[patches]])
+
+    def blocks(self) -> list[nn.Module]:
+        """The parts that `forward` and `read` call whole, one after the other, to be compiled or sharded one by one."""
+        return []
+
+    def checkpoint_activations(self) -> None:
+        """From now on keep of each block only what comes in, and compute the rest again in the backward pass."""
+        self.trunk.set_grad_checkpointing(True)
+
     def _masked(
         self, patches: Float[Tensor, "b rows cols c"], masks: Bool[Tensor, "b n"] | None, side: int
     ) -> Float[Tensor, "b rows cols c"]:
@@ -82,14 +112,63 @@ class VitBackbone(Backbone):
         if not isinstance(trunk.patch_embed, PatchEmbed):
             raise ConfigError("model.backbone cuts its patches from a convolutional stem: choose a plain timm ViT")
         super().__init__(trunk, trunk.embed_dim, trunk.patch_embed.patch_size[0], trunk.embed_dim)
+        self._checkpoints = False
+        self._reads_rows = works_on_rows(trunk.blocks[-1])
+
+    def blocks(self) -> list[nn.Module]:
+        """See `Backbone.blocks`; the last block is none of them, since `read` takes it apart."""
+        return list(self.trunk.blocks[:-1])
+
+    def checkpoint_activations(self) -> None:
+        """See `Backbone.checkpoint_activations`."""
+        self._checkpoints = True
 
     def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
         """See `Backbone.forward`."""
+        tokens = self._before_last_block(images, masks)
+        tokens = self.trunk.norm(self._run(self.trunk.blocks[-1], tokens))
+        return Tokens(tokens[:, 0], tokens[:, self.trunk.num_prefix_tokens :])
+
+    def read(
+        self,
+        images: Float[Tensor, "b 3 h w"],
+        masks: Bool[Tensor, "b n"] | None = None,
+        patches: Int64[Tensor, " m"] | None = None,
+        wants_cls: bool = True,
+    ) -> Float[Tensor, "rows d"]:
+        """See `Backbone.read`; in the last block only these tokens are worked on, where its build is known."""
+        if not self._reads_rows:
+            return super().read(images, masks, patches, wants_cls)
+        tokens = self._before_last_block(images, masks)
+        views, count, _ = tokens.shape
+        prefix, rows = self.trunk.num_prefix_tokens, []
+        if wants_cls:
+            rows.append(torch.arange(0, views * count, count, device=tokens.device))
+        if patches is not None:
+            rows.append(patches + prefix * (patches // (count - prefix) + 1))
+        return self.trunk.norm(self._run(block_on_rows, self.trunk.blocks[-1], tokens, torch.cat(rows)))
+
+    def _before_last_block(
+        self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None
+    ) -> Float[Tensor, "b tokens d"]:
+        tokens = self._embed(images, masks)
+        for block in self.trunk.blocks[:-1]:
+            tokens = self._run(block, tokens)
+        return tokens
+
+    @torch.compiler.disable  # the gradient of resized position embeddings cannot be compiled for shapes that change
+    def _embed(
+        self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None
+    ) -> Float[Tensor, "b tokens d"]:
         trunk = self.trunk
         patches = self._masked(trunk.patch_embed(images), masks, side=1)
-        tokens = trunk.norm_pre(trunk._pos_embed(patches))
-        tokens = trunk.norm(trunk.blocks(tokens))
-        return Tokens(tokens[:, 0], tokens[:, trunk.num_prefix_tokens :])
+        return trunk.norm_pre(trunk._pos_embed(patches))
+
+    def _run(self, block: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """A block's output; with checkpoints its activations are not kept."""
+        if self._checkpoints and torch.is_grad_enabled():
+            return checkpoint(block, *arguments, use_reentrant=False)
+        return block(*arguments)
 
 
 class SwinBackbone(Backbone):
@@ -99,6 +178,10 @@ class SwinBackbone(Backbone):
         embed = trunk.patch_embed
         self._unit = 2 ** (len(trunk.layers) - 1)
         super().__init__(trunk, trunk.num_features, embed.patch_size[0] * self._unit, embed.proj.out_channels)
+
+    def blocks(self) -> list[nn.Module]:
+        """See `Backbone.blocks`."""
+        return [block for layer in self.trunk.layers for block in layer.blocks]
 
     def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
         """See `Backbone.forward`."""

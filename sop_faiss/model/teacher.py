@@ -7,9 +7,10 @@ import copy
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from sop_faiss.config import Config
-from sop_faiss.model.backbone import Backbone, Tokens, build_backbone
+from sop_faiss.model.backbone import Backbone, build_backbone
 from sop_faiss.model.projector import Projector
 
 __all__ = ["Network", "Student", "build_student_and_teacher", "update_teacher"]
@@ -45,17 +46,16 @@ class Network(nn.Module):
             patches: which patches' embeddings are asked for, counted over the whole batch in row-major order.
             wants_cls: whether the views' own embeddings are asked for.
         """
-        tokens = self.backbone(images, masks)
-        rows = [self.global_feature(tokens)] if wants_cls else []
-        if patches is not None:
-            rows.append(tokens.patches.flatten(0, 1)[patches])
-        embeddings = self.projector(torch.cat(rows))
+        if self.global_token == "mean" and wants_cls:
+            tokens = self.backbone(images, masks).patches
+            features = tokens.mean(1)
+            if patches is not None:
+                features = torch.cat([features, tokens.flatten(0, 1)[patches]])
+        else:
+            features = self.backbone.read(images, masks, patches, wants_cls)
+        embeddings = self.projector(features)
         views = len(images) if wants_cls else 0
         return embeddings[:views], embeddings[views:]
-
-    def global_feature(self, tokens: Tokens) -> Float[Tensor, "b f"]:
-        """What stands for each whole view."""
-        return tokens.cls if self.global_token == "cls" else tokens.patches.mean(1)
 
 
 class Student(nn.Module):
@@ -83,11 +83,11 @@ class Student(nn.Module):
             groups.append(self.network(global_views.flatten(0, 1), flat_masks, patches, wants_cls))
         if len(local_views) and wants_cls:
             groups.append(self.network(local_views.flatten(0, 1)))
-        patch = groups[0][1]  # the local views' is empty
+        patch = groups[0][1].clone()  # the local views' is empty; FSDP2 hooks on to what comes out, and warns of views
         if not wants_cls:
             return None, patch
-        cls = torch.cat([group_cls for group_cls, _ in groups])
-        return cls.view(len(global_views) + len(local_views), -1, cls.shape[-1]), patch
+        images = (global_views if len(global_views) else local_views).shape[1]
+        return torch.cat([cls.unflatten(0, (-1, images)) for cls, _ in groups]), patch
 
 
 def _build(config: Config, drop_path: float) -> Network:
@@ -113,14 +113,23 @@ def build_student_and_teacher(config: Config) -> tuple[Network, Network]:
     if config.views.local_count:
         student.backbone.check_size("views.local_size", config.views.local_size)
     teacher.load_state_dict(student.state_dict())
+    if config.train.checkpoint_activations:
+        student.backbone.checkpoint_activations()
     return student, teacher.requires_grad_(False)
 
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """teacher = momentum * teacher + (1 - momentum) * student, for every parameter; buffers are copied."""
+    """teacher = momentum * teacher + (1 - momentum) * student, for every parameter; buffers are copied.
+
+    Of a student in shards (FSDP2) one parameter at a time is put together.
+    """
     ours: list[Tensor] = list(teacher.parameters())
     theirs: list[Tensor] = list(student.parameters())
-    torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
+    if any(isinstance(parameter, DTensor) for parameter in theirs):
+        for mine, parameter in zip(ours, theirs, strict=True):
+            mine.lerp_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter, 1.0 - momentum)
+    else:
+        torch._foreach_lerp_(ours, theirs, 1.0 - momentum)
     for buffer, source in zip(teacher.buffers(), student.buffers(), strict=True):
         buffer.copy_(source)

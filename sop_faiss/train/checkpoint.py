@@ -18,6 +18,7 @@ from sop_faiss.config import TrainConfig
 from sop_faiss.errors import CheckpointError
 from sop_faiss.files import atomic_directory, atomic_file, remove_leftovers, sha256_file, write_json
 from sop_faiss.model.checkpoint import FORMAT, checkpoint_directories, read_tensors
+from sop_faiss.train.parallel import like
 
 __all__ = [
     "clear_leftovers",
@@ -135,7 +136,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, t
             raise CheckpointError(f"the checkpoint's optimizer has {name} as {tuple(value.shape)}: same config?")
         if key not in _ADAM_STATE or not value.is_floating_point() or (value.ndim == 0) != (key == "step"):
             raise CheckpointError(f"the checkpoint's optimizer has {flat_name} of another kind: it was changed")
-        optimizer.state[parameter][key] = value.to(parameter.device)
+        optimizer.state[parameter][key] = like(parameter, value) if value.ndim else value.to(parameter.device)
     torn = next((name for name, p in parameters.items() if p in optimizer.state and not _is_whole(optimizer, p)), None)
     if torn is not None:
         raise CheckpointError(f"the checkpoint's optimizer has only a part of {torn}: it was changed")
@@ -160,4 +161,4 @@ def load_network(network: nn.Module, checkpoint: Path, name: str) -> None:
             f"checkpoint {checkpoint} is of another model ({len(differences)} tensors differ, first {differences[0]}): "
             "resume with the configuration it was made with"
         )
-    network.load_state_dict(tensors)
+    network.load_state_dict({key: like(wanted[key], value) for key, value in tensors.items()})

@@ -62,7 +62,7 @@ def watching(state: RunState) -> Iterator[dict[str, float | int]]:
 
 
 class _Watch:
-    """Hooks on the teacher's backbone, for the features of the forward pass that is made, and on the optimiser."""
+    """Hooks on the teacher's projector, for the features that go into it, and on the optimiser."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -70,7 +70,7 @@ class _Watch:
         self._before: list[Tensor] = []
         self._update_norm = math.nan
         self._hooks = [
-            state.teacher.backbone.register_forward_hook(self._see_features),
+            state.teacher.projector.register_forward_pre_hook(self._see_features),
             state.optimizer.register_step_pre_hook(self._before_update),
             state.optimizer.register_step_post_hook(self._after_update),
         ]
@@ -80,19 +80,27 @@ class _Watch:
         for hook in self._hooks:
             hook.remove()
 
-    def _see_features(self, backbone: nn.Module, images: Any, tokens: Any) -> None:
-        """Keep the features of at most two global views; copied, or all tokens would be held."""
-        views = self._state.config.views.global_count
-        features = self._state.teacher.global_feature(tokens).unflatten(0, (views, -1))
+    def _see_features(self, projector: nn.Module, inputs: tuple[Float[Tensor, "rows f"]]) -> None:
+        """Keep the features of at most two global views, which come before those of patches; copied."""
+        config = self._state.config
+        if self._state.cls is None:
+            return  # nobody asks for them
+        views = config.views.global_count
+        images = config.train.batch_size // distributed.world_size() // config.train.accumulate
+        features = inputs[0][: views * images].unflatten(0, (views, images))
         self._features.append(features[:2].detach().to(torch.float32, copy=True))
 
     def _learning(self) -> list[Tensor]:
+        if self._state.is_sharded:
+            return []  # a rank has parts of them only
         return [p.detach() for p in self._state.student.parameters() if p.grad is not None]
 
     def _before_update(self, *unused: Any) -> None:
         self._before = [parameter.clone() for parameter in self._learning()]
 
     def _after_update(self, *unused: Any) -> None:
+        if not self._before:
+            return
         change = torch._foreach_norm(torch._foreach_sub(self._learning(), self._before))
         before = torch._foreach_norm(self._before)
         self._before = []
@@ -100,22 +108,26 @@ class _Watch:
 
     def numbers(self) -> dict[str, float | int]:
         """See docs/metrics.md. NaN is a number that there is none of."""
-        if not self._features:
-            raise RuntimeError("the step's forward pass of the teacher was not seen: was its backbone replaced?")
         memory = next(iter(self._state.levels.values())).memory  # of [CLS], unless its loss is off
         batch = newest_rows(memory, min(MAX_ROWS, self._state.config.train.batch_size))
-        features = _some_rows(distributed.gather_rows(torch.cat(self._features, 1).transpose(0, 1).contiguous()))
-        features = F.normalize(features, dim=2)
-        of_two_views = features.shape[1] > 1
         return {
             "embedding_cosine": mean_cosine(memory.embeddings[batch]),
             "embedding_rankme": rankme(memory.embeddings[newest_rows(memory, MAX_ROWS)]),
-            "feature_cosine": mean_cosine(features[:, -1]),
-            "feature_rankme": rankme(features[:, -1]),
-            "view_auc": view_auc(features[:, 0], features[:, 1]) if of_two_views else math.nan,
+            **self._spread_of_features(),
             "update_norm": self._update_norm,
             "memory_peak_bytes": _memory_peak_bytes(self._state.device),
         }
+
+    def _spread_of_features(self) -> dict[str, float]:
+        """Of the batch's images; NaN where no feature of a whole view was computed."""
+        names = ("feature_cosine", "feature_rankme", "view_auc")
+        if not self._features:
+            return dict.fromkeys(names, math.nan)
+        features = _some_rows(distributed.gather_rows(torch.cat(self._features, 1).transpose(0, 1).contiguous()))
+        features = F.normalize(features, dim=2)
+        last, of_two_views = features[:, -1], features.shape[1] > 1
+        auc = view_auc(features[:, 0], features[:, 1]) if of_two_views else math.nan
+        return dict(zip(names, (mean_cosine(last), rankme(last), auc), strict=True))
 
 
 def _some_rows(rows: Float[Tensor, "n views f"]) -> Float[Tensor, "m views f"]:

@@ -20,6 +20,7 @@ from sop_faiss.model.teacher import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototypes import Prototypes
+from sop_faiss.train.agreement import check_ranks_agree
 from sop_faiss.train.health import watching
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
 from sop_faiss.train.prototype_log import PrototypeLog
@@ -249,6 +250,7 @@ def train_steps(
         ):
             with watching(state) as health:
                 metrics = train_step(state, batch, log)
+            check_ranks_agree(state)
             keep_records(state, batch, metrics, health, monitor, run, len(batches.positions))
             scoring.after_step()
             stopping = stop.anywhere(state.device, saver.failed)

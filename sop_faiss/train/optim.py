@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from sop_faiss import distributed
 from sop_faiss.config import OptimConfig
 from sop_faiss.train.schedules import StepSettings
 
@@ -30,8 +32,11 @@ def apply_settings(optimizer: torch.optim.Optimizer, settings: StepSettings) -> 
 def clip_each_gradient(network: nn.Module, max_norm: float) -> Tensor:
     """Scale down every gradient whose own norm exceeds `max_norm` (0: none); the norm of all before, as a scalar."""
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
-    norms = torch._foreach_norm(gradients)
+    shards = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    norms = torch.stack(torch._foreach_norm(shards))
+    if any(isinstance(gradient, DTensor) for gradient in gradients):
+        norms = (distributed.average(norms**2) * distributed.world_size()).sqrt()
     if max_norm > 0:
-        factors = [(max_norm / (norm + 1e-6)).clamp(max=1.0) for norm in norms]
-        torch._foreach_mul_(gradients, factors)
-    return torch.linalg.vector_norm(torch.stack(norms))
+        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(shards, list(factors.unbind()))
+    return torch.linalg.vector_norm(norms)

@@ -58,7 +58,9 @@ class CheckpointSaver:
                 checkpoints that were whole stay.
         """
         check_weights(self._state, self._run)
-        distributed.decide(self._start)
+        # of a sharded student each rank has to hand over its part
+        tensors = self._state.tensors() if distributed.is_main() or self._state.is_sharded else {}
+        distributed.decide(lambda: self._start(tensors))
         if wait:
             distributed.decide(self.finish)
 
@@ -82,10 +84,10 @@ class CheckpointSaver:
         except OSError as error:
             _log.warning("the last checkpoint was not written: %s", error)
 
-    def _start(self) -> None:
+    def _start(self, tensors: dict[str, dict[str, Tensor]]) -> None:
         """On the main rank."""
         self.finish()
-        step, tensors, counters = self._state.step, self._state.tensors(), copy.deepcopy(self._state.counters())
+        step, counters = self._state.step, copy.deepcopy(self._state.counters())
         prune = not self._state.alarms.may_stop_soon  # a run that may be lost keeps what it has
         if not self._settings.background_save:
             self._write(step, tensors, counters, prune)

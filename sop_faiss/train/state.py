@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig
@@ -23,7 +22,9 @@ from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 from sop_faiss.train.alarms import Alarms, Rules
 from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_optimizer_state
+from sop_faiss.train.compiled import compile_networks
 from sop_faiss.train.optim import make_optimizer
+from sop_faiss.train.parallel import average_gradients, is_sharded, share_student, whole
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.score_history import ScoreHistory
 
@@ -146,21 +147,18 @@ class RunState:
         self.student, self.teacher = build_student_and_teacher(config)
         self.student.to(device).train()
         self.teacher.to(device).eval()
-        self.all_views: nn.Module = Student(self.student)
-        self._averages_by_hand = config.train.accumulate > 1 or config.train.views_apart
-        if distributed.world_size() > 1 and not self._averages_by_hand:
-            unused = config.masks.kind == "none"
-            self.all_views = DistributedDataParallel(self.all_views, find_unused_parameters=unused)
-            if device.type == "cpu":  # where resuming is exact
-                self.all_views.register_comm_hook(
-                    None, lambda _, bucket: distributed.average_in_rank_order(bucket.buffer())
-                )
+        self.autocast_dtype = autocast_dtype(config, device)
+        compile_networks(config.train.compile, (self.student, self.teacher), device)
+        self.all_views, self._averages_by_hand = share_student(
+            Student(self.student), config, device, self.autocast_dtype
+        )
+        self.is_sharded = is_sharded(self.student)
+        """Whether this rank holds a part of the student only (FSDP2); then all ranks must ask for `tensors`."""
         self.optimizer = make_optimizer(self.student, config.optim)
         self.cls = self._level("cls", config.loss.cls_weight, images)
         self.patch = self._level("patch", config.loss.patch_weight, images)
         self.patch_generator = torch.Generator().manual_seed(distributed.derive_seed("stored patch", config.train.seed))
         """Draws the patch that each image stores; the same on all ranks."""
-        self.autocast_dtype = autocast_dtype(config, device)
         self.step = 0
         self.images_seen = 0
         self.bad_samples = 0
@@ -223,21 +221,18 @@ class RunState:
 
     def average_gradients(self) -> None:
         """Average the gradients over the ranks, where one backward pass did not make (and average) all of them."""
-        if distributed.world_size() == 1 or not self._averages_by_hand:
-            return
-        for parameter in self.student.parameters():
-            if parameter.grad is not None:
-                distributed.average_(parameter.grad)
+        if self._averages_by_hand:
+            average_gradients(self.student.parameters())
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything with a tensor in it, by the file it goes to."""
+        """Everything with a tensor in it, by the file it goes to; whole tensors on the main rank."""
         memories = {"patch_generator": self.patch_generator.get_state()}
         for name, level in self.levels.items():
             memories.update(level.tensors(name))
         return {
-            "student": self.student.state_dict(),
+            "student": {name: whole(value) for name, value in self.student.state_dict().items()},
             "teacher": self.teacher.state_dict(),
-            "optimizer": flat_optimizer_state(self.optimizer, self.student),
+            "optimizer": {n: whole(v) for n, v in flat_optimizer_state(self.optimizer, self.student).items()},
             "memories": memories,
             **self.scores.tensors(),
         }

@@ -1,0 +1,104 @@
+"""How the ranks share the student: DDP, FSDP2, or gradients averaged by hand; and whole tensors out of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from sop_faiss import distributed
+from sop_faiss.config import Config
+from sop_faiss.model.teacher import Student
+
+__all__ = ["average_gradients", "is_sharded", "like", "share_student", "whole"]
+
+_SHARDED_FROM = 250_000_000
+"""Parameters from which on `train.parallel: auto` shards: ViT-L has 304 million, ViT-B 86."""
+_BUCKET_ELEMENTS = 2**23
+
+
+def share_student(
+    student: Student, config: Config, device: torch.device, autocast_dtype: torch.dtype | None
+) -> tuple[nn.Module, bool]:
+    """Make the student one of all ranks.
+
+    With FSDP2 each rank holds a part of every parameter, gradient and optimizer state; the teacher, which has neither
+    of the latter, stays whole on every rank. Under autocast the shards of blocks travel in its precision.
+
+    Args:
+        student: in place on this rank's device; with FSDP2 its parameters become shards.
+        config: of the run.
+        device: of this rank.
+        autocast_dtype: what the backbone computes in; None: float32.
+
+    Returns:
+        What to call, and whether its gradients have to be averaged by hand (`average_gradients`).
+    """
+    if distributed.world_size() == 1:
+        return student, False
+    if _shards(student, config):
+        mesh = init_device_mesh(device.type, (distributed.world_size(),))
+        of_blocks = MixedPrecisionPolicy(autocast_dtype, torch.float32, cast_forward_inputs=False)
+        for block in student.network.backbone.blocks():
+            fully_shard(block, mesh=mesh, mp_policy=of_blocks)
+        fully_shard(student, mesh=mesh)
+        return student, False
+    if config.train.accumulate > 1 or config.train.views_apart:
+        return student, True  # several backward passes, each of which DDP would average
+    shared = DistributedDataParallel(student, find_unused_parameters=config.masks.kind == "none")
+    if device.type == "cpu":  # where resuming is exact
+        shared.register_comm_hook(None, lambda _, bucket: distributed.average_in_rank_order(bucket.buffer()))
+    return shared, False
+
+
+def _shards(student: nn.Module, config: Config) -> bool:
+    if config.train.parallel == "auto":
+        return sum(p.numel() for p in student.parameters()) >= _SHARDED_FROM
+    return config.train.parallel == "fsdp"
+
+
+def is_sharded(network: nn.Module) -> bool:
+    """Whether this rank holds only a part of the network."""
+    return any(isinstance(parameter, DTensor) for parameter in network.parameters())
+
+
+def whole(value: Shaped[Tensor, "*shape"]) -> Tensor:
+    """A tensor as one process has it. All ranks must ask; of shards only the main rank gets the whole, on the CPU."""
+    if not isinstance(value, DTensor):
+        return value
+    full = value.full_tensor()
+    return full.cpu() if distributed.is_main() else full.new_empty(0, device="cpu")
+
+
+def like(target: Shaped[Tensor, "*shape"], value: Shaped[Tensor, "*shape"]) -> Tensor:
+    """A whole tensor, which all ranks have read, where and as `target` lies: this rank's shard of it."""
+    value = value.to(target.device)
+    if not isinstance(target, DTensor):
+        return value
+    return distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """The mean over the ranks of every gradient, many of them at a time."""
+    bucket: list[Tensor] = []
+    for gradient in [parameter.grad for parameter in parameters if parameter.grad is not None]:
+        bucket.append(gradient)
+        if sum(map(torch.numel, bucket)) >= _BUCKET_ELEMENTS:
+            _average(bucket)
+            bucket = []
+    _average(bucket)
+
+
+def _average(gradients: list[Tensor]) -> None:
+    if not gradients:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.average_(flat)
+    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
