@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -69,8 +71,10 @@ def test_numbers_are_those_of_the_step(tmp_path, shards, overrides):
         "feature_rankme": rankme(features[1]),
         "view_auc": view_auc(*features),
     }
+    if state.cls is None:  # no whole view's feature is asked for
+        expected |= dict.fromkeys(("feature_cosine", "feature_rankme", "view_auc"), math.nan)
     for key, value in expected.items():
-        assert told[key] == pytest.approx(value, rel=1e-4), key
+        assert told[key] == pytest.approx(value, rel=1e-4, nan_ok=True), key
     now = [parameter.detach() for parameter in state.student.parameters()]
     change = sum(float((new - old).square().sum()) for new, old in zip(now, before, strict=True))
     size = sum(float(old.square().sum()) for old in before)
@@ -85,7 +89,7 @@ def test_a_step_that_is_watched_is_the_same_step(tmp_path, shards, monkeypatch):
     for logged in (True, False):
         state, batches = fresh(tmp_path, shards)
         monkeypatch.setattr(module, "is_logged", lambda config, step, logged=logged: logged)
-        forward = type(state.teacher.backbone).forward
+        forward = type(state.teacher.backbone).read
         calls = [0]
 
         def counted(self, *arguments, forward=forward, calls=calls):
@@ -93,7 +97,7 @@ def test_a_step_that_is_watched_is_the_same_step(tmp_path, shards, monkeypatch):
             return forward(self, *arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(state.teacher.backbone), "forward", counted)
+            patch.setattr(type(state.teacher.backbone), "read", counted)
             for step in range(2):
                 with watching(state) as told:
                     train_step(state, batches[step])
@@ -108,16 +112,10 @@ def test_a_step_that_is_watched_is_the_same_step(tmp_path, shards, monkeypatch):
 def test_nothing_is_left_behind_also_by_a_step_that_fails(tmp_path, shards):
     state, _ = fresh(tmp_path, shards)
     with pytest.raises(ZeroDivisionError), watching(state):
-        assert state.teacher.backbone._forward_hooks
+        assert state.teacher.projector._forward_pre_hooks
         raise ZeroDivisionError
-    assert not state.teacher.backbone._forward_hooks
+    assert not state.teacher.projector._forward_pre_hooks
     assert not state.optimizer._optimizer_step_pre_hooks and not state.optimizer._optimizer_step_post_hooks
-
-
-def test_a_step_that_was_not_seen_is_no_silent_gap(tmp_path, shards):
-    state, _ = fresh(tmp_path, shards)
-    with pytest.raises(RuntimeError, match="was its backbone replaced"), watching(state):
-        pass
 
 
 def test_every_line_has_the_same_numbers(tmp_path, shards):
