@@ -9,15 +9,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sop_faiss.config import Config, load_config
-from sop_faiss.errors import CheckpointError
 from sop_faiss.model.backbone import Backbone, SwinBackbone, seeded_backbone
-from sop_faiss.model.checkpoint import find_checkpoint, read_tensors, run_directory
+from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone, run_directory
+from sop_faiss.model.conv_backbone import ConvBackbone
+from sop_faiss.model.initial_weights import SHAPE_FIELDS, resolve_init
 from sop_faiss.model.weights import fit_tensors
 
 __all__ = ["SopTrunk", "trained_trunk", "untrained_trunk"]
-
-_SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
-"""The fields of the model section that make the backbone what it is."""
 
 
 class SopTrunk(nn.Module):
@@ -32,14 +30,16 @@ class SopTrunk(nn.Module):
         self.fixed = False
         if isinstance(backbone, SwinBackbone):
             self.poolings: tuple[str, ...] = ("mean",)
+        elif isinstance(backbone, ConvBackbone):
+            self.poolings = ("pooled",)
         else:
             self.poolings = ("cls", "mean") if config.model.global_token == "cls" else ("mean", "cls")
-        self.architecture: dict[str, Any] = {"sop_faiss": {name: getattr(config.model, name) for name in _SHAPE_FIELDS}}
+        self.architecture: dict[str, Any] = {"sop_faiss": {name: getattr(config.model, name) for name in SHAPE_FIELDS}}
 
     def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
-        """Raw features: the [CLS] token, or the mean of the patch tokens."""
+        """Raw features: the [CLS] token or what a network pools by itself, or the mean of the patch tokens."""
         tokens = self.network(images)
-        return tokens.cls if pooling == "cls" else tokens.patches.mean(1)
+        return tokens.patches.mean(1) if pooling == "mean" else tokens.cls
 
 
 def trained_trunk(run: Path, *, student: bool = False) -> tuple[SopTrunk, Path]:
@@ -50,15 +50,11 @@ def trained_trunk(run: Path, *, student: bool = False) -> tuple[SopTrunk, Path]:
         ConfigError: the run's config is damaged.
     """
     checkpoint = find_checkpoint(run)
-    config_file = run_directory(checkpoint) / "config.yaml"
-    if not config_file.is_file():
-        raise CheckpointError(f"{config_file} is missing: a checkpoint is read with the config of its run beside it")
-    config = load_config(config_file)
+    config = config_of_run(checkpoint)
     backbone = seeded_backbone(config.model, config.views.global_size, seed=0)
-    tensors = read_tensors(checkpoint, "student" if student else "teacher")
-    prefix = "backbone."
-    ours = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
-    fit_tensors(backbone, ours, origin=f"checkpoint {checkpoint}", target=f"the model of {config_file}")
+    ours = read_backbone(checkpoint, student=student)
+    target = f"the model of {run_directory(checkpoint) / 'config.yaml'}"
+    fit_tensors(backbone, ours, origin=f"checkpoint {checkpoint}", target=target)
     return SopTrunk(backbone, config), checkpoint
 
 
@@ -68,7 +64,7 @@ def untrained_trunk(config: str, seed: int) -> SopTrunk:
     Raises:
         ConfigError: there is no such configuration, or it is wrong.
     """
-    loaded = load_config(config)
+    loaded = resolve_init(load_config(config))
     backbone = seeded_backbone(loaded.model, loaded.views.global_size, seed)
     backbone.check_size("views.global_size", loaded.views.global_size)
     return SopTrunk(backbone, loaded)

@@ -21,6 +21,7 @@ from sop_faiss.features.extract import extract_features
 from sop_faiss.files import atomic_file
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoder import encoder_of_backbone
+from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
 from sop_faiss.model.teacher import Network, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
 from sop_faiss.neighbors.incremental import lists_bytes
@@ -85,6 +86,14 @@ def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _stored_config(run: Path) -> Config | None:
+    """What a run was started with; None where there is none, or a damaged one, which `_check_same_run` tells."""
+    try:
+        return load_config(run / "config.yaml") if (run / "config.yaml").is_file() else None
+    except ConfigError:
+        return None
 
 
 def _check_same_run(run: Path, config: Config) -> None:
@@ -199,6 +208,7 @@ def run_training(
     lock = RunLock(output)
     try:
         with full_disk_told(output), StopRequest().listening() as stop:
+            config = resolve_init(config, _stored_config(output) if resume else None)
             checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
             source, trained, held_out = open_training_images(config)
             state = RunState(config, device, len(trained))
@@ -208,6 +218,8 @@ def run_training(
             evaluate = _online_knn(config, source, trained, held_out, state.teacher)
             if checkpoint is not None:
                 state.resume(checkpoint)
+            elif config.model.init:
+                state.init_sha256 = load_initial_weights(state.student, state.teacher, config.model)
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
         merged: dict[str, Any] = {}
@@ -228,6 +240,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         ConfigError: settings are impossible.
         DataError: the training images cannot be opened.
     """
+    config = resolve_init(config)
     source, trained, held_out = open_training_images(config)
     student, _ = build_student_and_teacher(config)
     batches = make_batches(config, source, trained, student.backbone.patch_size)

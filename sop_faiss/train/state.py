@@ -140,7 +140,7 @@ class RunState:
         self.all_views: nn.Module = Student(self.student)
         self._averages_by_hand = config.train.accumulate > 1 or config.train.views_apart
         if distributed.world_size() > 1 and not self._averages_by_hand:
-            unused = config.masks.kind == "none"
+            unused = config.masks.kind == "none" or config.optim.projector_warmup_epochs > 0
             self.all_views = DistributedDataParallel(self.all_views, find_unused_parameters=unused)
         self.optimizer = make_optimizer(self.student, config.optim)
         self.cls = self._level("cls", config.loss.cls_weight, images)
@@ -156,6 +156,8 @@ class RunState:
         self.best_score: float | None = None
         self.data_digest = ""
         """Which images the run is trained on; see `Batches.digest`."""
+        self.init_sha256 = ""
+        """Of the weights file that `model.init` started from."""
 
     def _level(self, name: str, weight: float, images: int) -> Level | None:
         if weight == 0:
@@ -236,6 +238,7 @@ class RunState:
             "bad_samples": self.bad_samples,
             "best_score": self.best_score,
             "data_digest": self.data_digest,
+            "init_sha256": self.init_sha256,
         }
 
     def _load_tensors(self, checkpoint: Path) -> None:
@@ -269,4 +272,5 @@ class RunState:
             ) from None
         self.step, self.images_seen = int(state["step"]), int(state["images_seen"])
         self.bad_samples, self.best_score = int(state["bad_samples"]), state["best_score"]
+        self.init_sha256 = str(state.get("init_sha256", ""))
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)
