@@ -100,6 +100,11 @@ def test_official_checkpoints_start_runs_with_the_mean_that_their_authors_used(t
     assert config.views.mean == (0.485, 0.456, 0.406)
     own = student.backbone.trunk.state_dict()
     assert all(torch.equal(own[key], network.state_dict()[key]) for key in own if key != "pos_embed")
+    encoder = load_encoder(f"dino:{file}", arch=VIT, size=96)
+    ours = encoder_of_backbone(student.backbone, config, "student")
+    assert (encoder.preprocess.mean, encoder.preprocess.std) == (ours.preprocess.mean, ours.preprocess.std)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(random_images(96)), encoder(random_images(96)), rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_starts_from_another_runs_teacher_and_takes_its_shape(tmp_path):
