@@ -26,7 +26,7 @@ class SopTrunk(nn.Module):
         self.network = backbone
         self.mean, self.std = config.views.mean, config.views.std
         self.native_size = config.views.global_size
-        self.multiple = backbone.patch_size
+        self.multiple = 1 if isinstance(backbone, ConvBackbone) else backbone.patch_size
         self.fixed = False
         if isinstance(backbone, SwinBackbone):
             self.poolings: tuple[str, ...] = ("mean",)
