@@ -44,7 +44,8 @@ def _layer_scales(network: nn.Module, decay: float) -> dict[str, float]:
     """
     if decay == 1:
         return {}
-    trunk: Any = getattr(getattr(network, "backbone", None), "trunk", None)
+    backbone: Any = getattr(network, "backbone", None)
+    trunk: Any = getattr(backbone, "trunk", None)
     if not hasattr(trunk, "group_matcher"):
         raise ConfigError(
             f"optim.layer_decay = {decay}: timm does not say what the layers of a {type(trunk).__name__} are; "
@@ -55,7 +56,7 @@ def _layer_scales(network: nn.Module, decay: float) -> dict[str, float]:
         for name, layer in group_parameters(trunk, trunk.group_matcher(coarse=False), reverse=True).items()
     }
     layers = max(layer_of.values()) + 1
-    own = {f"{_BACKBONE}{name}" for name, _ in network.backbone.named_parameters(recurse=False)}
+    own = {f"{_BACKBONE}{name}" for name, _ in backbone.named_parameters(recurse=False)}
     return {name: decay ** (layers - layer) for name, layer in layer_of.items()} | dict.fromkeys(own, decay**layers)
 
 
