@@ -46,6 +46,12 @@ class _Command(click.Command):
     metavar="DIR",
     help="Run directory: new or empty, unless --resume.  [required unless --dry-run or --profile-data]",
 )
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Weights of model.init=timm:NAME, .safetensors, .pth or .bin; the same as model.weights=FILE.",
+)
 @click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint; starts if there is none.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, data, parameters, steps and memory.")
 @click.option("--profile-data", is_flag=True, help="Do not train: time the data stream, stage by stage.")
@@ -62,6 +68,7 @@ def main(
     config: str,
     overrides: tuple[str, ...],
     output: Path | None,
+    weights: Path | None,
     resume: bool,
     dry_run: bool,
     profile_data: bool,
@@ -78,6 +85,7 @@ def main(
       sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine
       sop-train photos_demo data.train=shards/ train.epochs=30 --dry-run
       sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine --resume
+      sop-train continue_conv data.train=shards/ model.init=timm:resnet50 --weights resnet50.pth --output runs/mine
       sop-train vits16 data.train='/data/in1k-*.tar' --profile-data --steps 20
       torchrun --nproc-per-node 8 -m sop_faiss.cli.train vits16 data.train='/data/in1k-*.tar' --output runs/vits16
 
@@ -88,11 +96,13 @@ def main(
     on Ctrl-C: run again with --resume.
     """
     from sop_faiss.config import load_config, to_yaml
+    from sop_faiss.model.initial_weights import resolve_init
     from sop_faiss.pipeline.train import describe_run, run_training
 
     log_to_stderr(logging.INFO)
-    resolved = load_config(config, overrides)
+    resolved = load_config(config, overrides, weights=weights)
     if dry_run:
+        resolved = resolve_init(resolved)
         described = describe_run(resolved)
         if int(os.environ.get("RANK", "0")) == 0:
             click.echo(to_yaml(resolved), nl=False)

@@ -86,7 +86,7 @@ def test_a_seed_determines_the_weights_and_leaves_the_global_generator():
     ("config", "message"),
     [
         (ModelConfig(backbone="vit_smal_patch16_224"), "did you mean vit_small_patch16_224"),
-        (ModelConfig(backbone="resnet18"), "wanted a timm ViT or Swin"),
+        (ModelConfig(backbone="beit_base_patch16_224"), r"wanted a timm vit_\*, deit\*, swin_\* or convolutional"),
         (ModelConfig(backbone="swin_tiny_patch4_window7_224", embed_dim=12), "does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", window_size=7), "does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", patch_size=64), "exceeds views.global_size"),

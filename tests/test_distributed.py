@@ -87,6 +87,7 @@ def test_two_ranks_gather_unequal_rows():
         ("masks.kind=none", "loss.patch_weight=0"),
         ("loss.cls_weight=0", "sop.anchors=fixed_vectors"),
         ("train.accumulate=3", "train.views_apart=true"),
+        ("optim.projector_warmup_epochs=0.5", "optim.layer_decay=0.7"),
     ],
 )
 def test_one_and_two_ranks_train_alike(tmp_path, overrides):

@@ -6,9 +6,25 @@ import pytest
 import torch
 from torch import nn
 
-from sop_faiss.config import OptimConfig
+from sop_faiss.config import ModelConfig, OptimConfig
+from sop_faiss.errors import ConfigError
+from sop_faiss.model.backbone import seeded_backbone
+from sop_faiss.model.projector import Projector
+from sop_faiss.model.teacher import Network
 from sop_faiss.train.optim import apply_settings, clip_each_gradient, make_optimizer
 from sop_faiss.train.schedules import StepSettings
+
+VIT_SCALES = {
+    "backbone.mask_token": 0.125, "backbone.trunk.pos_embed": 0.125, "backbone.trunk.patch_embed.proj.weight": 0.125,
+    "backbone.trunk.blocks.0.attn.qkv.weight": 0.25, "backbone.trunk.blocks.1.mlp.fc1.bias": 0.5,
+    "backbone.trunk.norm.weight": 0.5,
+}  # fmt: skip
+"""With a decay of 0.5 per layer, of a stem and two blocks."""
+RESNET_SCALES = {
+    "backbone.trunk.conv1.0.weight": 0.5**5, "backbone.trunk.layer1.0.conv1.weight": 0.5**4,
+    "backbone.trunk.layer4.0.conv1.weight": 0.5, "backbone.mask_token": 0.5**5,
+}  # fmt: skip
+"""Of a stem and four blocks."""
 
 
 def test_biases_and_norms_do_not_decay():
@@ -19,6 +35,39 @@ def test_biases_and_norms_do_not_decay():
     assert decay[id(network[0].weight)] == 0.3
     assert [decay[id(p)] for p in (network[0].bias, network[1].weight, network[1].bias)] == [0.0, 0.0, 0.0]
     assert {group["lr"] for group in optimizer.param_groups} == {0.1}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "scales"),
+    [
+        (ModelConfig(backbone="vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=2, num_heads=2), VIT_SCALES),
+        (ModelConfig(backbone="test_resnet", drop_path=0.0), RESNET_SCALES),
+    ],
+)
+def test_lower_layers_learn_more_slowly(backbone, scales):
+    network = Network(seeded_backbone(backbone, 32, 0), Projector(4, 4, 4), "cls")
+    optimizers = [make_optimizer(network, OptimConfig(layer_decay=decay)) for decay in (0.5, 1.0)]
+    for optimizer in optimizers:
+        apply_settings(optimizer, StepSettings(0.1, 0.3, momentum=0.9, teacher_temp=0.04, trunk_lr_scale=0.25))
+    rates, plain_rates = (by_parameter(optimizer, "lr") for optimizer in optimizers)
+    named = dict(network.named_parameters())
+    for optimizer in optimizers:
+        assert by_parameter(optimizer, "weight_decay") == {id(p): 0.3 if p.ndim > 1 else 0.0 for p in named.values()}
+    for name, parameter in named.items():
+        in_backbone = name.startswith("backbone.")
+        assert plain_rates[id(parameter)] == pytest.approx(0.1 * (0.25 if in_backbone else 1.0)), name
+        assert in_backbone or rates[id(parameter)] == 0.1
+    for name, scale in scales.items():
+        assert rates[id(named[name])] == pytest.approx(0.1 * 0.25 * scale), name
+
+
+def by_parameter(optimizer: torch.optim.Optimizer, key: str) -> dict[int, float]:
+    return {id(parameter): group[key] for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def test_layers_that_timm_does_not_know_cannot_decay():
+    with pytest.raises(ConfigError, match=r"optim\.layer_decay = 0\.5: timm does not say what the layers"):
+        make_optimizer(nn.Linear(2, 2), OptimConfig(layer_decay=0.5))
 
 
 def test_each_gradient_is_clipped_by_itself():

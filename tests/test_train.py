@@ -28,7 +28,7 @@ from sop_faiss.train.loop import train_step
 from sop_faiss.train.monitor import read_metrics
 from sop_faiss.train.state import RunState, fit_memory
 from tests.images import write_folder, write_shards
-from tests.runs import tiny_config, tiny_config_file
+from tests.runs import conv_config, tiny_config, tiny_config_file
 
 TIMINGS = ("images_per_second", "data_wait_share", "memory_peak_bytes")
 
@@ -282,6 +282,43 @@ def test_resume_is_exact(tmp_path, shards, setting):
         one, two = (read_tensors(checkpoint, file) for checkpoint in last)
         assert one.keys() == two.keys()
         assert all(torch.equal(one[key], two[key]) for key in one), file
+
+
+@pytest.mark.parametrize("stop", [3, 4, 6])
+@pytest.mark.parametrize("make", [tiny_config, conv_config])
+def test_resume_is_exact_before_at_and_after_the_end_of_the_projectors_warm_up(tmp_path, shards, make, stop):
+    warm = ("optim.projector_warmup_epochs=1", "optim.warmup_epochs=0.5", "optim.layer_decay=0.6")
+    overrides = (f"data.train={shards}", "train.epochs=2", *warm)
+    run_training(make(tmp_path, *overrides), tmp_path / "whole")
+    run_training(make(tmp_path, *overrides, f"train.stop_after_steps={stop}"), tmp_path / "parts")
+    run_training(make(tmp_path, *overrides), tmp_path / "parts", resume=True)
+    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+    last = [find_checkpoint(tmp_path / name) for name in ("whole", "parts")]
+    for file in ("student", "teacher", "optimizer", "memories"):
+        one, two = (read_tensors(checkpoint, file) for checkpoint in last)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one), file
+
+
+@pytest.mark.parametrize("make", [tiny_config, conv_config])
+def test_a_projector_warms_up_before_a_backbone_that_stands_still(tmp_path, shards, make):
+    config = make(tmp_path, "optim.projector_warmup_epochs=0.5", "optim.warmup_epochs=0", "optim.weight_decay=0.4")
+    source = open_source(shards)
+    state = RunState(config, torch.device("cpu"), len(source))
+    batches = Batches(source, np.arange(len(source)), config, state.student.backbone.patch_size)
+    before = {name: value.clone() for name, value in state.student.state_dict().items()}
+    trunk_before = [parameter.detach().clone() for parameter in state.student.backbone.trunk.parameters()]
+    for step in range(2):
+        train_step(state, batches[step])
+        for network in (state.student, state.teacher):
+            for name, value in network.state_dict().items():
+                assert torch.equal(value, before[name]) == name.startswith("backbone."), name
+        assert all(parameter.grad is None for parameter in state.student.backbone.parameters())
+        assert all(name.startswith("projector.") for name in state.tensors()["optimizer"])
+    train_step(state, batches[2])
+    assert not torch.equal(next(state.student.backbone.trunk.parameters()), trunk_before[0])
+    without = {name for name, parameter in state.student.named_parameters() if parameter.grad is None}
+    assert without == (set() if config.masks.kind != "none" else {"backbone.mask_token"})
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, shards, caplog):

@@ -182,6 +182,9 @@ class MasksConfig:
     """Share of patches hidden (`random`)."""
     aspect: tuple[float, float] = (0.3, 1.0 / 0.3)
     """Height over width of a block."""
+    pixels: bool = False
+    """Convolutional backbones have no tokens to hide: with this the hidden squares' pixels are replaced, by a learned
+    colour that starts as the mean one. Without it they train with `kind: none` and no patch loss."""
 
     def __post_init__(self) -> None:
         require_finite("masks", self)

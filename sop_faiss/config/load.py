@@ -127,18 +127,22 @@ def _parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def load_config(name_or_file: str | Path, overrides: Iterable[str] = ()) -> Config:
+def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weights: Path | None = None) -> Config:
     """Read a configuration, apply dotted overrides, and check it.
 
     Args:
         name_or_file: a YAML file, else the name of a packaged configuration.
         overrides: `section.field=value` strings, applied in order.
+        weights: sets `model.weights`, whatever letters are in its name.
 
     Raises:
         ConfigError: an unknown key (the nearest is suggested), a wrong type, or an impossible value.
     """
     path = find_config(name_or_file)
-    return _built({f"config {path}": _read_mapping(path), "overrides": _parse_overrides(overrides)})
+    layers = {f"config {path}": _read_mapping(path), "overrides": _parse_overrides(overrides)}
+    if weights is not None:
+        layers["--weights"] = {"model": {"weights": str(weights)}}
+    return _built(layers)
 
 
 def config_of(content: dict[str, Any], origin: str) -> Config:

@@ -26,7 +26,21 @@ class ModelConfig:
     """Backbone and projector."""
 
     backbone: str = "vit_small_patch16_224"
-    """A timm ViT or Swin, made with random weights."""
+    """A timm ViT, Swin or convolutional network. Left at its default where `init` names the network."""
+    init: str = ""
+    """Whose weights the backbone starts from; the projector's are always fresh. Empty: random ones of `train.seed`.
+    `timm:NAME` with `weights`; `dino:FILE`, an official DINO, iBOT, MaSSL or SOP checkpoint of a network like
+    `backbone`; or a run directory of ours, or a checkpoint in one (its teacher). They set `backbone` and its sizes, and
+    `views.mean` and `views.std` where those are at their defaults. Position embeddings are resampled to
+    `views.global_size`. Only the first step reads the file: a resumed run goes on without it."""
+    weights: str = ""
+    """Weights file of `init=timm:NAME`: .safetensors, .pth or .bin (`sop-train --weights`). Code in it is never run."""
+    by_position: bool = False
+    """Match the tensors of `weights` by order and shape: weights of the same network saved under other names."""
+    batchnorm: str = "auto"
+    """Of convolutional networks. `frozen`: normalise with the running statistics, which stay as they are; scale and
+    shift still learn. `batch`: with each group of views' own, as in training from scratch; the teacher then uses
+    running ones, and one process takes the batch in one piece. `auto`: frozen with `init`, of the batch without."""
     patch_size: int | None = None
     """Overrides the backbone's own (ViT)."""
     embed_dim: int | None = None
@@ -40,7 +54,8 @@ class ModelConfig:
     drop_path: float = 0.1
     """Stochastic depth of the student; the teacher has none."""
     global_token: str = "cls"
-    """What stands for the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`)."""
+    """What stands for the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`). Of
+    convolutional networks `cls` is their own pooling, and there is no `mean`."""
     projector_layers: int = 3
     projector_hidden: int = 2048
     embedding_dim: int = 256
@@ -48,8 +63,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_finite("model", self)
-        require(bool(self.backbone), "model.backbone is empty: wanted the name of a timm ViT or Swin")
+        require(bool(self.backbone), "model.backbone is empty: wanted the name of a timm network")
         require_one_of("model.global_token", self.global_token, ("cls", "mean"))
+        require_one_of("model.batchnorm", self.batchnorm, ("auto", "frozen", "batch"))
+        require(
+            bool(self.init) or not (self.weights or self.by_position),
+            "model.weights and model.by_position say how model.init is read, which is empty: add model.init=timm:NAME",
+        )
         require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
         for name, most in _SIZES.items():
             value = getattr(self, name)

@@ -21,6 +21,13 @@ class OptimConfig:
     weight_decay: float = 0.04
     weight_decay_end: float = 0.4
     """Cosine from `weight_decay`; none on biases and 1-d parameters."""
+    projector_warmup_epochs: float = 0.0
+    """At first the backbone is frozen and only the projector learns, so that a fresh projector does not spoil a
+    backbone that `model.init` has filled; steps are cheaper meanwhile. Then the backbone's learning rate rises from 0
+    within `warmup_epochs`."""
+    layer_decay: float = 1.0
+    """Layer-wise learning rates, as in BEiT: the projector's times this for the backbone's last layer, times this again
+    for each layer below, as timm counts layers. 1: the same everywhere."""
     clip_norm: float = 3.0
     """Gradient norm limit of each parameter by itself; 0 switches it off."""
     beta1: float = 0.9
@@ -33,7 +40,9 @@ class OptimConfig:
         require_finite("optim", self)
         require(self.base_lr > 0, f"optim.base_lr = {self.base_lr}: wanted more than 0")
         require(self.min_lr >= 0, f"optim.min_lr = {self.min_lr}: wanted 0 or more")
-        require(self.warmup_epochs >= 0, f"optim.warmup_epochs = {self.warmup_epochs}: wanted 0 or more")
+        for name in ("warmup_epochs", "projector_warmup_epochs"):
+            require(getattr(self, name) >= 0, f"optim.{name} = {getattr(self, name)}: wanted 0 or more")
+        require(0 < self.layer_decay <= 1, f"optim.layer_decay = {self.layer_decay}: wanted more than 0, at most 1")
         for name in ("weight_decay", "weight_decay_end", "clip_norm"):
             require(getattr(self, name) >= 0, f"optim.{name} = {getattr(self, name)}: wanted 0 or more")
         for name in ("beta1", "beta2"):

@@ -62,6 +62,13 @@ class Config:
             f"optim.warmup_epochs = {self.optim.warmup_epochs} exceeds train.epochs = {self.train.epochs}: "
             "the learning rate would never reach its peak; lower the warm-up",
         )
+        projector_epochs = self.optim.projector_warmup_epochs
+        require(
+            projector_epochs == 0 or projector_epochs + self.optim.warmup_epochs < self.train.epochs,
+            f"optim.projector_warmup_epochs = {projector_epochs}, then optim.warmup_epochs = "
+            f"{self.optim.warmup_epochs} for the backbone, leave nothing of train.epochs = {self.train.epochs}: "
+            "lower the warm-ups",
+        )
         require(
             self.evaluate.test != "holdout" or self.data.holdout_share > 0,
             "evaluate.test = holdout needs data.holdout_share above 0",

@@ -17,7 +17,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sop_faiss.config import ModelConfig
+from sop_faiss.config import Config, ModelConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.last_block import block_on_rows, works_on_rows
 
@@ -54,6 +54,14 @@ class Backbone(nn.Module):
             raise ConfigError(
                 f"{name} = {pixels} pixels is not divisible by the backbone's patch of {self.patch_size}: "
                 f"set {name}={near}"
+            )
+
+    def check_settings(self, config: Config) -> None:
+        """Raise ConfigError where the configuration asks for what this kind of backbone has not."""
+        if config.masks.pixels:
+            raise ConfigError(
+                f"masks.pixels is for convolutional backbones, and {config.model.backbone} has tokens to hide: leave "
+                "it out"
             )
 
     def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
@@ -200,10 +208,10 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
         drop_path: stochastic depth; 0 for a teacher.
 
     Raises:
-        ConfigError: timm has no such model, it is no ViT or Swin, or an override does not fit it.
+        ConfigError: timm has no such model, it is of another kind, or an override does not fit it.
     """
     if not timm.is_model(config.backbone):
-        near = difflib.get_close_matches(config.backbone, timm.list_models(["vit_*", "swin_*", "deit*"]), n=1)
+        near = difflib.get_close_matches(config.backbone, timm.list_models(), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"model.backbone = {config.backbone!r}: timm has no model of this name{hint}")
     overrides = {
@@ -211,14 +219,14 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
         for name in ("patch_size", "embed_dim", "depth", "num_heads", "window_size")
         if getattr(config, name) is not None
     }
-    if not config.backbone.startswith(("vit_", "deit", "swin_")):
-        raise ConfigError(
-            f"model.backbone = {config.backbone}: wanted a timm ViT or Swin, such as vit_small_patch16_224"
-        )
-    swin = config.backbone.startswith("swin_")
+    swin, is_vit = config.backbone.startswith("swin_"), config.backbone.startswith(("vit_", "deit"))
     for name in overrides:
-        if (name == "window_size") != swin:
+        if not (swin if name == "window_size" else is_vit):
             raise ConfigError(f"model.{name} does not apply to {config.backbone}: remove it")
+    if not (swin or is_vit):
+        from sop_faiss.model.conv_backbone import build_conv_backbone  # which builds on this module
+
+        return build_conv_backbone(config, drop_path)
     sizes = {"strict_img_size": False} if swin else {"img_size": image_size, "dynamic_img_size": True}
     if not swin and "patch_size" in overrides and image_size < overrides["patch_size"]:
         raise ConfigError(f"model.patch_size = {overrides['patch_size']} exceeds views.global_size = {image_size}")

@@ -11,10 +11,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sop_faiss.config import Config, load_config
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
 
-__all__ = ["FORMAT", "checkpoint_directories", "find_checkpoint", "read_state", "read_tensors", "run_directory"]
+__all__ = [
+    "FORMAT",
+    "checkpoint_directories",
+    "config_of_run",
+    "find_checkpoint",
+    "read_backbone",
+    "read_state",
+    "read_tensors",
+    "run_directory",
+]
 
 _log = logging.getLogger(__name__)
 FORMAT = "sop_faiss checkpoint 1"
@@ -137,3 +147,27 @@ def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint file {path} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def config_of_run(checkpoint: Path) -> Config:
+    """The configuration of the run that a checkpoint belongs to.
+
+    Raises:
+        CheckpointError: it is missing.
+        ConfigError: it is damaged.
+    """
+    config_file = run_directory(checkpoint) / "config.yaml"
+    if not config_file.is_file():
+        raise CheckpointError(f"{config_file} is missing: a checkpoint is read with the config of its run beside it")
+    return load_config(config_file)
+
+
+def read_backbone(checkpoint: Path, *, student: bool = False) -> dict[str, Tensor]:
+    """The backbone's tensors in a checkpoint, the teacher's unless the student's are asked for, by its own names.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    tensors = read_tensors(checkpoint, "student" if student else "teacher")
+    prefix = "backbone."
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

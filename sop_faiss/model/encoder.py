@@ -173,7 +173,9 @@ def _official(spec: EncoderSpec) -> tuple[TimmTrunk, list[str]]:
     if spec.arch is None:
         raise ConfigError(f"{spec.model} needs --arch, the timm name of its network, such as vit_small_patch16_224")
     file = Path(spec.place)
-    return filled_trunk(spec.arch, read_official(file, student=spec.student), file=file)
+    trunk, left_out = filled_trunk(spec.arch, read_official(file, student=spec.student), file=file)
+    trunk.mean, trunk.std = IMAGENET_MEAN, IMAGENET_STD  # as their authors have it, not timm's weights of that name
+    return trunk, left_out
 
 
 def _assemble(spec: EncoderSpec, trunk: SopTrunk | TimmTrunk, name: str, left_out: list[str]) -> Encoder:

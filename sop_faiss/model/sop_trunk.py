@@ -9,17 +9,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sop_faiss.config import Config, load_config
-from sop_faiss.errors import CheckpointError
 from sop_faiss.model.backbone import Backbone, VitBackbone, seeded_backbone
-from sop_faiss.model.checkpoint import find_checkpoint, read_tensors, run_directory
+from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone, run_directory
+from sop_faiss.model.conv_backbone import ConvBackbone
 from sop_faiss.model.export import read_export
+from sop_faiss.model.initial_weights import SHAPE_FIELDS, resolve_init
 from sop_faiss.model.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
 from sop_faiss.model.weights import fit_tensors
 
 __all__ = ["SHAPE_FIELDS", "SopTrunk", "exported_trunk", "trained_trunk", "untrained_trunk"]
-
-SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
-"""The fields of the model section that make the backbone what it is."""
 
 
 class SopTrunk(nn.Module):
@@ -31,11 +29,13 @@ class SopTrunk(nn.Module):
         self.config = config
         self.mean, self.std = config.views.mean, config.views.std
         self.native_size = config.views.global_size
-        self.multiple = backbone.patch_size
+        self.multiple = 1 if isinstance(backbone, ConvBackbone) else backbone.patch_size
         self.fixed = False
         self.poolings: tuple[str, ...] = ("mean", "gem")
         self.blocks = 0
-        if isinstance(backbone, VitBackbone):
+        if isinstance(backbone, ConvBackbone):
+            self.poolings = ("pooled", "mean", "gem")
+        elif isinstance(backbone, VitBackbone):
             own = config.model.global_token
             self.poolings = (own, *(name for name in TOKEN_POOLINGS if name != own))
             self.blocks = len(backbone.trunk.blocks)
@@ -47,7 +47,7 @@ class SopTrunk(nn.Module):
         if blocks > 1:
             return features_of_last_blocks(self.network.trunk, images, blocks, name)
         tokens = self.network(images)
-        return pool_tokens(tokens.cls, tokens.patches, name)
+        return tokens.cls if name == "pooled" else pool_tokens(tokens.cls, tokens.patches, name)
 
 
 def trained_trunk(run: Path, *, student: bool = False) -> tuple[SopTrunk, Path]:
@@ -58,15 +58,11 @@ def trained_trunk(run: Path, *, student: bool = False) -> tuple[SopTrunk, Path]:
         ConfigError: the run's config is damaged.
     """
     checkpoint = find_checkpoint(run)
-    config_file = run_directory(checkpoint) / "config.yaml"
-    if not config_file.is_file():
-        raise CheckpointError(f"{config_file} is missing: a checkpoint is read with the config of its run beside it")
-    config = load_config(config_file)
+    config = config_of_run(checkpoint)
     backbone = seeded_backbone(config.model, config.views.global_size, seed=0)
-    tensors = read_tensors(checkpoint, "student" if student else "teacher")
-    prefix = "backbone."
-    ours = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
-    fit_tensors(backbone, ours, origin=f"checkpoint {checkpoint}", target=f"the model of {config_file}")
+    ours = read_backbone(checkpoint, student=student)
+    target = f"the model of {run_directory(checkpoint) / 'config.yaml'}"
+    fit_tensors(backbone, ours, origin=f"checkpoint {checkpoint}", target=target)
     return SopTrunk(backbone, config), checkpoint
 
 
@@ -90,7 +86,7 @@ def untrained_trunk(config: str, seed: int) -> SopTrunk:
     Raises:
         ConfigError: there is no such configuration, or it is wrong.
     """
-    loaded = load_config(config)
+    loaded = resolve_init(load_config(config))
     backbone = seeded_backbone(loaded.model, loaded.views.global_size, seed)
     backbone.check_size("views.global_size", loaded.views.global_size)
     return SopTrunk(backbone, loaded)

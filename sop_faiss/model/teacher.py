@@ -57,6 +57,12 @@ class Network(nn.Module):
         views = len(images) if wants_cls else 0
         return embeddings[:views], embeddings[views:]
 
+    def freeze_backbone(self, frozen: bool) -> None:
+        """Whether the backbone stands still: no gradients are computed for it, no drop path or batch statistics."""
+        if self.backbone.training == frozen:
+            self.backbone.requires_grad_(not frozen)
+            self.backbone.train(not frozen)
+
 
 class Student(nn.Module):
     """The student's pass over all views of a batch, as one module for data-parallel wrappers."""
@@ -103,12 +109,14 @@ def build_student_and_teacher(config: Config) -> tuple[Network, Network]:
     The backbone's weights are those of `seeded_backbone` with the same seed.
 
     Raises:
-        ConfigError: the backbone is unknown, or a view's side is not divisible by its patch.
+        ConfigError: the backbone is unknown or lacks what the configuration asks for, or a view's side is not divisible
+            by its patch.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
         student = _build(config, config.model.drop_path)
         teacher = copy.deepcopy(student) if config.model.drop_path == 0 else _build(config, 0.0)
+    student.backbone.check_settings(config)
     student.backbone.check_size("views.global_size", config.views.global_size)
     if config.views.local_count:
         student.backbone.check_size("views.local_size", config.views.local_size)

@@ -14,6 +14,7 @@ from sop_faiss.data.source import ImageSource, find_streams, open_source
 from sop_faiss.data.stream import Batches, split_holdout
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbone import seeded_backbone
+from sop_faiss.model.initial_weights import resolve_init
 
 __all__ = [
     "make_batches",
@@ -111,6 +112,7 @@ def mask_unit(config: Config) -> int:
     Raises:
         ConfigError: the backbone is unknown, or a global view cannot be cut into such units.
     """
+    config = resolve_init(config)
     backbone = seeded_backbone(config.model, config.views.global_size, config.train.seed)
     backbone.check_size("views.global_size", config.views.global_size)
     return backbone.patch_size

@@ -12,6 +12,7 @@ from sop_faiss.config import Config, LevelConfig, flat_settings, load_config, to
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_file, remove_leftovers
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
+from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
 from sop_faiss.model.teacher import build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_bytes
 from sop_faiss.neighbors.incremental import lists_bytes
@@ -80,6 +81,14 @@ class TrainingResult:
 
     Of a run that was scored also `best_by`, `first_score` (of step 0), `best_score` and `best_step`.
     """
+
+
+def _stored_config(run: Path) -> Config | None:
+    """What a run was started with; None where there is none, or a damaged one, which `_check_same_run` tells."""
+    try:
+        return load_config(run / "config.yaml") if (run / "config.yaml").is_file() else None
+    except ConfigError:
+        return None
 
 
 def _check_same_run(run: Path, config: Config) -> None:
@@ -155,6 +164,7 @@ def run_training(
     lock = RunLock(output)
     try:
         with full_disk_told(output), StopRequest().listening() as stop:
+            config = resolve_init(config, _stored_config(output) if resume else None)
             checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
             source, trained, held_out = open_training_images(config)
             state = RunState(config, device, len(trained))
@@ -164,6 +174,8 @@ def run_training(
             evaluate = open_evaluation(config, source, trained, held_out)
             if checkpoint is not None:
                 state.resume(checkpoint)
+            elif config.model.init:
+                state.init_sha256 = load_initial_weights(state.student, state.teacher, config.model)
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
             if not finished:
@@ -200,6 +212,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         ConfigError: settings are impossible.
         DataError: the training images cannot be opened.
     """
+    config = resolve_init(config)
     source, trained, held_out = open_training_images(config)
     student, _ = build_student_and_teacher(config)
     device, world_size = training_device(config), distributed.announced_world_size()

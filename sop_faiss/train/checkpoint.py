@@ -136,7 +136,9 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, t
             raise CheckpointError(f"the checkpoint's optimizer has {name} as {tuple(value.shape)}: same config?")
         if key not in _ADAM_STATE or not value.is_floating_point() or (value.ndim == 0) != (key == "step"):
             raise CheckpointError(f"the checkpoint's optimizer has {flat_name} of another kind: it was changed")
-        optimizer.state[parameter][key] = like(parameter, value) if value.ndim else value.to(parameter.device)
+        # In the parameter's memory layout, which a fused optimiser takes for granted.
+        moment = torch.empty_like(parameter, dtype=value.dtype) if value.ndim else value.to(parameter.device)
+        optimizer.state[parameter][key] = moment.copy_(like(parameter, value) if value.ndim else value)
     torn = next((name for name, p in parameters.items() if p in optimizer.state and not _is_whole(optimizer, p)), None)
     if torn is not None:
         raise CheckpointError(f"the checkpoint's optimizer has only a part of {torn}: it was changed")

@@ -59,6 +59,7 @@ def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -
 
     # 2. to 5. Views, embeddings, losses and gradients; with train.accumulate, of one part of the images at a time.
     state.optimizer.zero_grad(set_to_none=True)
+    state.student.freeze_backbone(settings.trunk_lr_scale == 0)
     stored_patches = state.draw_stored_patches(images, patches).chunk(len(parts))
     with _seeded_drop_path(state):
         learned = [_learn_from(state, *part, prototypes, settings) for part in zip(parts, stored_patches, strict=True)]

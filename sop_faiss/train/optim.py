@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from timm.models import group_parameters
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sop_faiss import distributed
 from sop_faiss.config import OptimConfig
+from sop_faiss.errors import ConfigError
 from sop_faiss.train.schedules import StepSettings
 
 __all__ = ["apply_settings", "clip_each_gradient", "make_optimizer"]
 
+_BACKBONE = "backbone."
+"""What the names of a network's backbone start with; the rest is the projector."""
+
 
 def make_optimizer(network: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with two groups: biases and 1-d parameters are not decayed."""
-    decayed = [p for p in network.parameters() if p.requires_grad and p.ndim > 1]
-    others = [p for p in network.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": decayed, "decays": True}, {"params": others, "decays": False, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(config.beta1, config.beta2), fused=True)
+    """AdamW with a group for each learning rate, parted again: biases and 1-d parameters are not decayed.
+
+    Raises:
+        ConfigError: layers shall learn at different rates, and the backbone's are not known.
+    """
+    scales = _layer_scales(network, config.layer_decay)
+    groups: dict[tuple[bool, bool, float], list[Tensor]] = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            key = (parameter.ndim > 1, name.startswith(_BACKBONE), scales.get(name, 1.0))
+            groups.setdefault(key, []).append(parameter)
+    described = [
+        {"params": parameters, "decays": decays, "in_backbone": in_backbone, "lr_scale": scale}
+        for (decays, in_backbone, scale), parameters in groups.items()
+    ]
+    return torch.optim.AdamW(described, lr=0.0, betas=(config.beta1, config.beta2), fused=True)
+
+
+def _layer_scales(network: nn.Module, decay: float) -> dict[str, float]:
+    """The backbone's learning rates over the projector's by parameter: decay to the power of its layer, from above.
+
+    timm counts the layers, the stem the lowest; a final norm belongs to the last block, the mask token to the stem.
+    """
+    if decay == 1:
+        return {}
+    backbone: Any = getattr(network, "backbone", None)
+    trunk: Any = getattr(backbone, "trunk", None)
+    if not hasattr(trunk, "group_matcher"):
+        raise ConfigError(
+            f"optim.layer_decay = {decay}: timm does not say what the layers of a {type(trunk).__name__} are; "
+            "set optim.layer_decay=1"
+        )
+    layer_of = {
+        f"{_BACKBONE}trunk.{name}": layer
+        for name, layer in group_parameters(trunk, trunk.group_matcher(coarse=False), reverse=True).items()
+    }
+    layers = max(layer_of.values()) + 1
+    own = {f"{_BACKBONE}{name}" for name, _ in backbone.named_parameters(recurse=False)}
+    return {name: decay ** (layers - layer) for name, layer in layer_of.items()} | dict.fromkeys(own, decay**layers)
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, settings: StepSettings) -> None:
-    """Set the step's learning rate and weight decay."""
+    """Set the step's learning rates and weight decay."""
     for group in optimizer.param_groups:
-        group["lr"] = settings.learning_rate
+        backbone_scale = settings.trunk_lr_scale if group["in_backbone"] else 1.0
+        group["lr"] = settings.learning_rate * group["lr_scale"] * backbone_scale
         group["weight_decay"] = settings.weight_decay if group["decays"] else 0.0
 
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sop_faiss import distributed
 from sop_faiss.config import Config
+from sop_faiss.errors import ConfigError
 from sop_faiss.model.teacher import Student
 
 __all__ = ["average_gradients", "is_sharded", "like", "share_student", "whole"]
@@ -39,10 +40,18 @@ def share_student(
 
     Returns:
         What to call, and whether its gradients have to be averaged by hand (`average_gradients`).
+
+    Raises:
+        ConfigError: the student cannot be sharded as configured.
     """
     if distributed.world_size() == 1:
         return student, False
     if _shards(student, config):
+        if config.model.init or config.optim.projector_warmup_epochs:
+            raise ConfigError(
+                "train.parallel = fsdp with model.init or optim.projector_warmup_epochs is not built: set "
+                "train.parallel=ddp"
+            )
         mesh = init_device_mesh(device.type, (distributed.world_size(),))
         of_blocks = MixedPrecisionPolicy(autocast_dtype, torch.float32, cast_forward_inputs=False)
         for block in student.network.backbone.blocks():
@@ -51,7 +60,8 @@ def share_student(
         return student, False
     if config.train.accumulate > 1 or config.train.views_apart:
         return student, True  # several backward passes, each of which DDP would average
-    shared = DistributedDataParallel(student, find_unused_parameters=config.masks.kind == "none")
+    unused = config.masks.kind == "none" or config.optim.projector_warmup_epochs > 0
+    shared = DistributedDataParallel(student, find_unused_parameters=unused)
     if device.type == "cpu":  # where resuming is exact
         shared.register_comm_hook(None, lambda _, bucket: distributed.average_in_rank_order(bucket.buffer()))
     return shared, False

@@ -23,6 +23,9 @@ class StepSettings(NamedTuple):
     weight_decay: float
     momentum: float
     teacher_temp: float
+    trunk_lr_scale: float = 1.0
+    """The backbone's learning rate over the projector's: 0 while it is frozen, then rising; see
+    `optim.projector_warmup_epochs`."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,12 @@ class Schedules:
         progress = step / self.total_steps
         temp_steps = round(loss.teacher_temp_epochs * self.steps_per_epoch)
         temp_share = min(1.0, step / temp_steps) if temp_steps else 1.0
+        frozen_steps = round(optim.projector_warmup_epochs * self.steps_per_epoch)
+        thawed = max(0, step + 1 - frozen_steps)
         return StepSettings(
             learning_rate=learning_rate,
             weight_decay=cosine(optim.weight_decay, optim.weight_decay_end, progress),
             momentum=cosine(optim.momentum, optim.momentum_end, progress),
             teacher_temp=loss.teacher_temp_start + (loss.teacher_temp - loss.teacher_temp_start) * temp_share,
+            trunk_lr_scale=min(1.0, thawed / max(1, warmup_steps)) if frozen_steps else 1.0,
         )

@@ -166,6 +166,8 @@ class RunState:
         self.alarms = Alarms(Rules.of(config, self.schedules.steps_per_epoch))
         self.data_digest = ""
         """Which images the run is trained on; see `Batches.digest`."""
+        self.init_sha256 = ""
+        """Of the weights file that `model.init` started from."""
 
     def _level(self, name: str, weight: float, images: int) -> Level | None:
         if weight == 0:
@@ -245,6 +247,7 @@ class RunState:
             **self.scores.counters(),
             "data_digest": self.data_digest,
             "alarms": self.alarms.state_dict(),
+            "init_sha256": self.init_sha256,
         }
 
     def _load_tensors(self, checkpoint: Path) -> None:
@@ -285,4 +288,5 @@ class RunState:
         self.step, self.images_seen = int(state["step"]), int(state["images_seen"])
         self.bad_samples = int(state["bad_samples"])
         self.alarms.load_state_dict(state.get("alarms", {}))
+        self.init_sha256 = str(state.get("init_sha256", ""))
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)

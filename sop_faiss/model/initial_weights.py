@@ -1,0 +1,195 @@
+"""What a run starts from: the backbone of any encoder (`model.init`), or random weights."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import timm
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from sop_faiss import distributed
+from sop_faiss.config import Config, ModelConfig, ViewsConfig
+from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.files import sha256_file
+from sop_faiss.model.backbone import VitBackbone
+from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
+from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.teacher import Network
+from sop_faiss.model.timm_trunk import require_timm_name
+from sop_faiss.model.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
+
+__all__ = ["SHAPE_FIELDS", "load_initial_weights", "resolve_init"]
+
+_log = logging.getLogger(__name__)
+SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
+"""The fields of the model section that make the backbone what it is."""
+
+
+class _Source(NamedTuple):
+    """What `model.init` says beside the weights: fields of the model section, and how its images were normalised."""
+
+    shape: dict[str, Any]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def resolve_init(config: Config, stored: Config | None = None) -> Config:
+    """The configuration with what `model.init` determines filled in: the backbone's shape, and mean and std of views.
+
+    A field at its default follows the encoder, with a line in the log; any other must agree (the backbone's) or stands
+    as it is (mean and std). Resolving twice changes nothing.
+
+    Args:
+        config: of a run.
+        stored: the same as a run was started with: it is then asked instead of another run, which may be gone.
+
+    Raises:
+        CheckpointError: the run that `model.init` names cannot be used.
+        ConfigError: `model.init` is of no known form, lacks its weights, or contradicts the backbone.
+    """
+    if not config.model.init:
+        return config
+    spec = _spec(config.model)
+    if spec.kind == "run" and stored is not None and stored.model.init == config.model.init:
+        source = _source_of_config(stored)
+    else:
+        source = _source(spec)
+    defaults = ModelConfig()
+    changes = {name: value for name, value in source.shape.items() if getattr(config.model, name) != value}
+    for name, value in changes.items():
+        given = getattr(config.model, name)
+        if given != getattr(defaults, name):
+            raise ConfigError(
+                f"model.{name} = {given}, but model.init = {config.model.init} has {value}: leave model.{name} out"
+            )
+    views, untouched = config.views, ViewsConfig()
+    wanted = (source.mean, source.std)
+    if (views.mean, views.std) == (untouched.mean, untouched.std) != wanted:
+        views = replace(views, mean=source.mean, std=source.std)
+        _say("views.mean and views.std follow %s: %s and %s", config.model.init, *wanted)
+    elif (views.mean, views.std) != wanted:
+        mine = (views.mean, views.std)
+        _say("views.mean and views.std stay %s and %s; %s was trained with %s and %s", *mine, spec.model, *wanted)
+    return replace(config, model=replace(config.model, **changes), views=views)
+
+
+def _say(*line: object) -> None:
+    if distributed.is_main():
+        _log.info(*line)  # type: ignore[arg-type]
+
+
+def _spec(model: ModelConfig) -> EncoderSpec:
+    spec = EncoderSpec(model.init, Path(model.weights) if model.weights else None, by_position=model.by_position)
+    if spec.kind == "config":
+        raise ConfigError(
+            f"model.init = {model.init} would be random weights, which a run has without it: wanted timm:NAME, "
+            "dino:FILE, a run directory or a checkpoint in one"
+        )
+    spec.refuse_idle_options()
+    if spec.kind == "timm" and spec.weights is None:
+        raise ConfigError(f"model.init = {model.init} comes without weights: give --weights FILE (model.weights)")
+    return spec
+
+
+def _source(spec: EncoderSpec) -> _Source:
+    if spec.kind == "run":
+        return _source_of_config(config_of_run(_run_checkpoint(spec.place)))
+    if spec.kind == "dino":  # all of these methods' authors normalise so, whatever timm's weights of that name want
+        return _Source({}, IMAGENET_MEAN, IMAGENET_STD)
+    require_timm_name(spec.place)
+    settings = _timm_settings(spec.place)
+    mean, std = settings.get("mean", IMAGENET_MEAN), settings.get("std", IMAGENET_STD)
+    return _Source({"backbone": spec.place.partition(".")[0]}, tuple(mean), tuple(std))
+
+
+def _source_of_config(config: Config) -> _Source:
+    shape = {name: getattr(config.model, name) for name in SHAPE_FIELDS}
+    return _Source(shape, config.views.mean, config.views.std)
+
+
+def _timm_settings(name: str) -> dict[str, Any]:
+    """What timm records of a network's training; empty for one without weights."""
+    known = timm.models.get_pretrained_cfg(name)
+    return dict(known.to_dict()) if known else {}
+
+
+def _run_checkpoint(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise CheckpointError(
+            f"model.init = {text} is no directory: wanted timm:NAME, dino:FILE, a run directory or a checkpoint in one"
+        )
+    return find_checkpoint(Path(text))
+
+
+def load_initial_weights(student: Network, teacher: Network, model: ModelConfig) -> str:
+    """Fill the backbone of student and teacher from `model.init`; their projectors stay fresh.
+
+    Args:
+        student: as built from the configuration that `resolve_init` gives.
+        teacher: becomes equal to it.
+        model: says where the weights are.
+
+    Returns:
+        sha256 of the file with the weights.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or its tensors do not fit the backbone.
+        ConfigError: as `resolve_init`.
+    """
+    spec, backbone = _spec(model), student.backbone
+    target: nn.Module = backbone.trunk
+    if spec.kind == "run":
+        checkpoint = _run_checkpoint(spec.place)
+        file, tensors, target = checkpoint / "teacher.safetensors", read_backbone(checkpoint), backbone
+    elif spec.kind == "dino":
+        file = Path(spec.place)
+        tensors = read_official(file)
+    else:
+        assert spec.weights is not None  # `_spec` saw to it
+        file = spec.weights
+        tensors = read_weights(file)
+    named = {"origin": f"weights {file}", "target": f"model.backbone = {model.backbone}"}
+    if model.by_position:
+        if file.suffix == ".safetensors":
+            raise CheckpointError(
+                f"{file} cannot be matched by position: safetensors keeps no order; use the .pth file"
+            )
+        left_out = fit_tensors_by_position(target, tensors, **named)
+    else:
+        if isinstance(backbone, VitBackbone):
+            tensors = _with_resampled_positions(backbone, tensors)
+        left_out = fit_tensors(target, tensors, **named, heads=_classifiers(model.backbone))
+    teacher.load_state_dict(student.state_dict())
+    few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
+    _say("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
+    return sha256_file(file)
+
+
+def _classifiers(name: str) -> tuple[str, ...]:
+    """What the names of a network's classifier start with."""
+    named = _timm_settings(name).get("classifier") or ()
+    return tuple(f"{head}." for head in ((named,) if isinstance(named, str) else named))
+
+
+def _with_resampled_positions(backbone: VitBackbone, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Position embeddings of another grid, brought to the network's as it does itself for views of other sizes."""
+    result, trunk = dict(tensors), backbone.trunk
+    name = next((name for name in ("pos_embed", "trunk.pos_embed") if name in tensors), None)
+    if name is None or trunk.pos_embed is None:
+        return result
+    positions, own, grid = tensors[name], trunk.pos_embed, list(trunk.patch_embed.grid_size)
+    prefix = own.shape[1] - grid[0] * grid[1]  # [CLS] and registers
+    if positions.ndim != 3 or positions.shape[2] != own.shape[2] or positions.shape == own.shape:
+        return result
+    side = math.isqrt(max(0, positions.shape[1] - prefix))
+    if side and side**2 == positions.shape[1] - prefix:
+        result[name] = resample_abs_pos_embed(positions, grid, [side, side], num_prefix_tokens=prefix)
+        _say("position embeddings are resampled from %d x %d to %d x %d", side, side, *grid)
+    return result
