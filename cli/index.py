@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import (
+    CONTEXT_SETTINGS,
+    log_to_stderr,
+    one_line,
+    page_footer,
+    progress_reporter,
+    run_command,
+    say_written,
+)
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.files import write_json
 from sop_faiss.model.spec import EncoderSpec
@@ -40,7 +49,21 @@ def main() -> None:
 @optional_encoder_options
 @click.option("--data", metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.")
 @click.option("--out", required=True, type=_FOLDER, metavar="DIR", help="A new or empty directory.")
-@click.option("--factory", default="Flat", show_default=True, metavar="F", help="FAISS factory: Flat (exact search).")
+@click.option(
+    "--factory",
+    default="auto",
+    show_default=True,
+    metavar="F",
+    help="Kind of index: auto (by number and memory), or a FAISS factory, as Flat (exact), IVF1024,SQ8 or HNSW32.",
+)
+@click.option("--max-memory", metavar="SIZE", help="For auto: most that the index may take, as 500MB or 1GB.")
+@click.option(
+    "--recall",
+    type=float,
+    default=0.95,
+    show_default=True,
+    help="Share of the 10 nearest that a search shall find; tuned and measured on pictures held out.",
+)
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option(
     "--max-bad-fraction",
@@ -56,6 +79,8 @@ def build_command(
     data: str | None,
     out: Path,
     factory: str,
+    max_memory: str | None,
+    recall: float,
     batch_size: int,
     max_bad_fraction: float,
 ) -> None:
@@ -66,15 +91,19 @@ def build_command(
       sop-index build --features features/ --out photos.index
       sop-index build --model runs/photos --data photos/ --out photos.index
     """
+    from sop_faiss.index.build import IndexOptions, parse_bytes
     from sop_faiss.pipeline.index import build
 
-    with progress_reporter("embedding", "pictures") as progress:
+    log_to_stderr(logging.INFO)
+    options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall)
+    verb, things = ("indexing", "vectors") if features is not None else ("embedding", "pictures")
+    with progress_reporter(verb, things) as progress:
         manifest = build(
             out,
             features=features,
             encoder=encoder,
             data=data,
-            factory=factory,
+            options=options,
             batch_size=batch_size,
             max_bad_fraction=max_bad_fraction,
             progress=progress,
@@ -199,6 +228,7 @@ def info_command(index: Path, json_file: Path | None) -> None:
     size = sum(int(file["bytes"]) for file in manifest.files.values())
     facts = {
         "factory": manifest.factory,
+        "search": manifest.search,
         "metric": manifest.metric,
         "count": manifest.count,
         "dimension": manifest.dimension,
@@ -237,7 +267,13 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
 
 def _describe(manifest: IndexManifest) -> str:
     left_out = f" ({_counted(manifest.dropped)} left out)" if manifest.dropped else ""
-    return f"{manifest.count:,} vectors of dimension {manifest.dimension}{left_out}, {manifest.factory} index"
+    return f"{manifest.count:,} vectors of dimension {manifest.dimension}{left_out}, {_kind(manifest)} index"
+
+
+def _kind(manifest: IndexManifest) -> str:
+    """The factory, and how much of an exact search it finds."""
+    recall = manifest.search["recall"]
+    return manifest.factory if recall is None else f"{manifest.factory} (recall@{manifest.search['k']} {recall:.3f})"
 
 
 def _counted(dropped: dict[str, int]) -> str:

@@ -99,7 +99,7 @@ def test_embed(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None
 INDEX_POINTS = [
     ("sop_faiss.index.store", "IdTable.write", 1),
     ("sop_faiss.index.store", "IndexManifest.write", 1),
-    ("sop_faiss.neighbors.factories", "VectorIndex.write", 1),
+    ("sop_faiss.neighbors.flat_index", "FlatIndex.write", 1),
 ]
 
 

@@ -3,54 +3,186 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float32, Int64
+
 from sop_faiss.data.source import ImageSource
-from sop_faiss.errors import FeatureError
+from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
 from sop_faiss.model.encoder import Encoder
-from sop_faiss.neighbors.factories import METRIC, check_factory, make_index
+from sop_faiss.neighbors.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.choice import choose_factory, exact_similarities, tune_effort
+from sop_faiss.neighbors.factories import METRIC, VectorIndex, check_factory, empty_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["build_index", "build_index_of_pictures"]
+__all__ = ["IndexOptions", "build_index", "build_index_of_pictures", "parse_bytes"]
+
+_log = logging.getLogger(__name__)
+_SEED = 0
+_BLOCK_ROWS = 65_536
+_MOST_QUERIES = 1000  # that recall is measured on
+_RECALL_K = 10
 
 
-def build_index(store: FeatureStore, out: Path, factory: str = "Flat") -> IndexManifest:
+@dataclass(frozen=True)
+class IndexOptions:
+    """What an index shall be like."""
+
+    factory: str = "auto"
+    """FAISS factory string, or `auto`: `Flat` for 100,000 vectors or fewer, else IVF with codes that fit."""
+    max_bytes: int | None = None
+    """Of the index in memory, for `auto`; None: no limit."""
+    recall: float = 0.95
+    """Share of the 10 nearest rows that a search shall find; the effort of each search is tuned to it."""
+
+    def check(self, dimension: int) -> None:
+        """Refuse what cannot be, before any work.
+
+        Raises:
+            ConfigError: FAISS knows no such factory, or a number is out of range.
+        """
+        if not 0 < self.recall <= 1:
+            raise ConfigError(f"--recall {self.recall}: wanted more than 0, and at most 1")
+        if self.factory != "auto":
+            check_factory(self.factory, dimension)
+            if self.max_bytes is not None:
+                raise ConfigError("--max-memory is for --factory auto, which chooses by it: leave one of them out")
+        elif self.max_bytes is not None and self.max_bytes < 1:
+            raise ConfigError(f"--max-memory {self.max_bytes}: wanted 1 byte or more")
+
+    def choose(self, count: int, dimension: int) -> tuple[str, str]:
+        """The factory for so many vectors, and why."""
+        if self.factory != "auto":
+            return self.factory, "asked for"
+        choice = choose_factory(count, dimension, self.max_bytes)
+        return choice.factory, choice.why
+
+
+_UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """A size as people write it: 800000000, 800MB, 1.5 GB, 2GiB.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in _UNITS:
+        raise ConfigError(f"size {text!r}: wanted a number with B, KB, MB, GB or TB, as 500MB")
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+def build_index(
+    store: FeatureStore,
+    out: Path,
+    options: IndexOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+) -> IndexManifest:
     """Write the index directory of a feature store: `index.faiss`, `ids.parquet`, `manifest.json`.
+
+    The rows of a `Flat` index are in the store's order. Those of others are in a seeded random order, so that the last
+    ones, which recall is measured with before they are added, are a fair sample.
 
     Args:
         store: unit-norm features of one encoder.
         out: where the directory shall stand; it appears complete or not at all.
-        factory: FAISS factory string; only `Flat` so far.
+        options: which kind of index; None for the defaults.
+        progress: called with vectors added and their total.
 
     Returns:
         The manifest that was written.
 
     Raises:
         SopError: `out` is not empty; it stays as it was.
-        ConfigError: the factory is not supported.
+        ConfigError: the options are impossible.
         FeatureError: the store is empty, its columns disagree, a key occurs twice, or a row is not of unit norm.
     """
+    options = options or IndexOptions()
     refuse_occupied(out)
-    check_factory(factory)
     store.check()
+    count, dimension = store.features.shape
+    options.check(dimension)
+    factory, why = options.choose(count, dimension)
+    if options.factory == "auto":
+        _log.info("index factory %s: %s", factory, why)
     with atomic_directory(out) as directory:
-        make_index(store.features, factory).write(directory / INDEX_FILE)
-        IdTable(store.keys, store.sources, store.members, store.labels).write(directory / IDS_FILE)
-        manifest = _manifest(store, factory, {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)})
+        index = empty_index(factory, dimension)
+        rows = np.arange(count)
+        recall: dict[str, Any] = dict.fromkeys(("recall", "k", "queries", "target"))
+        if isinstance(index, ApproximateIndex):
+            rows = np.random.default_rng(_SEED).permutation(count)
+            recall = _fill_and_tune(index, store.features, rows, options.recall, progress)
+        else:
+            _add(index, store.features, rows, progress)
+        index.write(directory / INDEX_FILE)
+        _ids_of(store, rows).write(directory / IDS_FILE)
+        files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
+        manifest = _manifest(store, factory, {"effort": index.effort, **recall, "why": why}, files)
         manifest.write(directory)
     return manifest
+
+
+def _add(
+    index: VectorIndex, features: Float32[np.ndarray, "n d"], rows: Int64[np.ndarray, " m"], progress: Any
+) -> None:
+    """Add these rows, block by block."""
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        index.add(features[rows[start : start + _BLOCK_ROWS]])
+        if progress is not None:
+            progress(index.count, len(features))
+
+
+def _fill_and_tune(
+    index: ApproximateIndex,
+    features: Float32[np.ndarray, "n d"],
+    rows: Int64[np.ndarray, " n"],
+    target: float,
+    progress: ProgressCallback | None,
+) -> dict[str, Any]:
+    """Train, add all rows but the last, measure with these, add them. What was measured, for the manifest."""
+    held_out = min(_MOST_QUERIES, len(rows) // 10)
+    present, queries = rows[: len(rows) - held_out], features[rows[len(rows) - held_out :]]
+    index.train(features[present[: index.training_rows()]])
+    _add(index, features, present, progress)
+    measured: dict[str, Any] = {"recall": None, "k": None, "queries": 0, "target": target}
+    k = min(_RECALL_K, len(present))
+    if held_out:
+        blocks = (features[present[start : start + _BLOCK_ROWS]] for start in range(0, len(present), _BLOCK_ROWS))
+        nearest = exact_similarities(queries, blocks, k)
+        recall = tune_effort(index, queries, nearest, features, present, target)
+        measured |= {"recall": round(recall.share, 4), "k": k, "queries": held_out}
+        if recall.share < target:
+            _log.warning(
+                "recall@%d of index %s is %.3f at most, wanted %.3g: its codes are too coarse, or its lists too many; "
+                "take a finer factory, or allow more memory",
+                *(k, index.factory, recall.share, target),
+            )
+    _add(index, features, rows[len(present) :], progress)
+    return measured
+
+
+def _ids_of(store: FeatureStore, rows: Int64[np.ndarray, " n"]) -> IdTable:
+    """The columns of the store's rows, in this order."""
+    keys, sources, members = ([column[row] for row in rows] for column in (store.keys, store.sources, store.members))
+    return IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
 
 
 def build_index_of_pictures(
     encoder: Encoder,
     source: ImageSource,
     out: Path,
-    factory: str = "Flat",
+    options: IndexOptions | None = None,
     *,
     batch_size: int = 64,
     max_bad_fraction: float = 0.01,
@@ -62,23 +194,26 @@ def build_index_of_pictures(
         encoder: on the device it shall run on.
         source: the pictures.
         out: where the directory shall stand.
-        factory: FAISS factory string.
+        options: which kind of index; None for the defaults.
         batch_size: pictures per forward pass.
         max_bad_fraction: share of pictures that may be unreadable; they are left out and counted in the manifest.
         progress: called with pictures done and their total.
 
     Raises:
-        SopError: as `build_index` and `extract_features`; what is wrong with `out` or `factory`, before any work.
+        SopError: as `build_index` and `extract_features`; what is wrong with `out` or `options`, before any work.
     """
+    options = options or IndexOptions()
     refuse_occupied(out)
-    check_factory(factory)
+    options.check(encoder.feature_dim)
     store = extract_features(
         encoder, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
     )
-    return build_index(store, out, factory)
+    return build_index(store, out, options)
 
 
-def _manifest(store: FeatureStore, factory: str, files: dict[str, dict[str, Any]]) -> IndexManifest:
+def _manifest(
+    store: FeatureStore, factory: str, search: dict[str, Any], files: dict[str, dict[str, Any]]
+) -> IndexManifest:
     made_by = store.manifest
     try:
         return IndexManifest(
@@ -92,6 +227,7 @@ def _manifest(store: FeatureStore, factory: str, files: dict[str, dict[str, Any]
             class_names=made_by.get("class_names"),
             root=str(made_by["root"]),
             dropped=dict(made_by.get("dropped", {}).get("reasons", {})),
+            search=search,
             files=files,
         )
     except KeyError as error:

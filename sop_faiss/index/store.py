@@ -28,7 +28,7 @@ IDS_FILE = "ids.parquet"
 MANIFEST_FILE = "manifest.json"
 
 FORMAT = "sop_faiss.index"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _COLUMNS = pa.schema(
     [
@@ -118,6 +118,10 @@ class IndexManifest:
     """The folder that sources and members are relative to."""
     dropped: dict[str, int]
     """How many pictures could not be used when the features were extracted, by reason."""
+    search: dict[str, Any]
+    """`effort`: how much of the index a search looks at (FAISS's nprobe or efSearch), null where that is all of it.
+    `recall`, `k`, `queries`, `target`: the share of the k nearest rows that is found, as measured on queries that were
+    not in the index yet; null where nothing was measured. `why`: how the factory was chosen."""
     files: dict[str, dict[str, Any]]
     """Per file: `sha256` and `bytes`."""
 
@@ -165,6 +169,11 @@ class IndexManifest:
         if not intact:
             raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")
         return manifest
+
+    @property
+    def exact(self) -> bool:
+        """Whether every search finds what brute force does."""
+        return self.factory == "Flat"
 
     def check_file(self, directory: Path, name: str, *, checksum: bool = True) -> None:
         """Compare one of the other files with the manifest: its length, and with `checksum` every byte.

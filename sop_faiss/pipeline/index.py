@@ -8,10 +8,9 @@ from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
-from sop_faiss.index.build import build_index, build_index_of_pictures
+from sop_faiss.index.build import IndexOptions, build_index, build_index_of_pictures
 from sop_faiss.index.store import IndexManifest
 from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.neighbors.factories import check_factory
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["build"]
@@ -23,7 +22,7 @@ def build(
     features: Path | None = None,
     encoder: EncoderSpec | None = None,
     data: str | None = None,
-    factory: str = "Flat",
+    options: IndexOptions | None = None,
     batch_size: int = 64,
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
@@ -35,21 +34,20 @@ def build(
         features: a feature store.
         encoder: which encoder; with `data`, instead of `features`.
         data: SRC: shards, a folder of pictures, or a list.
-        factory: FAISS factory string; only `Flat` so far.
+        options: which kind of index; None for the defaults.
         batch_size: pictures per forward pass.
         max_bad_fraction: share of pictures that may be unreadable; they are left out and counted.
-        progress: called with pictures encoded and their total.
+        progress: called with pictures encoded, or vectors added, and their total.
 
     Raises:
-        ConfigError: neither or both of features and pictures are given, or the factory is not supported.
+        ConfigError: neither or both of features and pictures are given, or the options are impossible.
         SopError: as `build_index`, `EncoderSpec.load` and `open_source`.
     """
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("--features holds all that an index needs: leave --model and --data out")
     refuse_occupied(out)
-    check_factory(factory)
     if features is not None:
-        return build_index(FeatureStore.read(features), out, factory)
+        return build_index(FeatureStore.read(features), out, options, progress=progress)
     if encoder is None or data is None:
         raise ConfigError("name what to index: --features STORE, or --model M with --data SRC")
     source = open_source(data)
@@ -57,7 +55,7 @@ def build(
         encoder.load(),
         source,
         out,
-        factory,
+        options,
         batch_size=batch_size,
         max_bad_fraction=max_bad_fraction,
         progress=progress,
