@@ -23,6 +23,7 @@ __all__ = [
     "NO_ROOM",
     "atomic_directory",
     "atomic_file",
+    "locked_directory",
     "read_json",
     "refuse_occupied",
     "remove_leftovers",
@@ -126,6 +127,26 @@ def _locked(path: Path) -> Iterator[bool]:
         return
     try:
         yield _lock(descriptor) is True
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked_directory(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a directory; where the file system has no locks, nothing is kept.
+
+    Raises:
+        SopError: another process is changing it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # whoever reads it will tell
+        yield
+        return
+    try:
+        if _lock(descriptor) is False:
+            raise SopError(f"{path} is being changed by another process: wait for it and try again")
+        yield
     finally:
         os.close(descriptor)
 

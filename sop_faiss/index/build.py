@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from sop_faiss.neighbors.choice import choose_factory, exact_similarities, tune_
 from sop_faiss.neighbors.factories import METRIC, VectorIndex, check_factory, empty_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["IndexOptions", "build_index", "build_index_of_pictures", "parse_bytes"]
+__all__ = ["IndexOptions", "build_index", "build_index_of_pictures", "parse_bytes", "store_as_index"]
 
 _log = logging.getLogger(__name__)
 _SEED = 0
@@ -127,8 +127,9 @@ def build_index(
             _add(index, store.features, rows, progress)
         index.write(directory / INDEX_FILE)
         _ids_of(store, rows).write(directory / IDS_FILE)
+        search = {"effort": index.effort, **recall, "why": why}
         files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
-        manifest = _manifest(store, factory, {"effort": index.effort, **recall, "why": why}, files)
+        manifest = replace(store_as_index(store, factory), search=search, files=files)
         manifest.write(directory)
     return manifest
 
@@ -153,7 +154,7 @@ def _fill_and_tune(
     """Train, add all rows but the last, measure with these, add them. What was measured, for the manifest."""
     held_out = min(_MOST_QUERIES, len(rows) // 10)
     present, queries = rows[: len(rows) - held_out], features[rows[len(rows) - held_out :]]
-    index.train(features[present[: index.training_rows()]])
+    index.train(features[rows[: index.training_rows()]])  # of a few rows all, so that codes reach as far as they do
     _add(index, features, present, progress)
     measured: dict[str, Any] = {"recall": None, "k": None, "queries": 0, "target": target}
     k = min(_RECALL_K, len(present))
@@ -211,9 +212,12 @@ def build_index_of_pictures(
     return build_index(store, out, options)
 
 
-def _manifest(
-    store: FeatureStore, factory: str, search: dict[str, Any], files: dict[str, dict[str, Any]]
-) -> IndexManifest:
+def store_as_index(store: FeatureStore, factory: str) -> IndexManifest:
+    """What an index's manifest takes over from a feature store.
+
+    Raises:
+        FeatureError: the store's manifest lacks something.
+    """
     made_by = store.manifest
     try:
         return IndexManifest(
@@ -227,8 +231,8 @@ def _manifest(
             class_names=made_by.get("class_names"),
             root=str(made_by["root"]),
             dropped=dict(made_by.get("dropped", {}).get("reasons", {})),
-            search=search,
-            files=files,
+            search={},
+            files={},
         )
     except KeyError as error:
         raise FeatureError(f"the feature store's manifest has no {error}: extract the features again") from None

@@ -219,6 +219,20 @@ class ApproximateIndex:
         else:
             raise ConfigError(f"an index {self.factory} cannot lose rows: build it again without them")
 
+    def takes_codes_of(self, other: ApproximateIndex) -> bool:
+        """Whether both indices have lists, and make the same lists and codes of the same vectors."""
+        if self._ivf is None or _layers(self._faiss) != _layers(other._faiss):
+            return False
+        probes = np.random.default_rng(_SEED).standard_normal((256, self.dimension)).astype(np.float32)
+        probes /= np.linalg.norm(probes, axis=1, keepdims=True)
+        return bool(np.array_equal(self._faiss.sa_encode(probes), other._faiss.sa_encode(probes)))
+
+    def take_codes_of(self, other: ApproximateIndex) -> None:
+        """Append the rows of an index that `takes_codes_of` says yes to, and empty it."""
+        for each in (self, other):
+            each._ivf.set_direct_map_type(faiss.DirectMap.NoMap)
+        self._faiss.merge_from(other._faiss, self.count)
+
     def _keep_in_lists(self, rows: Bool[np.ndarray, " n"]) -> None:
         """The lists with the other rows left out, and the rest counted anew."""
         self._ivf.set_direct_map_type(faiss.DirectMap.NoMap)

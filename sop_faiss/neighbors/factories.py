@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.flat_index import FlatIndex, make_flat_index, read_flat_index
 
-__all__ = ["FLAT", "METRIC", "VectorIndex", "check_factory", "empty_index", "read_index"]
+__all__ = ["FLAT", "METRIC", "VectorIndex", "append", "check_factory", "empty_index", "read_index"]
 
 FLAT = "Flat"
 METRIC = "inner_product"
+_BLOCK_ROWS = 65_536
+_ROUNDING = 1e-5
 
 
 VectorIndex = FlatIndex | ApproximateIndex
@@ -44,3 +48,19 @@ def read_index(path: Path, factory: str, dimension: int, count: int, *, mapped: 
     if factory == FLAT:
         return read_flat_index(path, dimension, count, mapped=mapped)
     return read_approximate_index(path, factory, dimension, count, mapped=mapped)
+
+
+def append(index: VectorIndex, other: VectorIndex) -> None:
+    """Add the rows of another index: its codes as they are where both were trained alike, else what it remembers.
+
+    Args:
+        index: is changed.
+        other: of the same dimension; must not be used any more.
+    """
+    if isinstance(index, ApproximateIndex) and isinstance(other, ApproximateIndex) and index.takes_codes_of(other):
+        index.take_codes_of(other)
+        return
+    for start in range(0, other.count, _BLOCK_ROWS):
+        rows = other.features(np.arange(start, min(start + _BLOCK_ROWS, other.count)))
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        index.add(np.where(np.abs(norms - 1) > _ROUNDING, rows / norms, rows))  # whole vectors stay as they are
