@@ -296,7 +296,7 @@ def test_unusable_stores_are_refused(change: Callable[[FeatureStore], None], mes
 def test_impossible_options_are_refused(tmp_path: Path) -> None:
     for options, message in (
         (IndexOptions("nonsense"), "'nonsense' is none of FAISS's"),
-        (IndexOptions("IVF64,Flat"), "cannot be trained on 54 vectors"),
+        (IndexOptions("IVF64,Flat"), "cannot be trained on 60 vectors"),
         (IndexOptions("Flat", max_bytes=1000), "leave one of them out"),
         (IndexOptions(max_bytes=10), "allow more memory"),
         (IndexOptions(recall=1.5), "recall 1.5"),
