@@ -19,6 +19,7 @@ from sop_faiss.cli.common import (
     run_command,
     say_written,
 )
+from sop_faiss.cli.index_change import add_command, merge_command, remove_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.files import write_json
 from sop_faiss.model.spec import EncoderSpec
@@ -248,6 +249,11 @@ def info_command(index: Path, json_file: Path | None) -> None:
     if json_file != STDOUT:
         click.echo(_info_text(index, facts))
         say_written("JSON", json_file)
+
+
+main.add_command(add_command)
+main.add_command(remove_command)
+main.add_command(merge_command)
 
 
 def _info_text(index: Path, facts: dict[str, Any]) -> str:

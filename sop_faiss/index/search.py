@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Sequence
@@ -69,7 +70,6 @@ class FeatureIndex:
         self.manifest = manifest
         self.ids = ids
         self._vectors = vectors
-        self._row_of_key: dict[str, int] | None = None
 
     @classmethod
     def open(cls, directory: str | Path, *, verify: str = "all") -> FeatureIndex:
@@ -114,11 +114,17 @@ class FeatureIndex:
         Raises:
             ConfigError: no image of the index has this key.
         """
-        if self._row_of_key is None:
-            self._row_of_key = {name: row for row, name in enumerate(self.ids.keys)}
-        if key not in self._row_of_key:
+        if not self.has(key):
             raise ConfigError(f"key {key!r} is not in the index{_closest(key, self.ids.keys)}")
-        return self._row_of_key[key]
+        return self._rows[key]
+
+    def has(self, key: str) -> bool:
+        """Whether an image of the index has this key."""
+        return key in self._rows
+
+    @functools.cached_property
+    def _rows(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self.ids.keys)}
 
     def check_encoder(self, encoder: EncoderLike) -> None:
         """Refuse a query encoder whose features cannot be compared with the index's.

@@ -23,6 +23,7 @@ from sop_faiss.neighbors.faiss_files import load, reason, save
 __all__ = ["ApproximateIndex", "make_approximate_index", "read_approximate_index"]
 
 _SEED = 1234
+_NO_MAP = 0  # FAISS's DirectMap.NoMap
 _MOST_ROWS_PER_LIST = 64  # that k-means learns from; FAISS's own 256 take four times as long
 _MOST_TRAINING_ROWS = 65_536  # FAISS's own limit for 256 centroids of a code
 _MOST_LINKED = 4096  # rows that a search of an HNSW index keeps at hand, at most; more costs more than an exact search
@@ -40,7 +41,7 @@ class ApproximateIndex:
     def __init__(self, factory: str, index: Any) -> None:
         self.factory = factory
         self._faiss = index
-        self._ivf = faiss.try_extract_index_ivf(index)
+        self._ivf: Any = faiss.try_extract_index_ivf(index)
         self._changing = threading.Lock()
         self._effort: int | None = None
         if self.knob is not None:
@@ -113,7 +114,7 @@ class ApproximateIndex:
     def features(self, rows: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "m d"]:
         """Some rows, as the index remembers them."""
         with self._changing:
-            if self._ivf is not None and self._ivf.direct_map.type == faiss.DirectMap.NoMap:
+            if self._ivf is not None and self._ivf.direct_map.type == _NO_MAP:
                 self._ivf.make_direct_map()
         if not len(rows):
             return np.empty((0, self.dimension), np.float32)
@@ -202,7 +203,7 @@ class ApproximateIndex:
             OSError: the disk is full or the place cannot be written.
         """
         if self._ivf is not None:
-            self._ivf.set_direct_map_type(faiss.DirectMap.NoMap)  # made when it is needed
+            self._ivf.set_direct_map_type(_NO_MAP)  # made when it is needed
         save(self._faiss, path)
 
     def keep(self, rows: Bool[np.ndarray, " n"]) -> None:
@@ -230,12 +231,12 @@ class ApproximateIndex:
     def take_codes_of(self, other: ApproximateIndex) -> None:
         """Append the rows of an index that `takes_codes_of` says yes to, and empty it."""
         for each in (self, other):
-            each._ivf.set_direct_map_type(faiss.DirectMap.NoMap)
+            each._ivf.set_direct_map_type(_NO_MAP)
         self._faiss.merge_from(other._faiss, self.count)
 
     def _keep_in_lists(self, rows: Bool[np.ndarray, " n"]) -> None:
         """The lists with the other rows left out, and the rest counted anew."""
-        self._ivf.set_direct_map_type(faiss.DirectMap.NoMap)
+        self._ivf.set_direct_map_type(_NO_MAP)
         new_row = np.cumsum(rows) - 1
         self._ivf.remove_ids(faiss.IDSelectorBatch(np.flatnonzero(~rows)))
         lists = self._ivf.invlists

@@ -1,4 +1,4 @@
-"""The verb of `sop-index build`: a feature store, or an encoder and pictures, to an index."""
+"""The verbs of `sop-index build` and `add`: a feature store, or an encoder and pictures, to an index."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from pathlib import Path
 
 from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
+from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_pictures
+from sop_faiss.index.change import add_to_index
+from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["build"]
+__all__ = ["add", "build"]
 
 
 def build(
@@ -60,3 +63,48 @@ def build(
         max_bad_fraction=max_bad_fraction,
         progress=progress,
     )
+
+
+def add(
+    index: Path,
+    *,
+    features: Path | None = None,
+    encoder: EncoderSpec | None = None,
+    data: str | None = None,
+    batch_size: int = 64,
+    max_bad_fraction: float = 0.01,
+    progress: ProgressCallback | None = None,
+) -> IndexManifest:
+    """Add a feature store, or pictures, to an index.
+
+    Args:
+        index: the index directory.
+        features: a feature store.
+        encoder: which encoder, the index's; with `data`, instead of `features`.
+        data: SRC: shards, a folder of pictures, or a list.
+        batch_size: pictures per forward pass.
+        max_bad_fraction: share of pictures that may be unreadable; they are left out and counted.
+        progress: called with pictures encoded and their total.
+
+    Raises:
+        ConfigError: neither or both of features and pictures are given, or a key is there already.
+        SopError: as `add_to_index`, `EncoderSpec.load` and `open_source`.
+    """
+    if features is not None and (encoder is not None or data is not None):
+        raise ConfigError("--features holds all that an index needs: leave --model and --data out")
+    if features is not None:
+        return add_to_index(index, FeatureStore.read(features))
+    if encoder is None or data is None:
+        raise ConfigError("name what to add: --features STORE, or --model M with --data SRC")
+    opened = FeatureIndex.open(index)
+    source, loaded = open_source(data), encoder.load()
+    opened.check_encoder(loaded)
+    there = [key for key in source.keys if opened.has(key)]
+    if there:
+        raise ConfigError(
+            f"{len(there)} keys are in {index} already (first {there[0]!r}): remove them first, or rename"
+        )
+    store = extract_features(
+        loaded, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
+    )
+    return add_to_index(index, store)
