@@ -20,6 +20,9 @@ from sop_faiss.model.spec import EncoderSpec
 @encoder_options
 @click.option("--data", required=True, metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or empty directory.")
+@click.option(
+    "--whole", is_flag=True, help="Whole pictures, longer side --size, as sop-retrieve sees them; not a square crop."
+)
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option(
@@ -38,6 +41,7 @@ def main(
     encoder: EncoderSpec,
     data: str,
     out: Path,
+    whole: bool,
     batch_size: int,
     workers: int | None,
     feature_dtype: str,
@@ -56,7 +60,7 @@ def main(
     """
     from sop_faiss.pipeline.embed import EmbedOptions, embed
 
-    options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction)
+    options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction, whole)
     with progress_reporter("embedding", "pictures") as progress:
         manifest = embed(encoder, data, out, options, result_json=result_json, progress=progress)
     dropped = manifest["dropped"]

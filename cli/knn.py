@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command, say_written
+from sop_faiss.cli.labelled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
+from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.files import atomic_file
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
 
@@ -25,8 +28,15 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
 @optional_encoder_options
 @click.option("--train", required=True, metavar="SRC", help=f"The pictures that vote: {_SRC}")
 @click.option("--test", required=True, metavar="SRC", help=f"The pictures to classify: {_SRC}")
-@click.option("-k", "ks", type=int, multiple=True, default=KS, show_default=True, help="Neighbours; may be repeated.")
+@click.option(
+    "-k",
+    "ks",
+    type=int,
+    multiple=True,
+    help=f"Neighbours; may be repeated. All k come from one search.  [default: {', '.join(map(str, KS))}]",
+)
 @click.option("--temperature", type=float, default=TEMPERATURE, show_default=True, help="Of the votes.")
+@labelled_part_options
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option(
@@ -37,6 +47,20 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
     help="Unusable pictures up to this share are dropped and counted; more is an error.",
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write the result.")
+@click.option(
+    "--per-class",
+    "csv_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.csv",
+    help="Write each class's accuracy at the best k.",
+)
+@click.option(
+    "--confusion",
+    "png_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="Draw which class was taken for which.",
+)
 @run_command
 def main(
     encoder: EncoderSpec | None,
@@ -48,6 +72,9 @@ def main(
     workers: int | None,
     max_bad_fraction: float,
     json_file: Path | None,
+    csv_file: Path | None,
+    png_file: Path | None,
+    part: LabelledPart,
 ) -> None:
     """Classify pictures by their nearest training pictures: how much does an encoder know without any training?
 
@@ -59,17 +86,34 @@ def main(
       sop-knn --model timm:resnet50 --weights resnet50.safetensors \\
           --train photos/train --test photos/test --json knn.json
       sop-knn --train features/train --test features/test -k 20
+      sop-knn --train features/train --test features/test --train-share 0.01 --confusion who.png
     """
-    from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
+    from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn, write_per_class
 
-    check_outputs({"--json": json_file}, [*source_files(train), *source_files(test), *encoder_files(encoder)])
-    options = KnnOptions(ks, temperature, batch_size, workers, max_bad_fraction)
+    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
+    read += [part.train_list] if part.train_list is not None else []
+    check_outputs({"--json": json_file, "--per-class": csv_file, "--confusion": png_file}, read)
+    options = KnnOptions(ks or None, temperature, batch_size, workers, max_bad_fraction, part)
     with progress_reporter("embedding", "pictures") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)
     if json_file is not None:
         result.write(json_file)
+    if csv_file is not None:
+        write_per_class(csv_file, result.confusion)
+    if png_file is not None:
+        _draw_confusion(png_file, result)
     _print(result)
-    say_written("JSON", json_file)
+    for what, file in (("JSON", json_file), ("CSV", csv_file), ("picture", png_file)):
+        say_written(what, file)
+
+
+def _draw_confusion(file: Path, result: KnnResult) -> None:
+    from sop_faiss.report.confusion_figure import draw_confusion
+
+    best = result.protocol["best_k"]
+    picture = draw_confusion(result.confusion, f"k-NN, k = {best}: {result.metrics['top1_best']:.2f} % top-1")
+    with atomic_file(file) as temporary:
+        temporary.write_bytes(picture)
 
 
 def _print(result: KnnResult) -> None:
@@ -83,6 +127,8 @@ def _print(result: KnnResult) -> None:
     dropped = protocol["train_dropped"] + protocol["test_dropped"]
     if dropped:
         click.echo(f"{dropped:,} unusable pictures were dropped", err=True)
+    if protocol["names_on_one_side"]:
+        click.echo("one of the two sets has no class names: labels are compared by number", err=True)
     if unseen := protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
 

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, page_footer, progress_reporter, run_command, say_written
-from sop_faiss.cli.encoder_options import encoder_options
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
+from sop_faiss.files import atomic_file
 from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import check_outputs, encoder_files, ground_truth_files
+from sop_faiss.pipeline.outputs import check_outputs, encoder_files, ground_truth_files, source_files
+
+if TYPE_CHECKING:
+    from sop_faiss.evaluate.bootstrap import Interval
+    from sop_faiss.pipeline.retrieve import RetrievalResult
 
 _PATH = click.Path(path_type=Path)
 
 
 @click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
-@encoder_options
+@optional_encoder_options
+@click.argument("files", nargs=-1, type=_PATH, metavar="[--compare A.json B.json ...]")
 @click.option(
     "--dataset",
-    required=True,
-    metavar="NAME|DIR",
-    help="roxford5k, rparis6k, or a directory with gnd.json (or gnd_*.pkl) and pictures in jpg/, or in query/ and "
-    "database/.",
+    metavar="NAME|DIR|CSV",
+    help="roxford5k, rparis6k, a directory with gnd.json (or gnd_*.pkl) and pictures in jpg/, or in query/ and "
+    "database/, or beside it; class folders; or a .csv of image,group or query,image.",
 )
 @click.option("--data-root", type=_PATH, metavar="DIR", help="The directory that holds the data set.  [default: here]")
 @click.option(
@@ -36,34 +43,58 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--square", is_flag=True, help="Crop pictures to a centred square of --size, instead of whole, longer side --size."
 )
+@click.option(
+    "--distractors",
+    metavar="STORE|SRC",
+    help="Pictures that show none of the queries (the benchmark's +R1M): a feature store of sop-embed --whole, or "
+    "pictures. They are streamed, never held.",
+)
+@click.option("--qe", type=int, default=0, metavar="N", help="alpha-QE: add the N nearest to each query.")
+@click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Weights similarity^alpha.")
+@click.option("--dba", type=int, default=0, metavar="N", help="Database augmentation: likewise to each gallery image.")
+@click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Weights similarity^alpha.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Also write the result.")
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of the best and worst queries.")
 @click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write one line per query.")
 @click.option("--top", type=int, default=10, show_default=True, help="Found pictures shown per query in these files.")
+@click.option("--make-gnd", type=_PATH, metavar="FILE.json", help="Only write the ground truth of --dataset.")
+@click.option("--compare", is_flag=True, help="Compare results of --json with the first one.")
+@click.option("--plot", type=_PATH, metavar="FILE.png", help="Draw the comparison.")
 @run_command
 def main(
-    encoder: EncoderSpec,
-    dataset: str,
+    encoder: EncoderSpec | None,
+    files: tuple[Path, ...],
+    dataset: str | None,
     data_root: Path | None,
     protocol: str | None,
     gnd: Path | None,
     square: bool,
+    distractors: str | None,
+    qe: int,
+    qe_alpha: float,
+    dba: int,
+    dba_alpha: float,
     batch_size: int,
     workers: int | None,
     json_file: Path | None,
     html_file: Path | None,
     csv_file: Path | None,
     top: int,
+    make_gnd: Path | None,
+    compare: bool,
+    plot: Path | None,
 ) -> None:
-    """Find the pictures that show the same as a query, and score the rankings: mAP and mP@k (R@1 for plain sets).
+    """Find the pictures that show the same as a query, and score the rankings: mAP and mP@k.
 
-    Exact average precision by the revisited protocol. Nothing is downloaded.
+    Exact average precision by the revisited protocol; plain sets get Recall@k (R@k), R-precision, mAP@R and nDCG, too.
+    Nothing is downloaded.
 
-    A data set of your own is a folder with the pictures in query/ and database/ (or all in jpg/) and a gnd.json such as
-    this one. Its gnd[i] says of qimlist[i] which pictures of imlist, counted from 0, show the same (ok), and which
-    count neither way (junk):
+    A data set of your own is a folder with class folders (pictures of one class are relevant to each other), a .csv
+    with the columns image,group or query,image, or a folder with the pictures in query/ and database/ (or all in jpg/)
+    and a gnd.json such as this one, which --make-gnd helps to write. Its gnd[i] says of qimlist[i] which pictures of
+    imlist, counted from 0, show the same (ok), and which count neither way (junk):
 
     \b
       {
@@ -79,17 +110,36 @@ def main(
       sop-retrieve --model runs/photos --dataset my_products --html found.html
       sop-retrieve --model dino:dino_vitb16.pth --arch vit_base_patch16_224 --size 512 \\
           --dataset roxford5k --data-root datasets --json roxford5k.json
+      sop-retrieve --dataset my_products --make-gnd my_products/gnd.json
+      sop-retrieve --compare before.json after.json --plot gain.png
     """
+    if compare:
+        _compare(files, plot)
+        return
+    if files or plot is not None:
+        raise click.UsageError(f"{files[0] if files else '--plot'}: only with --compare")
+    if dataset is None:
+        raise click.UsageError("Missing option '--dataset'.")
+    if make_gnd is not None:
+        _make_gnd(dataset, data_root, make_gnd)
+        return
+    if encoder is None:
+        raise click.UsageError("Missing option '--model'.")
+    from sop_faiss.evaluate.expansion import Expansion
     from sop_faiss.pipeline.retrieve import RetrieveOptions, evaluate_retrieval
-    from sop_faiss.pipeline.retrieve_output import metrics_table, write_per_query, write_retrieval_page
+    from sop_faiss.pipeline.retrieve_output import write_per_query, write_retrieval_page
 
-    read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder)]
+    read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder), *source_files(distractors)]
     check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read)
-    options = RetrieveOptions(square, top, batch_size, workers)
-    with progress_reporter("embedding", "pictures") as progress:
+    options = RetrieveOptions(
+        square, top, batch_size, workers, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha)
+    )
+    with ranks_of_torchrun() as is_main, progress_reporter("embedding", "pictures") as progress:
         result = evaluate_retrieval(
             encoder, dataset, data_root, protocol=protocol, gnd=gnd, options=options, progress=progress
         )
+    if not is_main:
+        return
     if json_file is not None:
         result.write(json_file)
     if csv_file is not None:
@@ -97,13 +147,70 @@ def main(
     if html_file is not None:
         with progress_reporter("drawing", "pictures") as progress:
             write_retrieval_page(html_file, result, footer=page_footer("sop-retrieve"), progress=progress)
-    title = (
-        f"{result.encoder['name']}: {len(result.queries):,} queries in {len(result.data.gallery):,} pictures of "
-        f"{dataset}, protocol {result.rules.name}, percent"
-    )
-    print_table(title, *metrics_table(result))
+    _print(result, dataset)
     for what, file in (("JSON", json_file), ("CSV", csv_file), ("page", html_file)):
         say_written(what, file)
+
+
+def _print(result: RetrievalResult, dataset: str) -> None:
+    from sop_faiss.pipeline.retrieve_output import metrics_table, published_table
+
+    extra = result.protocol["distractors"]
+    among = "" if extra is None else f" and {extra['count']:,} distractors"
+    title = (
+        f"{result.encoder['name']}: {len(result.queries):,} queries in {len(result.data.gallery):,} pictures of "
+        f"{dataset}{among}, protocol {result.rules.name}, percent"
+    )
+    print_table(title, *metrics_table(result))
+    published = published_table(result)
+    if published is not None:
+        columns, rows, differences = published
+        print_table("mAP beside published values (ViT-B/16), percent", columns, rows)
+        click.echo(f"Not as published: {'; '.join(differences) or 'nothing that is known'}.")
+
+
+def _make_gnd(dataset: str, data_root: Path | None, out: Path) -> None:
+    from sop_faiss.pipeline.make_gnd import write_ground_truth
+
+    made = write_ground_truth(dataset, data_root, out)
+    click.echo(
+        f"{made.queries:,} queries in {made.gallery:,} pictures; relevant to a query: {made.relevant_min:,} to "
+        f"{made.relevant_max:,}, median {made.relevant_median:g}"
+    )
+    if made.alone:
+        click.echo(f"{made.alone:,} pictures are alone in their group, and no queries", err=True)
+    if made.without_relevant:
+        click.echo(f"{made.without_relevant:,} queries have nothing relevant, and will not be counted", err=True)
+    say_written("ground truth", out)
+
+
+def _compare(files: tuple[Path, ...], plot: Path | None) -> None:
+    from sop_faiss.evaluate.compare import compare_results
+
+    check_outputs({"--plot": plot}, files)
+    comparison = compare_results(files)
+    for setup in comparison.setups:
+        rows = [[comparison.names[0], *_interval(setup.scores[0]), "", "", "", ""]]
+        for name, score, paired in zip(comparison.names[1:], setup.scores[1:], setup.differences, strict=True):
+            difference = paired.difference
+            between = f"{difference.low:+.2f}..{difference.high:+.2f}"
+            counts = f"{paired.better}/{paired.worse}"
+            rows.append([name, *_interval(score), f"{difference.mean:+.2f}", between, f"{paired.p_value:.4f}", counts])
+        columns = ["", setup.metric, "95 %", "difference", "95 %", "p", "better/worse"]
+        print_table(f"{setup.metric}, {setup.queries} queries, percent; paired bootstrap", columns, rows)
+    for note in comparison.notes:
+        click.echo(one_line(note))
+    if plot is not None:
+        from sop_faiss.report.comparison_figure import draw_comparison
+
+        picture = draw_comparison(comparison)
+        with atomic_file(plot) as temporary:
+            temporary.write_bytes(picture)
+    say_written("plot", plot)
+
+
+def _interval(score: Interval) -> tuple[str, str]:
+    return f"{score.mean:.2f}", f"{score.low:.2f}..{score.high:.2f}"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(Text(one_line(column)), justify="right" if number else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
-    console = Console(highlight=False, soft_wrap=True)
+    # A table wider than the terminal, or than the 80 columns of a pipe, is printed whole: no number is cut.
+    needed = Console(width=10_000).measure(table).maximum
+    console = Console(highlight=False, soft_wrap=True, width=max(Console().width, needed))
     console.print(Text(one_line(title)))
     console.print(table)

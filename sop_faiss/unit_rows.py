@@ -35,6 +35,11 @@ def require_unit_rows(
     Raises:
         FeatureError: a row is NaN, infinite, zero or of another norm; names the first.
     """
+    # Sums in float32 are several times faster, and near 1 wrong by at most d 2^-24: enough where rows are as wanted.
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("nd,nd->n", rows, rows)
+    if rows.shape[1] * 2.0**-24 <= tolerance and (np.abs(squares - 1) <= tolerance).all():
+        return
     norms = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
     wrong = np.flatnonzero(~(np.abs(norms - 1) <= tolerance))  # NaN fails every comparison
     if not wrong.size:

@@ -59,16 +59,25 @@ def stores(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_two_feature_stores_without_a_model(stores: tuple[Path, Path], tmp_path: Path) -> None:
     file = tmp_path / "deep" / "knn.json"
-    result = run("--train", stores[0], "--test", stores[1], "-k", 3, "-k", 50, "--json", file)
+    result = run("--train", stores[0], "--test", stores[1], "-k", 3, "-k", 12, "--json", file)
     assert result.exit_code == 0, result.output
     assert "12 test and 12 training pictures, 3 classes" in result.stdout
-    assert "all 12 training pictures" in result.stdout  # k = 50 was clamped, and says so
     content = json.loads(file.read_text())
-    assert set(content) == {"command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"}
+    assert set(content) == {
+        "command",
+        "dataset",
+        "protocol",
+        "metrics",
+        "encoder",
+        "environment",
+        "seconds",
+        "per_class",
+    }
     assert content["command"] == "sop-knn"
     assert content["metrics"]["top1_k3"] == content["metrics"]["top1_best"] == 100.0
-    assert set(content["metrics"]) == {"top1_k3", "top5_k3", "top1_k50", "top5_k50", "top1_best"}
-    assert content["protocol"]["ks_clamped_to_train_images"] == {"50": 12}
+    assert set(content["metrics"]) == {"top1_k3", "top5_k3", "top1_k12", "top5_k12", "top1_best"}
+    assert content["protocol"]["ks_clamped_to_train_images"] == {}
+    assert content["per_class"] == {str(label): {"images": 4, "right": 4, "top1": 100.0} for label in range(3)}
     assert content["encoder"] == MANIFEST["encoder"]
     environment = content["environment"]
     assert {"python", "torch", "faiss", "platform", "cpus"} <= set(environment)
@@ -84,6 +93,64 @@ def test_default_ks_and_progress_on_stderr_only(tmp_path: Path) -> None:
         *("10", "20", "100", "200")
     ]
     assert "embedding" in result.stderr and "embedding" not in result.stdout
+
+
+def test_k_above_the_training_pictures(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of the default ks those that are too large use all pictures, and say so; one that was asked for is an error."""
+    result = run("--train", stores[0], "--test", stores[1], "--json", tmp_path / "knn.json")
+    assert result.exit_code == 0 and "all 12 training pictures" in result.stdout
+    clamped = json.loads((tmp_path / "knn.json").read_text())["protocol"]["ks_clamped_to_train_images"]
+    assert clamped == {"20": 12, "100": 12, "200": 12}
+    assert "wanted k <= 12" in fails("--train", stores[0], "--test", stores[1], "-k", 3, "-k", 13)
+
+
+def test_part_of_the_training_pictures(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    names = tmp_path / "list.txt"
+    names.write_text("1-0\n1-1\n\n1-5\n")
+    for arguments, count, part in (
+        (("--train-list", names), 3, {"train_list": "list.txt"}),
+        (("--train-share", 0.5, "--seed", 3), 6, {"train_share": 0.5, "seed": 3}),
+        (("--images-per-class", 1), 3, {"images_per_class": 1, "seed": 0}),
+    ):
+        result = run("--train", stores[0], "--test", stores[1], "-k", 1, *arguments, "--json", tmp_path / "k.json")
+        assert result.exit_code == 0, result.output
+        protocol = json.loads((tmp_path / "k.json").read_text())["protocol"]
+        assert (protocol["train_images"], protocol["train_images_of_all"]) == (count, 12)
+        assert protocol["train_part"] == part
+        assert f"and {count} training pictures" in result.stdout
+        assert "wanted k <=" in fails("--train", stores[0], "--test", stores[1], "-k", count + 1, *arguments)
+    sets = ("--train", stores[0], "--test", stores[1])
+    assert "in one way" in fails(*sets, "--train-share", 0.5, "--images-per-class", 1)
+    assert "train_share = 0" in fails(*sets, "--train-share", 0)
+    assert "lower it" in fails(*sets, "--images-per-class", 5)
+    assert "cannot be read" in fails(*sets, "--train-list", tmp_path / "nowhere.txt")
+    assert "lies in" in fails(*sets, "--train-list", names, "--json", stores[0] / "k.json")
+
+
+def test_accuracy_and_picture_of_classes(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", classes=3, per_class=4, seed=1)
+    shutil.copytree(tmp_path / "train", tmp_path / "test")
+    (tmp_path / "test" / "class_2" / "0000.jpg").rename(tmp_path / "test" / "class_0" / "other.jpg")
+    csv_file, png_file = tmp_path / "classes.csv", tmp_path / "confusion.png"
+    sets = ("--train", tmp_path / "train", "--test", tmp_path / "test")
+    result = run(*RESNET, *sets, "-k", 1, "--per-class", csv_file, "--confusion", png_file)
+    assert result.exit_code == 0, result.output
+    lines = csv_file.read_text().splitlines()  # every copy finds itself, under the class that it was copied from
+    assert lines == ["class,images,right,top1", "class_0,5,4,80.0000", "class_1,4,4,100.0000", "class_2,3,3,100.0000"]
+    assert png_file.read_bytes().startswith(b"\x89PNG")
+    assert result.stderr.splitlines()[-2:] == [f"CSV: {csv_file}", f"picture: {png_file}"]
+
+
+def test_labels_of_two_label_sets(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    cats = write_store(tmp_path / "cats", 3, np.arange(12) % 2, class_names=["cat", "dog"])
+    cars = write_store(tmp_path / "cars", 4, np.arange(12) % 2, class_names=["bus", "car"])
+    assert "two label sets: they have no class in common (such as cat and bus)" in fails(
+        "--train", cats, "--test", cars
+    )
+    assert "without names" in fails("--train", cats, "--test", stores[1])
+    assert "without names" in fails("--train", stores[0], "--test", cats)
+    far = write_store(tmp_path / "far", 5, np.arange(12) % 3 + 7)
+    assert "no class in common (such as 0 and 7)" in fails("--train", stores[0], "--test", far)
 
 
 def test_store_and_pictures_of_the_same_encoder(tmp_path: Path) -> None:

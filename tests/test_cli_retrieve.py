@@ -92,8 +92,14 @@ def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
     ]
 
     content = json.loads(files["r.json"].read_text())
-    assert set(content) == {"command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"}
-    assert set(content["metrics"]) == {"mAP", "mP@1", "mP@5", "mP@10", "R@1"}
+    keys = {"command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"}
+    assert set(content) == keys | {"per_query", "confidence"}
+    names = {"mAP", "mP@1", "mP@5", "mP@10", "R@1", "R@5", "R@10", "R-precision", "mAP@R", "nDCG"}
+    assert set(content["metrics"]) == names and all(name in result.stdout for name in names)
+    low, high = content["confidence"]["mAP"]
+    assert low <= content["metrics"]["mAP"] <= high and content["confidence"]["level"] == 0.95
+    assert content["per_query"]["queries"] == ["q0", "q1", "q2"]
+    assert np.mean(content["per_query"]["AP"]) == pytest.approx(content["metrics"]["mAP"])
     assert content["protocol"]["name"] == "plain"
     assert content["protocol"]["queries_counted"] == {"all": 3}
     assert content["protocol"]["preprocess"]["keep_aspect"] is True
@@ -103,6 +109,7 @@ def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
         rows = list(csv.DictReader(stream))
     assert [row["query"] for row in rows] == ["q0", "q1", "q2"]
     assert np.mean([float(row["AP"]) for row in rows]) == pytest.approx(content["metrics"]["mAP"], abs=1e-3)
+    assert np.mean([float(row["nDCG"]) for row in rows]) == pytest.approx(content["metrics"]["nDCG"], abs=1e-3)
     assert all(row["relevant"] == "3" and row["top_5"] for row in rows) and "top_6" not in rows[0]
 
     page = files["r.html"].read_text()
@@ -268,9 +275,31 @@ def test_features_with_nan(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "NaN" in fails(*RESNET, "--dataset", plain)
 
 
+def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the ground truth is a published one, known by its checksum; every difference of protocol is named."""
+    from sop_faiss.files import sha256_file
+    from sop_faiss.pipeline import retrieve_output
+
+    assert "beside published values" not in run(*RESNET, "--dataset", graded).stdout
+    monkeypatch.setattr(retrieve_output, "KNOWN_SETS", {"rparis6k": sha256_file(graded / "gnd.json")})
+    page = tmp_path / "page.html"
+    shown = run(*RESNET, "--dataset", graded, "--qe", 1, "--html", page).stdout
+    assert all(value in shown for value in ("67.3", "41.3", "64.1", "35.6", "38.1", "SOP", "iBOT", "MaSSL"))
+    for difference in (
+        *("queries are cropped", "32 px (published: 512)", "1 scale (published: 3)", "pooling pooled"),
+        *("query expansion (published: none)", "network timm:test_resnet"),
+    ):
+        assert difference in shown and difference in page.read_text(), difference
+    whole = run(*RESNET, "--dataset", graded, "--protocol", "dino", "--square").stdout
+    assert "cropped" not in whole and "square pictures (published: whole)" in whole
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("--qe", -1), "query_neighbors = -1"),
+        (("--dba", 12), "database_neighbors = 12 of 12"),
+        (("--distractors", "nowhere"), "nowhere does not exist"),
         (("--top", 0), "top = 0"),
         (("--batch-size", 0), "batch_size = 0"),
         (("--workers", -1), "workers = -1"),

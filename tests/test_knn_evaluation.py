@@ -147,3 +147,13 @@ def test_impossible_choices() -> None:
     for train, test in ((rows[:0], rows), (rows, rows[:0])):
         with pytest.raises(DataError, match="wanted some"):
             knn_classify(train, labels[: len(train)], test, labels[: len(test)], (1,))
+
+
+def test_predictions_are_what_the_accuracies_count() -> None:
+    rng = np.random.default_rng(3)
+    train, test = unit(rng.standard_normal((60, 6))), unit(rng.standard_normal((23, 6)))
+    labels, truth = rng.integers(-4, 7, 60), rng.integers(-4, 7, 23)
+    scores = knn.knn_scores(train, labels, test, truth, (1, 7, 60))
+    for k in (1, 7, 60):
+        assert 100 * (scores.predicted[k] == truth).mean() == pytest.approx(scores.metrics[f"top1_k{k}"])
+    assert scores.predicted[1].tolist() == labels[(test @ train.T).argmax(1)].tolist()

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from sop_faiss.errors import FeatureError
 from sop_faiss.evaluate.metrics import (
     average_precision,
+    average_precision_at_r,
     mean_percent,
+    ndcg,
     order_keys,
     precision_at,
+    r_precision,
     ranks_of_relevant,
+    recall_at,
     recall_at_1,
     top_positions,
 )
@@ -147,3 +151,28 @@ def test_scores_are_shares_and_perfect_rankings_score_one(case: tuple[np.ndarray
     found = ranks_of_relevant(perfect, np.array(relevant, np.int64), np.array(ignored, np.int64))
     assert average_precision(found, len(relevant)) == pytest.approx(1.0)
     assert precision_at(found, 10) == recall_at_1(found) == 1.0
+
+
+def test_metrics_of_plain_sets_by_hand() -> None:
+    """Three relevant images, at ranks 0, 2 and 5 (from 0)."""
+    found = ranks(0, 2, 5)
+    assert [recall_at(found, k) for k in (1, 5)] == [1.0, 1.0]
+    assert [recall_at(ranks(2), k) for k in (1, 2, 3)] == [0.0, 0.0, 1.0]
+    assert r_precision(found, 3) == 2 / 3
+    assert average_precision_at_r(found, 3) == pytest.approx((1 / 1 + 2 / 3) / 3)
+    gain = 1 + 1 / np.log2(4) + 1 / np.log2(7)
+    assert ndcg(found, 3) == pytest.approx(gain / (1 + 1 / np.log2(3) + 1 / np.log2(4)))
+    perfect = ranks(0, 1, 2)
+    assert (r_precision(perfect, 3), average_precision_at_r(perfect, 3), ndcg(perfect, 3)) == pytest.approx((1, 1, 1))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30).filter(any))
+def test_metrics_of_plain_sets_against_scikit_learn_and_walks(relevant: list[bool]) -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    found, count = np.flatnonzero(relevant).astype(np.int64), sum(relevant)
+    if len(relevant) > 1:
+        falling = -np.arange(len(relevant), dtype=np.float64)
+        assert ndcg(found, count) == pytest.approx(sklearn.ndcg_score([relevant], [falling]))
+    assert r_precision(found, count) == sum(relevant[:count]) / count
+    walked = sum(sum(relevant[: place + 1]) / (place + 1) for place in range(count) if relevant[place]) / count
+    assert average_precision_at_r(found, count) == pytest.approx(walked)

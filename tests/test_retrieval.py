@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ def test_plain_scores(tmp_path: Path) -> None:
         "mP@5": pytest.approx(75),
         "mP@10": pytest.approx(75),
         "R@1": 50.0,
+        "R@5": 100.0,
+        "R@10": 100.0,
+        "R-precision": 50.0,
+        "mAP@R": 50.0,
+        "nDCG": pytest.approx(100 * (1 + 1 / math.log2(3)) / 2),
     }
 
 
@@ -199,3 +205,45 @@ def test_similarities_do_not_depend_on_the_blocks() -> None:
     blocks = np.stack(list(similarity_rows(queries, gallery, gallery_block=3, matrix_elements=100)))
     assert np.array_equal(whole, blocks)
     assert np.abs(whole - queries.astype(np.float64) @ gallery.T.astype(np.float64)).max() < 1e-7
+
+
+@settings(max_examples=30)
+@given(content=small_truths(), kind=st.sampled_from(KINDS), seed=st.integers(0, 2**31), count=st.integers(0, 30))
+def test_distractors_are_gallery_images_at_the_end(
+    tmp_path_factory: pytest.TempPathFactory, content: dict[str, Any], kind: str, seed: int, count: int
+) -> None:
+    """Equal to the sort of everything, distractors behind the gallery; some distractors are copies of its images."""
+    truth = read_ground_truth(write_json(tmp_path_factory.mktemp("gnd") / "gnd.json", content))
+    if not any(entry["easy"] or entry["hard"] for entry in content["gnd"]):
+        return
+    queries, gallery = random_features(kind, truth, seed, dimension=5)
+    rng = np.random.default_rng(seed)
+    more = np.concatenate([gallery[rng.integers(0, len(gallery), count)], unit(rng.standard_normal((count, 5)))])
+    gnd = [{name: values.tolist() for name, values in query.lists.items()} for query in truth.queries]
+    similarities = [row.tolist() for row in similarity_rows(queries, np.concatenate([gallery, more]))]
+    wanted = oracle.revisited_scores(similarities, gnd)
+    for blocks in ([more], np.array_split(more, 3), [more[::-1]]):
+        got = score_retrieval(queries, gallery, truth, PROTOCOLS["revisitop"], distractors=iter(blocks)).metrics
+        assert got == pytest.approx(wanted, abs=1e-9)
+
+
+@needs_real_gnd
+@pytest.mark.parametrize("name", ["roxford5k", "rparis6k"])
+def test_distractors_on_the_real_ground_truth(name: str) -> None:
+    truth = read_ground_truth(REAL_GND / f"gnd_{name}.pkl")
+    queries, gallery = random_features("related", truth, seed=1)
+    more = unit(np.random.default_rng(2).standard_normal((3000, 24)))
+    gnd = [{key: values.tolist() for key, values in query.lists.items()} for query in truth.queries]
+    similarities = [row.tolist() for row in similarity_rows(queries, np.concatenate([gallery, more]))]
+    scores = score_retrieval(queries, gallery, truth, PROTOCOLS["revisitop"], distractors=iter(np.split(more, 3)))
+    assert scores.metrics == pytest.approx(oracle.revisited_scores(similarities, gnd), abs=1e-9)
+    alone = score_retrieval(queries, gallery, truth, PROTOCOLS["revisitop"]).metrics
+    assert scores.metrics["mAP_hard"] < alone["mAP_hard"] - 0.1
+
+
+def test_distractors_that_are_no_unit_rows(tmp_path: Path) -> None:
+    truth = read_ground_truth(write_json(tmp_path / "gnd.json", GRADED_GND))
+    gallery = line_features(5)
+    for bad, message in ((np.zeros((1, 2), np.float32), "distractors: 1 of 1 rows"), (unit(np.eye(3)), "dimension 3")):
+        with pytest.raises(FeatureError, match=message):
+            score_retrieval(gallery[:2], gallery, truth, PROTOCOLS["dino"], distractors=iter([bad]))

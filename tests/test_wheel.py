@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("sop-data", "sop-train", "sop-embed", "sop-index", "sop-knn", "sop-retrieve", "sop-doctor")
+COMMANDS = ("sop-data", "sop-train", "sop-embed", "sop-index", "sop-knn", "sop-retrieve", "sop-linear", "sop-doctor")
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +91,8 @@ def test_the_whole_path(installed, tmp_path):
     assert (tmp_path / "page.html").stat().st_size > 1000
     sop("sop-knn", "--model", "run", "--train", "digits/train", "--test", "digits/test", "--json", "knn.json")
     assert 0 < json.loads((tmp_path / "knn.json").read_text())["metrics"]["top1_k20"] <= 100
+    sop("sop-linear", "--model", "run", "--train", "digits/train", "--test", "digits/test", "--json", "linear.json")
+    assert 0 < json.loads((tmp_path / "linear.json").read_text())["metrics"]["top1"] <= 100
     sop("sop-retrieve", "--model", "run", "--dataset", "digits/retrieval", "--json", "retrieval.json")
     assert 0 < json.loads((tmp_path / "retrieval.json").read_text())["metrics"]["mAP"] <= 100
     sop("sop-doctor")

@@ -10,6 +10,7 @@ of built-in containers, text and numbers is read: other instructions are refused
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
@@ -26,7 +27,16 @@ from jaxtyping import Int64
 
 from sop_faiss.errors import DataError
 
-__all__ = ["GRADED", "PLAIN", "Box", "GroundTruth", "QueryTruth", "read_ground_truth"]
+__all__ = [
+    "GRADED",
+    "PLAIN",
+    "Box",
+    "GroundTruth",
+    "QueryTruth",
+    "encode_ground_truth",
+    "make_ground_truth",
+    "read_ground_truth",
+]
 
 MAX_FILE_BYTES = 64 * 2**20
 """A larger ground-truth file is refused (revisited Paris has 0.3 MB)."""
@@ -66,12 +76,16 @@ class QueryTruth:
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """What is relevant to which query. `lists` names the lists of every query: GRADED or PLAIN."""
+    """What is relevant to which query. `lists` names the lists of every query: GRADED or PLAIN.
+
+    `sha256` is of the file as it is; of a truth that was made from folders or a CSV, of the gnd.json it would be.
+    """
 
     path: Path
     images: list[str]
     queries: list[QueryTruth]
     lists: tuple[str, ...]
+    sha256: str = ""
 
 
 def read_ground_truth(path: Path) -> GroundTruth:
@@ -91,7 +105,27 @@ def read_ground_truth(path: Path) -> GroundTruth:
         raise DataError(f"ground truth {path} has {size_bytes} bytes; at most {MAX_FILE_BYTES} are read")
     encoded = path.read_bytes()
     content = _load_json(encoded, path) if path.suffix == ".json" else _load_pickle(encoded, path)
-    return _checked(content, path)
+    return _checked(content, path, hashlib.sha256(encoded).hexdigest())
+
+
+def make_ground_truth(content: dict[str, Any], origin: Path) -> GroundTruth:
+    """Check a content as of a gnd.json that was made, not read.
+
+    Args:
+        content: `imlist`, `qimlist` and `gnd`.
+        origin: the folder or file it was made from, for messages.
+
+    Raises:
+        DataError: it contradicts itself.
+    """
+    return _checked(content, origin, hashlib.sha256(encode_ground_truth(content)).hexdigest())
+
+
+def encode_ground_truth(content: dict[str, Any]) -> bytes:
+    """A gnd.json: one line per query."""
+    head = ",\n".join(f" {json.dumps(name)}: {json.dumps(content[name])}" for name in ("qimlist", "imlist"))
+    entries = ",\n".join(f"  {json.dumps(entry)}" for entry in content["gnd"])
+    return f'{{\n{head},\n "gnd": [\n{entries}\n ]\n}}\n'.encode()
 
 
 def _load_json(encoded: bytes, path: Path) -> Any:
@@ -130,7 +164,7 @@ def _load_pickle(encoded: bytes, path: Path) -> Any:
         ) from None
 
 
-def _checked(content: Any, path: Path) -> GroundTruth:
+def _checked(content: Any, path: Path, sha256: str) -> GroundTruth:
     """Build a GroundTruth from untrusted builtins."""
     if not isinstance(content, dict) or not {"imlist", "qimlist", "gnd"} <= content.keys():
         raise DataError(f"ground truth {path} is not a table with imlist, qimlist and gnd")
@@ -149,7 +183,7 @@ def _checked(content: Any, path: Path) -> GroundTruth:
     ]
     if again := [key for key, count in Counter((query.name, query.box) for query in queries).items() if count > 1]:
         raise DataError(f"ground truth {path}: qimlist asks {again[0][0]!r} twice with the same box")
-    return GroundTruth(path, images, queries, lists)
+    return GroundTruth(path, images, queries, lists, sha256)
 
 
 def _checked_names(names: Any, field: str, path: Path) -> list[str]:

@@ -8,19 +8,33 @@ Source: Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices, used_ks
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["knn_classify"]
+__all__ = ["KnnScores", "knn_classify", "knn_scores"]
 
 QUERY_BLOCK = 8192
 """Test rows searched together."""
+
+
+@dataclass(frozen=True)
+class KnnScores:
+    """What one search gives for every k.
+
+    Attributes:
+        metrics: `top1_k20`, `top5_k20` and so on, in percent, named by the k that was asked for.
+        predicted: for each k the class of most votes of each test row.
+    """
+
+    metrics: dict[str, float]
+    predicted: dict[int, Int64[np.ndarray, " q"]]
 
 
 def knn_classify(
@@ -31,6 +45,18 @@ def knn_classify(
     ks: Sequence[int] = KS,
     temperature: float = TEMPERATURE,
 ) -> dict[str, float]:
+    """The metrics of `knn_scores`."""
+    return knn_scores(train_features, train_labels, test_features, test_labels, ks, temperature).metrics
+
+
+def knn_scores(
+    train_features: Float32[np.ndarray, "n d"],
+    train_labels: Int64[np.ndarray, " n"],
+    test_features: Float32[np.ndarray, "q d"],
+    test_labels: Int64[np.ndarray, " q"],
+    ks: Sequence[int] = KS,
+    temperature: float = TEMPERATURE,
+) -> KnnScores:
     """Accuracy of weighted k-NN for every k, from one search.
 
     A class is predicted only if one of the k neighbours belongs to it. Of two classes with equal votes the smaller
@@ -44,9 +70,6 @@ def knn_classify(
         ks: numbers of neighbours; one above n uses all n (see `used_ks`).
         temperature: of the votes, above 0.
 
-    Returns:
-        `top1_k20`, `top5_k20` and so on, in percent, named by the k that was asked for.
-
     Raises:
         ConfigError: a k or the temperature is impossible.
         DataError: there are no training or no test rows.
@@ -59,43 +82,59 @@ def knn_classify(
     require_unit_rows(test_features, "test features")
     neighbors_used = used_ks(ks, len(train_features))
     right = {(top, k): 0 for k in neighbors_used for top in (1, 5)}
+    predicted = {k: np.empty(len(test_features), np.int64) for k in neighbors_used}
     for start in range(0, len(test_features), QUERY_BLOCK):
         block = slice(start, start + QUERY_BLOCK)
         found = nearest_rows(test_features[block], train_features, max(neighbors_used.values()))
         classes = train_labels[found.rows]
         for k, used in neighbors_used.items():
-            place = _place_of_truth(found.similarities[:, :used], classes[:, :used], test_labels[block], temperature)
+            votes = _votes(found.similarities[:, :used], classes[:, :used], temperature)
+            predicted[k][block] = votes.winners()
+            place = votes.place_of(test_labels[block])
             for top in (1, 5):
                 right[top, k] += int((place < top).sum())
-    return {f"top{top}_k{k}": 100.0 * count / len(test_features) for (top, k), count in right.items()}
+    metrics = {f"top{top}_k{k}": 100.0 * count / len(test_features) for (top, k), count in right.items()}
+    return KnnScores(metrics, predicted)
 
 
-def _place_of_truth(
-    similarities: Float32[np.ndarray, "q k"],
-    classes: Int64[np.ndarray, "q k"],
-    truth: Int64[np.ndarray, " q"],
-    temperature: float,
-) -> Int64[np.ndarray, " q"]:
-    """Place of the true class among the classes of each row's neighbours by falling votes, from 0.
+@dataclass(frozen=True)
+class _Votes:
+    """The votes of each test row: one pair (row, class) per class among its neighbours, by rising row, then class."""
 
-    A true class that no neighbour belongs to stands behind every place.
-    """
+    row_count: int
+    row: Int64[np.ndarray, " pairs"]
+    label: Int64[np.ndarray, " pairs"]
+    votes: Float64[np.ndarray, " pairs"]
+
+    def winners(self) -> Int64[np.ndarray, " q"]:
+        """The class of most votes of each row; of equal ones the smaller label."""
+        order = np.lexsort((self.label, -self.votes, self.row))
+        first = np.searchsorted(self.row, np.arange(self.row_count))  # sorting by row leaves rows where they were
+        return self.label[order[first]]
+
+    def place_of(self, truth: Int64[np.ndarray, " q"]) -> Int64[np.ndarray, " q"]:
+        """Place of the true class among a row's classes by falling votes, from 0.
+
+        A true class that no neighbour belongs to stands behind every place.
+        """
+        is_truth: Bool[np.ndarray, " pairs"] = self.label == truth[self.row]
+        truth_votes = np.full(self.row_count, -np.inf)
+        truth_votes[self.row[is_truth]] = self.votes[is_truth]
+        ahead = (self.votes > truth_votes[self.row]) | (
+            (self.votes == truth_votes[self.row]) & (self.label < truth[self.row])
+        )
+        place = np.bincount(self.row[ahead], minlength=self.row_count)
+        place[np.isneginf(truth_votes)] = np.iinfo(np.int64).max
+        return place
+
+
+def _votes(similarities: Float32[np.ndarray, "q k"], classes: Int64[np.ndarray, "q k"], temperature: float) -> _Votes:
     rows, k = similarities.shape
     # Votes relative to the nearest neighbour's: the same order, and no overflow at any temperature.
     exact = similarities.astype(np.float64)
     votes = np.exp((exact - exact[:, :1]) / temperature)
     row_of_vote = np.repeat(np.arange(rows), k)
     names, ids = np.unique(classes, return_inverse=True)
-    # One pair (row, class) per class among a row's neighbours; pairs come sorted by row, then class.
     pair_keys, pair_of_vote = np.unique(row_of_vote * len(names) + ids.ravel(), return_inverse=True)
-    pair_votes = np.bincount(pair_of_vote, weights=votes.ravel())
     pair_row, pair_class = np.divmod(pair_keys, len(names))
-    is_truth: Bool[np.ndarray, " pairs"] = names[pair_class] == truth[pair_row]
-    truth_votes = np.full(rows, -np.inf)
-    truth_votes[pair_row[is_truth]] = pair_votes[is_truth]
-    ahead = (pair_votes > truth_votes[pair_row]) | (
-        (pair_votes == truth_votes[pair_row]) & (names[pair_class] < truth[pair_row])
-    )
-    place = np.bincount(pair_row[ahead], minlength=rows)
-    place[np.isneginf(truth_votes)] = np.iinfo(np.int64).max
-    return place
+    return _Votes(rows, pair_row, names[pair_class], np.bincount(pair_of_vote, weights=votes.ravel()))

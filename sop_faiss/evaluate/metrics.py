@@ -18,10 +18,15 @@ from sop_faiss.errors import FeatureError
 
 __all__ = [
     "average_precision",
+    "average_precision_at_r",
+    "in_ranking_order",
     "mean_percent",
+    "ndcg",
     "order_keys",
     "precision_at",
+    "r_precision",
     "ranks_of_relevant",
+    "recall_at",
     "recall_at_1",
     "top_positions",
 ]
@@ -64,6 +69,13 @@ def ranks_of_relevant(
     return np.cumsum(np.bincount(first_below, minlength=len(relevant) + 1)[: len(relevant)], dtype=np.int64)
 
 
+def in_ranking_order(
+    similarities: Float32[np.ndarray, " n"], positions: Int64[np.ndarray, " r"]
+) -> Int64[np.ndarray, " r"]:
+    """These gallery positions in the order of the ranking: the j-th belongs to the j-th of `ranks_of_relevant`."""
+    return np.asarray(positions[np.argsort(order_keys(similarities)[positions])])
+
+
 def top_positions(
     similarities: Float32[np.ndarray, " n"], ignored: Int64[np.ndarray, " i"], count: int
 ) -> Int64[np.ndarray, " t"]:
@@ -101,9 +113,38 @@ def precision_at(ranks: Int64[np.ndarray, " r"], k: int) -> float:
     return int(np.searchsorted(ranks, shrunk_k)) / shrunk_k
 
 
+def recall_at(ranks: Int64[np.ndarray, " r"], k: int) -> float:
+    """1 if a relevant image is among the first k of the ranking, else 0: Recall@k of metric learning."""
+    return float(len(ranks) > 0 and ranks[0] < k)
+
+
 def recall_at_1(ranks: Int64[np.ndarray, " r"]) -> float:
     """1 if the first image of the ranking is relevant, else 0."""
-    return float(len(ranks) > 0 and ranks[0] == 0)
+    return recall_at(ranks, 1)
+
+
+def r_precision(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
+    """Share of relevant images among the first R, 0..1, where R is how many are relevant (at least 1)."""
+    return int(np.searchsorted(ranks, relevant_count)) / relevant_count
+
+
+def average_precision_at_r(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
+    """mAP@R of one query, 0..1: the precision at each relevant image among the first R, summed, over R.
+
+    Source: Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020, equation 2.
+    """
+    near = ranks[ranks < relevant_count]
+    return float(((np.arange(len(near)) + 1) / (near + 1)).sum() / relevant_count)
+
+
+def ndcg(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
+    """Normalised discounted cumulative gain over the whole ranking, 0..1, with a gain of 1 for a relevant image.
+
+    Source: Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 2002; the discount of
+    rank t (from 0) is log2(t + 2).
+    """
+    ideal = (1 / np.log2(np.arange(relevant_count) + 2)).sum()
+    return float((1 / np.log2(ranks + 2)).sum() / ideal)
 
 
 def mean_percent(scores: Iterable[float]) -> float:

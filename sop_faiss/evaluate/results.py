@@ -47,6 +47,7 @@ def write_result(
     metrics: Mapping[str, float],
     encoder: Mapping[str, str],
     seconds: float,
+    details: Mapping[str, Any] | None = None,
 ) -> None:
     """Write one measurement as JSON, atomically.
 
@@ -58,6 +59,7 @@ def write_result(
         metrics: plain numbers, in percent where the field uses percent.
         encoder: `name` and `fingerprint`.
         seconds: wall-clock time of the measurement.
+        details: further keys, such as `per_class` or `per_query`, after the others.
     """
     write_json(
         path,
@@ -69,6 +71,7 @@ def write_result(
             "encoder": {"name": encoder["name"], "fingerprint": encoder["fingerprint"]},
             "environment": environment(),
             "seconds": round(seconds, 3),
+            **(details or {}),
         },
     )
 

@@ -4,27 +4,34 @@
 
 To a query, an image of the gallery is relevant, ignored or neither. Which list of the ground truth means what is a
 Difficulty; a Protocol is a set of difficulties with a rule about query boxes. A query to which nothing is relevant is
-not counted.
+not counted. Distractors (the benchmark's "+R1M") are gallery images that are wrong for every query: they only move
+ranks down, by a count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from sop_faiss.distributed import gather_objects
 from sop_faiss.errors import ConfigError, DataError, FeatureError
 from sop_faiss.evaluate.ground_truth import GRADED, PLAIN, GroundTruth, QueryTruth
 from sop_faiss.evaluate.metrics import (
     average_precision,
+    average_precision_at_r,
+    in_ranking_order,
     mean_percent,
+    ndcg,
     precision_at,
+    r_precision,
     ranks_of_relevant,
-    recall_at_1,
+    recall_at,
     top_positions,
 )
+from sop_faiss.neighbors.counting import CountAbove
 from sop_faiss.neighbors.similarity import similarity_rows
 from sop_faiss.unit_rows import require_unit_rows
 
@@ -40,7 +47,10 @@ __all__ = [
 ]
 
 KS = (1, 5, 10)
-"""mP@k is reported for these k."""
+"""mP@k, and R@k of plain sets, are reported for these k."""
+
+PLAIN_METRICS = (*(f"R@{k}" for k in KS), "R-precision", "mAP@R", "nDCG")
+"""What plain sets report beside mAP and mP@k."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,10 @@ class Difficulty:
     name: str
     relevant: tuple[str, ...]
     ignored: tuple[str, ...]
+
+    def relevant_to(self, query: QueryTruth) -> bool:
+        """Whether anything is."""
+        return any(len(query.lists[name]) for name in self.relevant)
 
     def metric(self, name: str) -> str:
         """Name of a metric at this difficulty, as `mAP_medium`; plain `mAP` where there is only one."""
@@ -89,13 +103,13 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class QueryScore:
-    """One query at one difficulty. Scores are 0..1; `first_rank` counts from 1."""
+    """One query at one difficulty. Scores are 0..1; `first_rank` counts from 1; `plain` has PLAIN_METRICS, if any."""
 
     average_precision: float
     precision_at: dict[int, float]
-    recall_at_1: float
     first_rank: int
     relevant_count: int
+    plain: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -145,12 +159,22 @@ def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
     return protocol
 
 
+@dataclass(frozen=True)
+class _Ranked:
+    """The relevant images of one query at one difficulty, nearest first."""
+
+    ranks: Int64[np.ndarray, " r"]
+    similarities: Float32[np.ndarray, " r"]
+
+
 def score_retrieval(
     query_features: Float32[np.ndarray, "q d"],
     gallery_features: Float32[np.ndarray, "n d"],
     truth: GroundTruth,
     protocol: Protocol,
     top_count: int = 0,
+    distractors: Iterable[Float32[np.ndarray, "_ d"]] | None = None,
+    device: str = "cpu",
 ) -> RetrievalScores:
     """Rank the gallery for every query and score it; exact.
 
@@ -160,6 +184,10 @@ def score_retrieval(
         truth: what is relevant.
         protocol: what to report.
         top_count: how many gallery positions to keep per query.
+        distractors: unit rows that are relevant to no query, in blocks that are looked at once and let go. An image of
+            the gallery stands before a distractor of equal similarity. Under `torchrun` each rank brings its own part,
+            and all get the scores of the whole.
+        device: where distractors are counted; the scores do not depend on it.
 
     Raises:
         FeatureError: counts do not fit the ground truth, or rows are not finite unit vectors.
@@ -167,19 +195,51 @@ def score_retrieval(
     """
     _check_features(query_features, gallery_features, truth)
     nothing = np.empty(0, dtype=np.int64)
-    results = []
+    ranked, tops = [], []
     for query, similarities in zip(truth.queries, similarity_rows(query_features, gallery_features), strict=True):
-        scores = {
-            difficulty.name: score
-            for difficulty in protocol.difficulties
-            if (score := _score_query(similarities, query, difficulty)) is not None
-        }
+        ranked.append({d.name: _rank(similarities, query, d) for d in protocol.difficulties if d.relevant_to(query)})
         top = top_positions(similarities, nothing, top_count)
-        results.append(QueryResult(scores, top, similarities[top]))
-    counted = {d.name: sum(d.name in result.scores for result in results) for d in protocol.difficulties}
+        tops.append((top, similarities[top]))
+    counted = {d.name: sum(d.name in each for each in ranked) for d in protocol.difficulties}
     if not any(counted.values()):
         raise DataError(f"{truth.path}: no query has a relevant image, so there is nothing to measure")
+    if distractors is not None:
+        ranked = _among_distractors(query_features, ranked, distractors, device)
+    results = [
+        QueryResult({name: _score(found.ranks, protocol) for name, found in each.items()}, *top)
+        for each, top in zip(ranked, tops, strict=True)
+    ]
     return RetrievalScores(_average(results, protocol.difficulties), counted, results)
+
+
+def _among_distractors(
+    query_features: Float32[np.ndarray, "q d"],
+    ranked: Sequence[dict[str, _Ranked]],
+    distractors: Iterable[Float32[np.ndarray, "_ d"]],
+    device: str,
+) -> list[dict[str, _Ranked]]:
+    """The same with every rank moved down by the distractors that stand above."""
+    none = [np.empty(0, np.float32)]
+    counter = CountAbove(
+        query_features,
+        [np.concatenate([found.similarities for found in each.values()] or none) for each in ranked],
+        device,
+    )
+    for block in distractors:
+        require_unit_rows(block, "distractors")
+        counter.add(block)
+    above = counter.counts(np.sum(gather_objects(counter.histogram), axis=0))
+    moved = []
+    for each, counts in zip(ranked, above, strict=True):
+        ends = np.cumsum([len(found.ranks) for found in each.values()])[:-1]
+        parts = np.split(counts, ends)
+        moved.append(
+            {
+                name: _Ranked(found.ranks + part, found.similarities)
+                for (name, found), part in zip(each.items(), parts, strict=False)
+            }
+        )
+    return moved
 
 
 def _check_features(
@@ -194,21 +254,26 @@ def _check_features(
         require_unit_rows(features, f"{name} features")
 
 
-def _score_query(
-    similarities: Float32[np.ndarray, " n"], query: QueryTruth, difficulty: Difficulty
-) -> QueryScore | None:
-    """Score of one query, or None if nothing is relevant to it."""
+def _rank(similarities: Float32[np.ndarray, " n"], query: QueryTruth, difficulty: Difficulty) -> _Ranked:
     relevant = np.concatenate([query.lists[name] for name in difficulty.relevant])
     ignored = np.concatenate([query.lists[name] for name in difficulty.ignored])
-    if len(relevant) == 0:
-        return None
-    ranks = ranks_of_relevant(similarities, relevant, ignored)
+    in_order = in_ranking_order(similarities, relevant)
+    return _Ranked(ranks_of_relevant(similarities, relevant, ignored), similarities[in_order])
+
+
+def _score(ranks: Int64[np.ndarray, " r"], protocol: Protocol) -> QueryScore:
+    count = len(ranks)
+    plain = {}
+    if protocol.lists == PLAIN:
+        values = [*(recall_at(ranks, k) for k in KS), r_precision(ranks, count)]
+        values += [average_precision_at_r(ranks, count), ndcg(ranks, count)]
+        plain = dict(zip(PLAIN_METRICS, values, strict=True))
     return QueryScore(
-        average_precision=average_precision(ranks, len(relevant)),
+        average_precision=average_precision(ranks, count),
         precision_at={k: precision_at(ranks, k) for k in KS},
-        recall_at_1=recall_at_1(ranks),
         first_rank=int(ranks[0]) + 1,
-        relevant_count=len(relevant),
+        relevant_count=count,
+        plain=plain,
     )
 
 
@@ -222,6 +287,6 @@ def _average(results: Sequence[QueryResult], difficulties: Sequence[Difficulty])
         metrics[difficulty.metric("mAP")] = mean_percent(score.average_precision for score in scores)
         for k in KS:
             metrics[difficulty.metric(f"mP@{k}")] = mean_percent(score.precision_at[k] for score in scores)
-        if difficulty is UNGRADED:
-            metrics["R@1"] = mean_percent(score.recall_at_1 for score in scores)
+        for name in scores[0].plain:
+            metrics[difficulty.metric(name)] = mean_percent(score.plain[name] for score in scores)
     return metrics

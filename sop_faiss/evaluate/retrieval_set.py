@@ -1,7 +1,8 @@
 """A retrieval data set on disk: its ground truth, and the picture file of every query and gallery name.
 
-Pictures stand in `jpg/` (queries and gallery together, as in Oxford and Paris) or in `query/` and `database/`. Nothing
-is downloaded: a missing picture is an error that says how many are missing and from where.
+Pictures stand in `jpg/` (queries and gallery together, as in Oxford and Paris), in `query/` and `database/`, or beside
+the ground truth. Without a ground truth, class folders and CSV files are read as `plain_sets.py` says. Nothing is
+downloaded: a missing picture is an error that says how many are missing and from where.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from PIL import Image
 
 from sop_faiss.data.decode import decode_image
 from sop_faiss.data.listing import FileSource
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.ground_truth import Box, GroundTruth, read_ground_truth
+from sop_faiss.evaluate.ground_truth import Box, GroundTruth, make_ground_truth, read_ground_truth
+from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.files import sha256_file
 
 __all__ = ["KNOWN_SETS", "CroppedFiles", "RetrievalSet", "crop_to_box", "open_retrieval_set"]
@@ -67,6 +69,7 @@ class RetrievalSet:
         gallery: the pictures of `truth.images`, in that order.
         queries: the pictures of `truth.queries`, in that order, cropped to the queries' boxes.
         whole_queries: the same pictures, not cropped.
+        query_rows: the gallery position of each query, where all of them are whole pictures of the gallery; else None.
     """
 
     name: str
@@ -74,6 +77,7 @@ class RetrievalSet:
     gallery: FileSource
     queries: CroppedFiles
     whole_queries: FileSource
+    query_rows: Int64[np.ndarray, " q"] | None = None
 
 
 def crop_to_box(image: UInt8[np.ndarray, "h w 3"], box: Box) -> UInt8[np.ndarray, "ch cw 3"]:
@@ -94,7 +98,7 @@ def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | 
     """Find ground truth and pictures of a data set.
 
     Args:
-        dataset: `roxford5k`, `rparis6k`, or a directory.
+        dataset: `roxford5k`, `rparis6k`, a directory, or a CSV file of groups or pairs.
         data_root: the directory that holds the data set's directory; the current one if not given.
         gnd: another ground-truth file than the data set's own.
 
@@ -102,10 +106,17 @@ def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | 
         DataError: directory, ground truth or pictures are missing or damaged, or the ground truth of a known data set
             is not the published one.
     """
-    root = _directory(dataset, data_root)
-    truth = read_ground_truth(gnd if gnd is not None else _own_ground_truth(root, dataset))
-    gallery = _find_pictures(root, "database", truth.images, dataset)
-    queries = _find_pictures(root, "query", [query.name for query in truth.queries], dataset)
+    place = (data_root if data_root is not None else Path()) / dataset
+    if gnd is None and (place.suffix.lower() == ".csv" or _is_classes(place)):
+        plain = read_plain_set(place)
+        root, truth = plain.root, make_ground_truth(plain.content, place)
+        folders = plain.query_folder, plain.gallery_folder
+    else:
+        root = _directory(dataset, data_root)
+        truth = read_ground_truth(gnd if gnd is not None else _own_ground_truth(root, dataset))
+        folders = ("jpg", "jpg") if (root / "jpg").is_dir() else _own_folders(root)
+    gallery = _find_pictures(root, folders[1], "database", truth.images, dataset)
+    queries = _find_pictures(root, folders[0], "query", [query.name for query in truth.queries], dataset)
     root, keys, boxes = root.absolute(), _unique_keys(truth), [query.box for query in truth.queries]
     return RetrievalSet(
         name=dataset,
@@ -113,7 +124,32 @@ def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | 
         gallery=FileSource(f"{dataset} (database)", truth.images, None, None, root, gallery),
         queries=CroppedFiles(f"{dataset} (queries)", keys, None, None, root, queries, boxes),
         whole_queries=FileSource(f"{dataset} (queries)", keys, None, None, root, queries),
+        query_rows=_rows_in_gallery(queries, gallery) if not any(boxes) else None,
     )
+
+
+def _is_classes(root: Path) -> bool:
+    """Whether a directory without any ground truth may hold class folders."""
+    if root.name in KNOWN_SETS or not root.is_dir() or (root / "jpg").is_dir():
+        return False
+    if any(root.glob("gnd*")):
+        return False
+    places = [root / "query", root / "database"]
+    return all(any(entry.is_dir() for entry in place.iterdir()) for place in places if place.is_dir()) and any(
+        entry.is_dir() for entry in root.iterdir()
+    )
+
+
+def _own_folders(root: Path) -> tuple[str, str]:
+    """Where queries and gallery are: `query/` and `database/`, or beside the ground truth."""
+    return ("query", "database") if (root / "query").is_dir() or (root / "database").is_dir() else ("", "")
+
+
+def _rows_in_gallery(queries: Sequence[str], gallery: Sequence[str]) -> Int64[np.ndarray, " q"] | None:
+    positions = {file: position for position, file in enumerate(gallery)}
+    if not all(file in positions for file in queries):
+        return None
+    return np.array([positions[file] for file in queries], dtype=np.int64)
 
 
 def _directory(dataset: str, data_root: Path | None) -> Path:
@@ -151,19 +187,19 @@ def _published_ground_truth(path: Path, dataset: str) -> Path:
     return path
 
 
-def _find_pictures(root: Path, folder: str, names: Sequence[str], dataset: str) -> list[str]:
-    """File of each name relative to root, in `jpg/` if there is such a folder, else in `folder`."""
-    place = "jpg" if (root / "jpg").is_dir() else folder
-    if not (root / place).is_dir():
-        raise DataError(
-            f"{root} has neither jpg/ nor {folder}/: the pictures are missing" + _where_from(dataset, root / "jpg")
-        )
-    files = [_first_existing(root, f"{place}/{name}") for name in names]
+def _find_pictures(root: Path, folder: str, what: str, names: Sequence[str], dataset: str) -> list[str]:
+    """File of each name relative to root, in `folder`; "" is root itself."""
+    files = [_first_existing(root, f"{folder}/{name}" if folder else name) for name in names]
     missing = [name for name, file in zip(names, files, strict=True) if file is None]
+    if not (root / folder).is_dir() or (not folder and len(missing) == len(names)):
+        raise DataError(
+            f"{root} has neither jpg/ nor {what}/, nor pictures beside the ground truth: the pictures are missing"
+            + _where_from(dataset, root / "jpg")
+        )
     if missing:
         raise DataError(
-            f"{len(missing)} of {len(names)} {folder} pictures are missing in {root / place} (first: {missing[0]})"
-            + _where_from(dataset, root / place)
+            f"{len(missing)} of {len(names)} {what} pictures are missing in {root / folder} (first: {missing[0]})"
+            + _where_from(dataset, root / folder)
         )
     return [file for file in files if file is not None]
 

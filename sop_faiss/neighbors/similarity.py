@@ -1,13 +1,70 @@
-"""Cosine similarities of every query to a whole gallery."""
+"""Cosine similarities of every query to a whole gallery, the same bits in any block, on any device.
+
+A similarity is the inner product of two float32 rows, taken in float64 and rounded to float32. A float64 product, too,
+depends in its last bits on the shape of the block it is computed in, so one that lies by a float32 boundary could be
+rounded up here and down there. Such a product (one in a million or fewer) is taken again,
+in one fixed order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64, Int64
 
-__all__ = ["similarity_rows"]
+__all__ = ["fixed_order_products", "product_slack", "round_products", "similarity_rows"]
+
+_PAIR_ELEMENTS = 2**22
+"""Numbers of paired rows held at a time."""
+
+
+def product_slack(dimension: int, in_float64: bool = True) -> float:
+    """How far apart two products of the same unit rows can lie, whatever the order of their sums.
+
+    Each is within d u sum |a_i b_i| of the exact product (Higham, "Accuracy and Stability of Numerical Algorithms",
+    section 3.1), u = 2^-53 in float64 and 2^-24 in float32, and rows of unit norm make the sum at most 1.
+
+    Args:
+        dimension: of the rows.
+        in_float64: both are float64: twice the bound, and as much again for norms that are not quite 1. Else one is
+            float32: its bound, a tenth for norms, and the rounding of what it is compared with.
+    """
+    return 4 * dimension * 2.0**-53 if in_float64 else (1.1 * dimension + 2) * 2.0**-24
+
+
+def fixed_order_products(
+    queries: Float32[np.ndarray, "q d"],
+    rows: Float32[np.ndarray, "n d"],
+    query: Int64[np.ndarray, " p"],
+    row: Int64[np.ndarray, " p"],
+) -> Float32[np.ndarray, " p"]:
+    """Inner products of chosen pairs, each summed in an order that only the dimension decides.
+
+    Args:
+        queries: one query per row.
+        rows: one gallery vector per row.
+        query: position of each pair's query.
+        row: position of each pair's row.
+    """
+    products = np.empty(len(query), np.float32)
+    step = max(1, _PAIR_ELEMENTS // max(1, queries.shape[1]))
+    for start in range(0, len(query), step):
+        some = slice(start, start + step)
+        products[some] = (queries[query[some]].astype(np.float64) * rows[row[some]]).sum(axis=1)
+    return products
+
+
+def round_products(
+    products: Float64[np.ndarray, "q n"], queries: Float32[np.ndarray, "q d"], rows: Float32[np.ndarray, "n d"]
+) -> Float32[np.ndarray, "q n"]:
+    """float64 products of queries and rows as float32, with those near a rounding boundary taken again."""
+    slack = product_slack(queries.shape[1])
+    rounded = products.astype(np.float32)
+    doubtful = (products - slack).astype(np.float32) != (products + slack).astype(np.float32)
+    if doubtful.any():
+        rounded[doubtful] = fixed_order_products(queries, rows, *np.nonzero(doubtful))
+    return rounded
 
 
 def similarity_rows(
@@ -18,9 +75,6 @@ def similarity_rows(
 ) -> Iterator[Float32[np.ndarray, " n"]]:
     """Yield each query's inner products with the whole gallery.
 
-    Products are taken in float64 and rounded to float32: a float32 product changes its last bit with the shape of the
-    block it is computed in, which would move images of nearly equal similarity. Each product is computed once.
-
     Args:
         queries: one query per row, of unit norm (`require_unit_rows`).
         gallery: one image per row, likewise.
@@ -29,9 +83,11 @@ def similarity_rows(
     """
     query_block = max(1, matrix_elements // max(1, len(gallery)))
     for start in range(0, len(queries), query_block):
-        block = queries[start : start + query_block].astype(np.float64)
+        block = queries[start : start + query_block]
+        exact = block.astype(np.float64)
         similarities = np.empty((len(block), len(gallery)), dtype=np.float32)
         for left in range(0, len(gallery), gallery_block):
-            part = gallery[left : left + gallery_block].astype(np.float64)
-            similarities[:, left : left + gallery_block] = block @ part.T
+            part = gallery[left : left + gallery_block]
+            products = exact @ part.astype(np.float64).T
+            similarities[:, left : left + gallery_block] = round_products(products, block, part)
         yield from similarities

@@ -31,6 +31,8 @@ class EmbedOptions:
     """`float32` or `float16`, on disk."""
     max_bad_fraction: float = 0.01
     """Share of unusable pictures that is dropped; more is an error."""
+    whole: bool = False
+    """Whole pictures, longer side as long as the encoder's images, as retrieval sees them; otherwise a square crop."""
 
 
 def embed(
@@ -68,6 +70,7 @@ def embed(
     store = extract_features(
         loaded,
         source,
+        preprocess=loaded.preprocess.keeping_aspect() if options.whole else None,
         batch_size=options.batch_size,
         workers=options.workers,
         max_bad_fraction=options.max_bad_fraction,

@@ -43,6 +43,8 @@ class Picture:
     """Returns its encoded bytes, or raises DataError; called from several threads."""
     label: str = ""
     """Its class, if known."""
+    box: tuple[float, float, float, float] | None = None
+    """x1, y1, x2, y2 in its pixels, to be drawn: the part that was searched for."""
 
 
 @dataclass(frozen=True)
@@ -150,17 +152,17 @@ def _pictures(strip: Strip) -> list[Picture]:
 def _read_thumbnails(pictures: Sequence[Picture], progress: ProgressCallback | None) -> dict[int, Thumbnail]:
     """The thumbnail of each picture by its `id`; equal bytes are decoded once."""
     distinct = {id(picture): picture for picture in pictures}
-    made: dict[bytes, Thumbnail] = {}
+    made: dict[tuple[bytes, object], Thumbnail] = {}
 
     def read(picture: Picture) -> Thumbnail:
         try:
             encoded = picture.read()
         except DataError as error:
             return missing_thumbnail(error)
-        digest = hashlib.blake2b(encoded).digest()
-        if digest not in made:
-            made[digest] = make_thumbnail(encoded)
-        return made[digest]
+        key = hashlib.blake2b(encoded).digest(), picture.box
+        if key not in made:
+            made[key] = make_thumbnail(encoded, picture.box)
+        return made[key]
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         thumbnails = pool.map(read, distinct.values())

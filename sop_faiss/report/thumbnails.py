@@ -6,7 +6,7 @@ import base64
 import io
 from dataclasses import dataclass
 
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from sop_faiss.data.decode import decode_pillow
 from sop_faiss.errors import DataError
@@ -16,6 +16,7 @@ __all__ = ["THUMBNAIL_PIXELS", "Thumbnail", "make_thumbnail"]
 THUMBNAIL_PIXELS = 120
 """Longest side of a thumbnail."""
 
+_BOX_DARK, _BOX_LIGHT = (20, 20, 20), (255, 214, 10)
 _TINY_PIXELS = 64
 """Pictures up to this side are kept as they are and shown enlarged with hard pixel edges."""
 
@@ -35,18 +36,37 @@ class Thumbnail:
     """Why the picture could not be read; empty if it could."""
 
 
-def make_thumbnail(encoded: bytes) -> Thumbnail:
-    """Shrink one encoded picture; a picture that cannot be decoded becomes the reason, not an error."""
+def make_thumbnail(encoded: bytes, box: tuple[float, float, float, float] | None = None) -> Thumbnail:
+    """Shrink one encoded picture; a picture that cannot be decoded becomes the reason, not an error.
+
+    Args:
+        encoded: the bytes of its file.
+        box: x1, y1, x2, y2 in pixels of the picture, to be drawn.
+    """
     try:
         picture = decode_pillow(encoded)
     except DataError as error:
         return missing_thumbnail(error)
     tiny = max(picture.size) <= _TINY_PIXELS
+    whole = picture.size
     picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    if box is not None:
+        _draw_box(picture, box, whole)
     stream = io.BytesIO()
     picture.save(stream, "JPEG", quality=92 if tiny else 75, subsampling=0 if tiny else 2, optimize=True)
     uri = "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
     return Thumbnail(uri, *picture.size, tiny=tiny, problem="")
+
+
+def _draw_box(thumbnail: Image.Image, box: tuple[float, float, float, float], whole: tuple[int, int]) -> None:
+    """Draw a box of the whole picture: a light line on a dark one, seen on any picture."""
+    across, down = thumbnail.width / whole[0], thumbnail.height / whole[1]
+    x1, x2 = (min(max(round(x * across), 0), thumbnail.width - 1) for x in (box[0], box[2] - 1))
+    y1, y2 = (min(max(round(y * down), 0), thumbnail.height - 1) for y in (box[1], box[3] - 1))
+    draw = ImageDraw.Draw(thumbnail)
+    for inset, colour in ((0, _BOX_DARK), (1, _BOX_LIGHT)):
+        if x2 - inset >= x1 + inset and y2 - inset >= y1 + inset:
+            draw.rectangle((x1 + inset, y1 + inset, x2 - inset, y2 - inset), outline=colour)
 
 
 def missing_thumbnail(error: DataError) -> Thumbnail:

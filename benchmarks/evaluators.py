@@ -1,0 +1,83 @@
+"""DINO's and revisitop's own evaluation, imported from checkouts that the user points to."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["dino_knn", "dino_ranks", "load_dino", "load_revisitop", "setups_of", "with_in1d"]
+
+MapFunction = Callable[..., tuple[float, Any, Any, Any]]
+DIFFICULTIES = {
+    "easy": (("easy",), ("junk", "hard")),
+    "medium": (("easy", "hard"), ("junk",)),
+    "hard": (("hard",), ("junk", "easy")),
+}
+
+
+@contextmanager
+def with_in1d() -> Iterator[None]:
+    """numpy 2 no longer has `in1d`, which both evaluations call: `isin` does the same on flat arrays."""
+    with mock.patch.object(np, "in1d", np.isin, create=True):
+        yield
+
+
+def _load(checkout: Path, option: str, repository: str, module: str) -> ModuleType:
+    if not (checkout / f"{module}.py").is_file():
+        raise SystemExit(f"{option} {checkout} has no {module}.py: wanted a checkout of github.com/{repository}")
+    sys.path.insert(0, str(checkout))
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.path.remove(str(checkout))
+
+
+def load_revisitop(checkout: Path) -> MapFunction:
+    """Its `compute_map`, unchanged; call it inside `with_in1d`."""
+    folder = checkout / "python" if (checkout / "python").is_dir() else checkout
+    function: MapFunction = _load(folder, "--revisitop", "filipradenovic/revisitop", "evaluate").compute_map
+    return function
+
+
+def load_dino(checkout: Path) -> ModuleType:
+    """Its module `eval_knn`, unchanged, which has the loop of its k-NN and, as `utils`, its `compute_map`."""
+    return _load(checkout, "--dino", "facebookresearch/dino", "eval_knn")
+
+
+def dino_ranks(queries: Tensor, gallery: Tensor) -> np.ndarray:
+    """As eval_image_retrieval.py ranks, step 2: one product of everything, and a full sort; (gallery, queries)."""
+    similarities = torch.mm(gallery, queries.T)
+    ranks: np.ndarray = torch.argsort(-similarities, dim=0).cpu().numpy()
+    return ranks
+
+
+def dino_knn(
+    module: ModuleType, train: Tensor, labels: Tensor, test: Tensor, truth: Tensor, ks: Sequence[int], classes: int
+) -> dict[int, tuple[float, float]]:
+    """Top-1 and top-5 of each k as eval_knn.py finds them, one k after the other."""
+    return {k: module.knn_classifier(train, labels, test, truth, k, 0.07, num_classes=classes) for k in ks}
+
+
+def setups_of(queries: Sequence[Any], names: Sequence[str]) -> dict[str, list[dict[str, np.ndarray]]]:
+    """The ground truth of each difficulty as both evaluations want it."""
+    setups = {}
+    for name in names:
+        relevant, ignored = DIFFICULTIES[name]
+        setups[name] = [
+            {
+                "ok": np.concatenate([query.lists[each] for each in relevant]),
+                "junk": np.concatenate([query.lists[each] for each in ignored]),
+            }
+            for query in queries
+        ]
+    return setups

@@ -1,0 +1,168 @@
+"""sop-linear: a linear probe on frozen features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command, say_written
+from sop_faiss.cli.labelled_part_options import labelled_part_options
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.tables import print_table
+from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
+from sop_faiss.files import atomic_file
+from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
+
+if TYPE_CHECKING:
+    from sop_faiss.pipeline.linear import LinearResult
+
+_SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
+_DEFAULTS = LinearChoices()
+
+
+@click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
+@click.version_option(package_name="sop-faiss")
+@optional_encoder_options
+@click.option("--train", required=True, metavar="SRC", help=f"The pictures to learn from: {_SRC}")
+@click.option("--test", required=True, metavar="SRC", help=f"The pictures to classify: {_SRC}")
+@click.option(
+    "--lr",
+    "rates",
+    type=float,
+    multiple=True,
+    default=LEARNING_RATES,
+    show_default=True,
+    help="Learning rate for batches of 256; of several, held-out training images choose. May be repeated.",
+)
+@click.option("--epochs", type=int, default=_DEFAULTS.epochs, show_default=True, help="Of SGD with a cosine.")
+@click.option(
+    "--train-batch", type=int, default=_DEFAULTS.batch_size, show_default=True, help="Training pictures per step."
+)
+@click.option("--momentum", type=float, default=_DEFAULTS.momentum, show_default=True, help="Of SGD.")
+@click.option("--weight-decay", type=float, default=_DEFAULTS.weight_decay, show_default=True, help="Of SGD.")
+@click.option(
+    "--held-out",
+    type=float,
+    default=_DEFAULTS.held_out,
+    show_default=True,
+    help="Share of the training pictures that chooses the learning rate.",
+)
+@labelled_part_options
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
+@click.option(
+    "--max-bad-fraction",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Unusable pictures up to this share are dropped and counted; more is an error.",
+)
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write the result.")
+@click.option(
+    "--per-class",
+    "csv_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.csv",
+    help="Write each class's accuracy.",
+)
+@click.option(
+    "--confusion",
+    "png_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.png",
+    help="Draw which class was taken for which.",
+)
+@run_command
+def main(
+    encoder: EncoderSpec | None,
+    train: str,
+    test: str,
+    rates: tuple[float, ...],
+    epochs: int,
+    train_batch: int,
+    momentum: float,
+    weight_decay: float,
+    held_out: float,
+    part: LabelledPart,
+    batch_size: int,
+    workers: int | None,
+    max_bad_fraction: float,
+    json_file: Path | None,
+    csv_file: Path | None,
+    png_file: Path | None,
+) -> None:
+    """Train one linear layer on frozen features: how much of the classes can be read off them?
+
+    DINO's protocol (SGD, 100 epochs, cosine, no weight decay) on features that are computed once, without random crops
+    and flips. Held-out training pictures choose the learning rate; the test pictures never do.
+
+    \b
+    Examples:
+      sop-linear --model runs/photos --train shards/train --test shards/test
+      sop-linear --train features/train --test features/test --json linear.json
+      sop-linear --train features/train --test features/test --train-share 0.1 --per-class classes.csv
+    """
+    from sop_faiss.pipeline.knn import write_per_class
+    from sop_faiss.pipeline.linear import LinearOptions, evaluate_linear
+
+    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
+    read += [part.train_list] if part.train_list is not None else []
+    check_outputs({"--json": json_file, "--per-class": csv_file, "--confusion": png_file}, read)
+    choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
+    options = LinearOptions(choices, batch_size, workers, max_bad_fraction, part)
+    with (
+        progress_reporter("training", "epochs") as training_progress,
+        progress_reporter("embedding", "pictures") as progress,
+    ):
+        result = evaluate_linear(train, test, encoder, options, progress=progress, training_progress=training_progress)
+    if json_file is not None:
+        result.write(json_file)
+    if csv_file is not None:
+        write_per_class(csv_file, result.confusion)
+    if png_file is not None:
+        _draw_confusion(png_file, result)
+    _print(result)
+    for what, file in (("JSON", json_file), ("CSV", csv_file), ("picture", png_file)):
+        say_written(what, file)
+
+
+def _draw_confusion(file: Path, result: LinearResult) -> None:
+    from sop_faiss.report.confusion_figure import draw_confusion
+
+    picture = draw_confusion(result.confusion, f"Linear probe: {result.metrics['top1']:.2f} % top-1")
+    with atomic_file(file) as temporary:
+        temporary.write_bytes(picture)
+
+
+def _print(result: LinearResult) -> None:
+    protocol, metrics = result.protocol, result.metrics
+    held_out = protocol["held_out_top1"]
+    if held_out:
+        chosen = str(protocol["learning_rate"])
+        print_table(
+            f"Learning rates on {protocol['held_out_images']:,} held-out training pictures",
+            ["learning rate", "top-1 %", ""],
+            [[rate, f"{value:.2f}", "chosen" if rate == chosen else ""] for rate, value in held_out.items()],
+        )
+    print_table(
+        f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
+        f"pictures, {protocol['classes']:,} classes",
+        ["linear probe", *(f"top-{name.removeprefix('top')} %" for name in metrics)],
+        [[f"learning rate {protocol['learning_rate']:g}", *(f"{value:.2f}" for value in metrics.values())]],
+    )
+    rates = protocol["learning_rates"]
+    if len(rates) > 1 and protocol["learning_rate"] in (min(rates), max(rates)):
+        click.echo("the chosen learning rate is the first or last of those tried: try more (--lr)", err=True)
+    dropped = protocol["train_dropped"] + protocol["test_dropped"]
+    if dropped:
+        click.echo(f"{dropped:,} unusable pictures were dropped", err=True)
+    if unseen := protocol["test_images_of_unseen_classes"]:
+        click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Commands under `torchrun`: one program in several processes that share the work."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+__all__ = ["ranks_of_torchrun"]
+
+
+@contextlib.contextmanager
+def ranks_of_torchrun() -> Iterator[bool]:
+    """Join the processes that `torchrun` started, if any, for the work inside.
+
+    Yields:
+        Whether this process is the one that writes files and prints.
+    """
+    from sop_faiss.distributed import is_main, join_process_group, leave_process_group
+
+    join_process_group("auto")
+    try:
+        yield is_main()
+    finally:
+        leave_process_group()

@@ -1,0 +1,198 @@
+"""DINO's linear probe on frozen features: one linear layer, trained by SGD, at the best of several learning rates.
+
+Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transformers" (DINO), and its
+`eval_linear.py`: weights from N(0, 0.01^2), bias 0, momentum 0.9, no weight decay, cosine to 0 by epoch, learning rate
+scaled with batch/256.
+
+Departs: the features are computed once, from whole pictures or central crops; DINO trains on random crops and flips,
+at the cost of a pass of the encoder per epoch. They are unit vectors times sqrt(d), so that an entry is of size 1 as
+after the encoder's last layer norm, and DINO's learning rates mean about the same. DINO asks the user to tune the
+learning rate; here every rate trains at once on part of the training images, the rest choose, and the test images see
+the chosen one alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sop_faiss.distributed import derive_seed
+from sop_faiss.errors import DataError
+from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.evaluate.linear_choices import LinearChoices
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.unit_rows import require_unit_rows
+
+__all__ = ["LinearScores", "linear_probe"]
+
+_INITIAL_STD = 0.01
+_EVALUATED_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class LinearScores:
+    """What a linear probe found.
+
+    Attributes:
+        metrics: `top1`, and `top5` where there are five classes or more; percent.
+        predicted: class of each test row.
+        learning_rate: the chosen one, for batches of 256.
+        held_out_top1: of each learning rate on the held-out training images, percent.
+        held_out_images: how many those are.
+    """
+
+    metrics: dict[str, float]
+    predicted: Int64[np.ndarray, " q"]
+    learning_rate: float
+    held_out_top1: dict[float, float]
+    held_out_images: int
+
+
+def linear_probe(
+    train_features: Float32[np.ndarray, "n d"],
+    train_labels: Int64[np.ndarray, " n"],
+    test_features: Float32[np.ndarray, "q d"],
+    test_labels: Int64[np.ndarray, " q"],
+    choices: LinearChoices | None = None,
+    *,
+    device: str = "cpu",
+    progress: ProgressCallback | None = None,
+) -> LinearScores:
+    """Train linear classifiers and test the one whose learning rate did best on held-out training images.
+
+    The same numbers every time on the CPU: everything random comes from the seed.
+
+    Args:
+        train_features: unit rows.
+        train_labels: class of each; any integers.
+        test_features: unit rows.
+        test_labels: a class that the training images lack is never right.
+        choices: learning rates, epochs and the like.
+        device: where to train.
+        progress: called with epochs done, of both trainings.
+
+    Raises:
+        ConfigError: a choice is impossible.
+        DataError: there are no images, fewer than two classes, or too few to hold some out.
+        FeatureError: rows are not finite unit vectors.
+    """
+    choices = choices or LinearChoices()
+    choices.check()
+    if len(train_features) == 0 or len(test_features) == 0:
+        raise DataError(f"linear probe with {len(train_features)} training and {len(test_features)} test rows")
+    require_unit_rows(train_features, "training features")
+    require_unit_rows(test_features, "test features")
+    classes, targets = np.unique(train_labels, return_inverse=True)
+    if len(classes) < 2:
+        raise DataError("all training images are of one class: a classifier needs two or more")
+    rows, labels = _scaled(train_features, device), torch.from_numpy(targets).to(device)
+    rates, epochs = choices.learning_rates, choices.epochs
+    held_out, kept = _split(targets, choices)
+    tell = _Epochs(progress, epochs * (1 if len(rates) == 1 else 2))
+    held_out_top1: dict[float, float] = {}
+    best = rates[0]
+    if len(rates) > 1:
+        tried = _train(rows[kept], labels[kept], len(classes), rates, choices, tell)
+        truth = train_labels[held_out.numpy()]
+        held_out_top1 = {
+            rate: _test(layer, rows[held_out], truth, classes)[0]["top1"]
+            for rate, layer in zip(rates, tried, strict=True)
+        }
+        best = max(rates, key=lambda rate: (held_out_top1[rate], -rate))
+    (final,) = _train(rows, labels, len(classes), (best,), choices, tell)
+    metrics, predicted = _test(final, _scaled(test_features, device), test_labels, classes)
+    return LinearScores(metrics, predicted, best, held_out_top1, len(held_out) if len(rates) > 1 else 0)
+
+
+def _scaled(features: Float32[np.ndarray, "n d"], device: str) -> Float32[Tensor, "n d"]:
+    return torch.from_numpy(features * np.float32(np.sqrt(features.shape[1]))).to(device)
+
+
+def _split(targets: Int64[np.ndarray, " n"], choices: LinearChoices) -> tuple[Int64[Tensor, " h"], Int64[Tensor, " k"]]:
+    """Held-out rows, the same share of each class, and the others; a class of one image is not held out."""
+    names = [f"{row:012d}" for row in range(len(targets))]
+    part = LabelledPart(train_share=choices.held_out, seed=choices.seed)
+    drawn = part.rows(targets, names, names)
+    held_out = drawn[np.bincount(targets)[targets[drawn]] > 1]
+    if len(choices.learning_rates) > 1 and not len(held_out):
+        raise DataError(
+            "every class has one training image, so none can be held out to choose the learning rate: name one rate"
+        )
+    kept = np.setdiff1d(np.arange(len(targets)), held_out)
+    return torch.from_numpy(held_out), torch.from_numpy(kept)
+
+
+class _Epochs:
+    """Counts epochs over several trainings."""
+
+    def __init__(self, progress: ProgressCallback | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def __call__(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+
+def _train(
+    rows: Float32[Tensor, "n d"],
+    labels: Int64[Tensor, " n"],
+    class_count: int,
+    rates: tuple[float, ...],
+    choices: LinearChoices,
+    tell: _Epochs,
+) -> list[nn.Linear]:
+    """Train a layer for each learning rate, all from one start and on the same batches; none influences another."""
+    generator = torch.Generator().manual_seed(derive_seed("linear", choices.seed))
+    start = torch.randn(class_count, rows.shape[1], generator=generator) * _INITIAL_STD
+    layers = [_layer(start, rows.device) for _ in rates]
+    batch_size = min(choices.batch_size, len(rows))
+    optimizer = torch.optim.SGD(
+        [
+            {"params": layer.parameters(), "lr": rate * batch_size / 256}
+            for layer, rate in zip(layers, rates, strict=True)
+        ],
+        momentum=choices.momentum,
+        weight_decay=choices.weight_decay,
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, choices.epochs, eta_min=0)
+    for _ in range(choices.epochs):
+        order = torch.randperm(len(rows), generator=generator).to(rows.device)
+        for batch in order.split(batch_size):
+            some, wanted = rows[batch], labels[batch]
+            optimizer.zero_grad()
+            torch.stack([functional.cross_entropy(layer(some), wanted) for layer in layers]).sum().backward()
+            optimizer.step()
+        schedule.step()
+        tell()
+    return layers
+
+
+def _layer(start: Float32[Tensor, "classes d"], device: torch.device) -> nn.Linear:
+    layer = nn.Linear(start.shape[1], start.shape[0], device=device)
+    with torch.no_grad():
+        layer.weight.copy_(start)
+        layer.bias.zero_()
+    return layer
+
+
+@torch.no_grad()
+def _test(
+    layer: nn.Linear,
+    rows: Float32[Tensor, "q d"],
+    truth: Int64[np.ndarray, " q"],
+    classes: Int64[np.ndarray, " c"],
+) -> tuple[dict[str, float], Int64[np.ndarray, " q"]]:
+    """Metrics in percent, and the predicted class of each row."""
+    shown = min(5, len(classes))
+    ranked = torch.cat([layer(part).topk(shown, dim=1).indices for part in rows.split(_EVALUATED_ROWS)]).cpu().numpy()
+    right = classes[ranked] == truth[:, None]
+    metrics = {"top1": 100.0 * float(right[:, 0].mean())}
+    if len(classes) >= 5:
+        metrics["top5"] = 100.0 * float(right.any(axis=1).mean())
+    return metrics, classes[ranked[:, 0]]

@@ -1,0 +1,52 @@
+"""Several retrieval results in one picture: mAP with its interval, and the differences to the first."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from sop_faiss.evaluate.bootstrap import Interval
+from sop_faiss.evaluate.compare import Comparison
+
+__all__ = ["draw_comparison"]
+
+_NAME_LENGTH = 32
+
+
+def draw_comparison(comparison: Comparison) -> bytes:
+    """Draw a column of panels per metric: above mAP of each result, below each one's difference to the first; a PNG."""
+    names = [name if len(name) <= _NAME_LENGTH else "…" + name[1 - _NAME_LENGTH :] for name in comparison.names]
+    count = len(comparison.setups)
+    height = 1.6 + 0.32 * (2 * len(names) - 1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(2.4 + 3.2 * count, height), dpi=110, layout="constrained")
+        FigureCanvasAgg(figure)
+        ratios = [len(names) + 0.6, len(names) - 0.4]
+        panels = figure.subplots(2, count, sharey="row", squeeze=False, height_ratios=ratios)
+        for (above, below), setup in zip(panels.T, comparison.setups, strict=True):
+            _draw(above, setup.scores, "#0072b2")
+            above.set_title(f"{setup.metric} (%), {setup.queries} queries", loc="left", fontsize=9.5)
+            _draw(below, [each.difference for each in setup.differences], "#d55e00")
+            below.axvline(0, color="#1b1f26", linewidth=1)
+            below.set_title("difference to the first", loc="left", fontsize=9.5)
+        for axes, shown in ((panels[0, 0], names), (panels[1, 0], names[1:])):
+            axes.set_yticks(range(len(shown)), shown, fontsize=8.5, parse_math=False)
+            axes.set_ylim(len(shown) - 0.4, -0.6)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _draw(axes: Axes, values: list[Interval], colour: str) -> None:
+    for place, each in enumerate(values):
+        axes.plot([each.low, each.high], [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")
+        axes.plot([each.mean], [place], "o", color=colour, markersize=5.5)
+    axes.grid(axis="x", color="#e3e6ea")
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)

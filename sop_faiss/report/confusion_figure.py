@@ -1,0 +1,68 @@
+"""A picture of which class was taken for which."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from sop_faiss.evaluate.confusion import Confusion
+
+__all__ = ["SHOWN_CLASSES", "draw_confusion"]
+
+SHOWN_CLASSES = 40
+"""With more classes than this, the ones with the most confused images are shown."""
+_NUMBERED_CLASSES = 16
+_NAME_LENGTH = 24
+
+
+def draw_confusion(confusion: Confusion, title: str) -> bytes:
+    """Draw the shares of each true class (a row) that were given to each class (a column), as a PNG.
+
+    Classes that were not tested have an empty row. Of many classes the most confused ones are shown, and the picture
+    says so; shares are of all images of the row's class, shown columns or not.
+    """
+    shown = _most_confused(confusion)
+    images = confusion.images()[shown]
+    percent = 100.0 * confusion.counts[np.ix_(shown, shown)] / np.maximum(images, 1)[:, None]
+    names = [_short(confusion.names[place]) for place in shown]
+    side = 2.6 + max(2.4, 0.24 * len(shown)) * (1.6 if len(shown) <= _NUMBERED_CLASSES else 1.0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(side + 0.8, side), dpi=110, layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        picture = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
+        ticks = range(len(shown))
+        axes.set_xticks(ticks, names, rotation=90, fontsize=8, parse_math=False)
+        axes.set_yticks(ticks, names, fontsize=8, parse_math=False)
+        axes.set_xlabel("predicted class")
+        axes.set_ylabel("true class")
+        if len(shown) <= _NUMBERED_CLASSES:
+            for row, column in np.argwhere(percent >= 0.5):
+                colour = "white" if percent[row, column] > 60 else "#1b1f26"
+                number = f"{percent[row, column]:.0f}"
+                axes.text(column, row, number, ha="center", va="center", fontsize=8, color=colour)
+        figure.colorbar(picture, ax=axes, label="% of the true class", shrink=0.8)
+        left_out = len(confusion.names) - len(shown)
+        subtitle = f"\nthe {len(shown)} most confused of {len(confusion.names)} classes" if left_out else ""
+        figure.suptitle(title + subtitle, fontsize=10.5, parse_math=False)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _most_confused(confusion: Confusion) -> list[int]:
+    """Positions of the shown classes, in the order of their numbers."""
+    if len(confusion.names) <= SHOWN_CLASSES:
+        return list(range(len(confusion.names)))
+    right = confusion.counts.diagonal()
+    wrong = confusion.counts.sum(axis=1) + confusion.counts.sum(axis=0) - 2 * right
+    return sorted(np.argsort(-wrong, kind="stable")[:SHOWN_CLASSES].tolist())
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"
