@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -28,6 +29,8 @@ from sop_faiss.model.spec import EncoderSpec
 @click.option(
     "--feature-dtype", default="float32", show_default=True, metavar="NAME", help="float32, or float16: half the size."
 )
+@click.option("--whiten", metavar="SRC", help="Learn a PCA whitening from these pictures, apply it, and keep it.")
+@click.option("--whiten-dim", type=int, metavar="D", help="Its directions.  [default: all that the pictures span]")
 @click.option(
     "--max-bad-fraction",
     type=float,
@@ -45,10 +48,15 @@ def main(
     batch_size: int,
     workers: int | None,
     feature_dtype: str,
+    whiten: str | None,
+    whiten_dim: int | None,
     max_bad_fraction: float,
     result_json: Path | None,
 ) -> None:
     """Write unit-norm features of pictures: a feature store of Parquet files and a manifest.
+
+    Killed, it goes on where it was when the same command is given again. Several GPUs share the pictures under
+    torchrun -m sop_faiss.cli.embed.
 
     \b
     Examples:
@@ -57,12 +65,20 @@ def main(
           --data 'shards/photos-{000..012}.tar' --out features/
       sop-embed --model dino:dino_vits16.pth --arch vit_small_patch16_224 \\
           --data photos/ --out features/
+      sop-embed --model runs/photos --size 512 --scales 1,0.7071,0.5 --pooling gem \\
+          --whiten more_photos/ --whiten-dim 128 --data photos/ --out features/
     """
+    from sop_faiss.distributed import leave_process_group
     from sop_faiss.pipeline.embed import EmbedOptions, embed
 
-    options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction, whole)
+    options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction, whole, whiten, whiten_dim)
     with progress_reporter("embedding", "pictures") as progress:
-        manifest = embed(encoder, data, out, options, result_json=result_json, progress=progress)
+        try:
+            manifest = embed(encoder, data, out, options, result_json=result_json, progress=progress)
+        finally:
+            leave_process_group()
+    if int(os.environ.get("RANK", "0")) > 0:
+        return
     dropped = manifest["dropped"]
     reasons = ", ".join(f"{reason} {count}" for reason, count in dropped["reasons"].items())
     click.echo(

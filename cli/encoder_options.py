@@ -31,13 +31,23 @@ def _per_channel(ctx: click.Context, param: click.Parameter, value: str | None) 
     return first, second, third
 
 
+def _scales(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+    """Numbers with commas."""
+    if value is None:
+        return None
+    try:
+        return tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r}: wanted numbers with commas such as 1,0.7071,0.5") from None
+
+
 _OPTIONS = (
     click.option(
         "--model",
         required=True,
         metavar="M",
-        help="The encoder: a run directory or a checkpoint in it, timm:NAME, dino:FILE (an official DINO, iBOT, MaSSL "
-        "or SOP checkpoint), or config:NAME|FILE (a baseline, with --random-weights).",
+        help="The encoder: a run directory or a checkpoint in it, an export, timm:NAME, dino:FILE (an official DINO, "
+        "iBOT, MaSSL or SOP checkpoint), or config:NAME|FILE (a baseline, with --random-weights).",
     ),
     click.option(
         "--weights",
@@ -61,8 +71,11 @@ _OPTIONS = (
     ),
     click.option("--student", is_flag=True, help="Use the student instead of the teacher."),
     click.option(
-        "--pooling", metavar="NAME", help="cls, mean (of the patch tokens) or pooled.  [default: the model's own]"
+        "--pooling",
+        metavar="NAME",
+        help="cls, mean (of the patch tokens), cls_mean (both), gem or pooled.  [default: the model's own]",
     ),
+    click.option("--last-blocks", type=int, metavar="N", help="[CLS] of the last N blocks, behind each other (ViTs)."),
     click.option("--size", type=int, metavar="PIXELS", help="Side of the images.  [default: the model's own]"),
     click.option(
         "--mean",
@@ -75,6 +88,24 @@ _OPTIONS = (
         callback=_per_channel,
         metavar="R,G,B",
         help="Standard deviation, likewise.  [default: the model's own]",
+    ),
+    click.option(
+        "--scales",
+        callback=_scales,
+        metavar="S,S,...",
+        help="See each picture at these sizes, relative to --size, as 1,0.7071,0.5; features are added.  [default: 1]",
+    ),
+    click.option(
+        "--whitening",
+        type=click.Path(path_type=Path),
+        metavar="STORE",
+        help="Whiten features as in this feature store of sop-embed --whiten (or by its whitening.safetensors).",
+    ),
+    click.option(
+        "--cache",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Keep features here, by the content of each picture, and take those that are kept.",
     ),
     click.option("--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."),
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 from sop_faiss.errors import ConfigError, SopError
 
 __all__ = [
+    "announced_world_size",
     "average",
     "average_",
     "decide",
@@ -49,6 +50,11 @@ def _environment_number(name: str, default: int) -> int:
 
 def _active() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def announced_world_size() -> int:
+    """How many processes `torchrun` has started, as it announces it; 1 without."""
+    return max(1, _environment_number("WORLD_SIZE", 1))
 
 
 def rank() -> int:

@@ -48,6 +48,7 @@ def run(command: str, *arguments: object) -> tuple[str, int, list[str]]:
         ("demo",),
         ("doctor",),
         ("embed",),
+        ("export",),
         ("index",),
         ("index", "build"),
         ("index", "search"),
@@ -64,14 +65,16 @@ def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
     assert loaded == []
 
 
-@pytest.mark.parametrize("command", ["data", "demo", "doctor", "embed", "index", "knn", "linear", "retrieve", "train"])
+@pytest.mark.parametrize(
+    "command", ["data", "demo", "doctor", "embed", "export", "index", "knn", "linear", "retrieve", "train"]
+)
 def test_every_command_tells_its_version(command: str) -> None:
     main = importlib.import_module(f"sop_faiss.cli.{command}").main
     result = CliRunner().invoke(main, ["--version"])
     assert result.exit_code == 0 and importlib.metadata.version("sop-faiss") in result.stdout
 
 
-@pytest.mark.parametrize("command", ["data", "embed", "index", "knn", "linear", "retrieve", "train"])
+@pytest.mark.parametrize("command", ["data", "embed", "export", "index", "knn", "linear", "retrieve", "train"])
 def test_a_bare_command_shows_its_help(command: str) -> None:
     main = importlib.import_module(f"sop_faiss.cli.{command}").main
     result = CliRunner().invoke(main, [])

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("sop-data", "sop-train", "sop-embed", "sop-index", "sop-knn", "sop-retrieve", "sop-linear", "sop-doctor")
+COMMANDS = (
+    *("sop-data", "sop-train", "sop-embed", "sop-index", "sop-knn", "sop-retrieve", "sop-linear", "sop-export"),
+    "sop-doctor",
+)
 
 pytestmark = pytest.mark.slow
 
@@ -95,4 +98,7 @@ def test_the_whole_path(installed, tmp_path):
     assert 0 < json.loads((tmp_path / "linear.json").read_text())["metrics"]["top1"] <= 100
     sop("sop-retrieve", "--model", "run", "--dataset", "digits/retrieval", "--json", "retrieval.json")
     assert 0 < json.loads((tmp_path / "retrieval.json").read_text())["metrics"]["mAP"] <= 100
+    sop("sop-export", "run", "exported")
+    found = sop("sop-index", "search", "index", query, "--model", "exported")
+    assert found == sop("sop-index", "search", "index", query, "--model", "run")
     sop("sop-doctor")

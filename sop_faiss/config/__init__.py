@@ -5,7 +5,7 @@ Durations are in epochs here and in steps everywhere else.
 """
 
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
-from sop_faiss.config.load import config_summary, find_config, load_config, packaged_configs, to_yaml
+from sop_faiss.config.load import config_of, config_summary, find_config, load_config, packaged_configs, to_yaml
 from sop_faiss.config.method import LevelConfig, LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 from sop_faiss.config.schema import Config
@@ -24,6 +24,7 @@ __all__ = [
     "SopConfig",
     "TrainConfig",
     "ViewsConfig",
+    "config_of",
     "config_summary",
     "find_config",
     "load_config",

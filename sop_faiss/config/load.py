@@ -17,7 +17,7 @@ from sop_faiss.config.checks import shown
 from sop_faiss.config.schema import Config
 from sop_faiss.errors import ConfigError
 
-__all__ = ["config_summary", "find_config", "load_config", "packaged_configs", "to_yaml"]
+__all__ = ["config_of", "config_summary", "find_config", "load_config", "packaged_configs", "to_yaml"]
 
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
 """The value of another field. Resolvers, as `${oc.env:NAME}`, would read the environment for whoever wrote the file."""
@@ -138,18 +138,38 @@ def load_config(name_or_file: str | Path, overrides: Iterable[str] = ()) -> Conf
         ConfigError: an unknown key (the nearest is suggested), a wrong type, or an impossible value.
     """
     path = find_config(name_or_file)
+    return _built({f"config {path}": _read_mapping(path), "overrides": _parse_overrides(overrides)})
+
+
+def config_of(content: dict[str, Any], origin: str) -> Config:
+    """A checked configuration of plain values, as a file of another kind holds them; defaults for what is not there.
+
+    Args:
+        content: sections of fields.
+        origin: where it comes from, for the message.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    _reject_resolvers(content, origin)
+    return _built({origin: content})
+
+
+def _built(layers: dict[str, dict[str, Any]]) -> Config:
+    """The defaults with layers of values over them, by where these come from."""
     merged = OmegaConf.structured(Config)
     _make_writable(merged)
-    for origin, content in ((f"config {path}", _read_mapping(path)), ("overrides", _parse_overrides(overrides))):
+    for origin, content in layers.items():
         _reject_unknown_keys(content, origin)
         merged = _merged(merged, content, origin)
+    origins = " with ".join(layers)
     try:
         built = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "value"
-        raise ConfigError(f"config {path} with overrides: {key}: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{origins}: {key}: {str(error).splitlines()[0]}") from None
     if not isinstance(built, Config):
-        raise ConfigError(f"config {path} is not a configuration")
+        raise ConfigError(f"{origins} is not a configuration")
     return built
 
 

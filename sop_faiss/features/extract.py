@@ -1,28 +1,38 @@
-"""Pictures to unit-norm features: decode in threads, run the encoder on batches, keep the order of the source."""
+"""Pictures to unit-norm features: decode in threads, run the encoder on batches, keep the order of the source.
+
+Ranks share the pictures where `torchrun` started several; what an earlier extraction left in the cache is taken.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import itertools
 import os
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float32, UInt8
-from torch import Tensor
 
 from sop_faiss.data.decode import decode_image, drop_reason
 from sop_faiss.data.parallel import MAX_WORKERS
 from sop_faiss.data.source import ImageSource
 from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.features.cache import FeatureCache, open_cache
+from sop_faiss.features.forward import (
+    batches_of_equal_shape,
+    exact_inference,
+    features_of_batch,
+    finished_features,
+    require_usable,
+)
+from sop_faiss.features.ranks import gather_extracted, share_of_rank
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.model.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["embed_images", "extract_features"]
 
@@ -41,13 +51,14 @@ def extract_features(
     workers: int | None = None,
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
+    across_ranks: bool = False,
 ) -> FeatureStore:
     """Features of every usable picture of a source, in its order, computed in float32.
 
-    Rows do not depend on `batch_size` or `workers` beyond the last bits of float32.
+    Rows do not depend on `batch_size`, `workers` or the number of ranks beyond the last bits of float32.
 
     Args:
-        encoder: runs on the device it is on.
+        encoder: runs on the device it is on; its `cache` and `whitening` are used.
         source: the pictures.
         preprocess: another than the encoder's own, such as `encoder.preprocess.keeping_aspect(512)`.
         batch_size: pictures per forward pass; pictures of different shapes go into different passes.
@@ -55,6 +66,8 @@ def extract_features(
         max_bad_fraction: larger shares of unusable pictures are an error; smaller ones are dropped, counted by
             reason, and listed in the manifest's `dropped`.
         progress: called with the number of pictures read.
+        across_ranks: every rank calls this and encodes its share; each gets the whole. Otherwise ranks know nothing of
+            each other.
 
     Raises:
         DataError: too many pictures are unusable, or none is left.
@@ -62,27 +75,66 @@ def extract_features(
         ConfigError: a number is out of range, or the encoder does not take images of this size.
     """
     _check_numbers(batch_size, workers, max_bad_fraction)
-    preprocess = preprocess or encoder.preprocess
-    encoder.check_preprocess(preprocess)
+    seen = preprocess or encoder.preprocess
+    encoder.check_preprocess(seen)
     drops = _Drops(source, max_bad_fraction)
-    rows: dict[int, Float32[np.ndarray, " d"]] = {}
-    pictures = _prepared(source, preprocess, workers or min(8, os.cpu_count() or 1), 2 * batch_size, drops, progress)
-    with _exact_inference(encoder):
-        for positions, batch in _batches(pictures, batch_size):
-            features = _forward(encoder, preprocess, batch)
-            _require_usable(features, [source.keys[position] for position in positions])
-            rows.update(zip(positions, features, strict=True))
+    threads = workers or min(8, os.cpu_count() or 1)
+
+    def own_rows() -> dict[int, Float32[np.ndarray, " d"]]:
+        cache = open_cache(encoder, seen)
+        positions = share_of_rank(len(source)) if across_ranks else range(len(source))
+        pictures = _prepared(source, positions, seen, threads, 2 * batch_size, drops, progress, cache)
+        return _encode(encoder, seen, source, pictures, batch_size, cache)
+
+    rows = gather_extracted(own_rows, drops.listed, drops.reasons) if across_ranks else own_rows()
+    drops.check()
     if not rows:
         raise DataError(f"{source.description} has no usable picture{drops.summary()}")
     kept = sorted(rows)
+    keys = [source.keys[position] for position in kept]
     return FeatureStore(
-        keys=[source.keys[position] for position in kept],
+        keys=keys,
         labels=None if source.labels is None else source.labels[kept],
         sources=[source.source_of(position) for position in kept],
         members=[source.member_of(position) for position in kept],
-        features=np.stack([rows[position] for position in kept]),
-        manifest=_manifest(encoder, preprocess, source, len(kept), drops),
+        features=finished_features(encoder, np.stack([rows[position] for position in kept]), keys),
+        manifest=_manifest(encoder, seen, source, len(kept), drops),
+        whitening=encoder.whitening,
     )
+
+
+def _encode(
+    encoder: Encoder,
+    preprocess: Preprocess,
+    source: ImageSource,
+    pictures: Iterator[_Picture],
+    batch_size: int,
+    cache: FeatureCache | None,
+) -> dict[int, Float32[np.ndarray, " d"]]:
+    """Features by position: from the cache where they are at hand, else computed and added to it."""
+    rows: dict[int, Float32[np.ndarray, " d"]] = {}
+    digests: dict[int, bytes] = {}
+
+    def to_compute() -> Iterator[tuple[int, np.ndarray]]:
+        for picture in pictures:
+            if picture.feature is not None:
+                rows[picture.position] = picture.feature
+            elif picture.pixels is not None:
+                digests[picture.position] = picture.digest
+                yield picture.position, picture.pixels
+
+    try:
+        with exact_inference(encoder):
+            for positions, batch in batches_of_equal_shape(to_compute(), batch_size):
+                features = features_of_batch(encoder, preprocess, batch)
+                require_usable(features, [source.keys[position] for position in positions])
+                rows.update(zip(positions, features, strict=True))
+                if cache is not None:
+                    cache.add([digests.pop(position) for position in positions], features)
+    finally:
+        if cache is not None:
+            cache.flush()
+    return rows
 
 
 def _check_numbers(batch_size: int, workers: int | None, max_bad_fraction: float) -> None:
@@ -110,13 +162,25 @@ def embed_images(
     """
     preprocess = preprocess or encoder.preprocess
     encoder.check_preprocess(preprocess)
-    features = np.empty((len(images), encoder.feature_dim), np.float32)
+    features = np.empty((len(images), encoder.token_dimension), np.float32)
     pictures = ((position, preprocess.apply(image)) for position, image in enumerate(images))
-    with _exact_inference(encoder):
-        for positions, batch in _batches(pictures, batch_size):
-            features[positions] = _forward(encoder, preprocess, batch)
-    _require_usable(features, [f"picture {position}" for position in range(len(images))])
-    return features
+    with exact_inference(encoder):
+        for positions, batch in batches_of_equal_shape(pictures, batch_size):
+            features[positions] = features_of_batch(encoder, preprocess, batch)
+    names = [f"picture {position}" for position in range(len(images))]
+    require_usable(features, names)
+    return finished_features(encoder, features, names)
+
+
+class _Picture(NamedTuple):
+    """One picture on its way to the encoder, or past it."""
+
+    position: int
+    digest: bytes
+    """sha256 of its encoded bytes; empty without a cache."""
+    pixels: UInt8[np.ndarray, "h w 3"] | None
+    """Ready for the encoder; None if its feature is at hand."""
+    feature: Float32[np.ndarray, " d"] | None
 
 
 class _Drops:
@@ -135,6 +199,10 @@ class _Drops:
             source, member = self.source.source_of(position), self.source.member_of(position)
             key = self.source.keys[position]
             self.listed.append({"key": key, "source": source, "member": member, "reason": reason, "error": str(error)})
+        self.check()
+
+    def check(self) -> None:
+        """Raise DataError if there are too many so far."""
         total, bad = len(self.source), self.reasons.total()
         if bad > self.max_bad_fraction * total:
             if self.max_bad_fraction == 0:
@@ -159,94 +227,40 @@ class _Drops:
 
 def _prepared(
     source: ImageSource,
+    positions: Sequence[int],
     preprocess: Preprocess,
     workers: int,
     ahead: int,
     drops: _Drops,
     progress: ProgressCallback | None,
-) -> Iterator[tuple[int, np.ndarray]]:
+    cache: FeatureCache | None,
+) -> Iterator[_Picture]:
     """Usable pictures in order, decoded and resized by threads that run at most `ahead` pictures ahead."""
 
-    def prepare(position: int) -> np.ndarray:
-        return preprocess.apply(decode_image(source.read(position)))
+    def prepare(position: int) -> _Picture:
+        encoded = source.read(position)
+        digest = b"" if cache is None else hashlib.sha256(encoded).digest()
+        feature = None if cache is None else cache.find(digest)
+        pixels = preprocess.apply(decode_image(encoded)) if feature is None else None
+        return _Picture(position, digest, pixels, feature)
 
-    total = len(source)
+    waiting, total = iter(positions), len(source)
     with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
-        pending: deque[Future[np.ndarray]] = deque()
+        pending: deque[Future[_Picture]] = deque()
         try:
-            submitted = 0
-            for position in range(total):
-                while submitted < total and len(pending) < max(ahead, workers):
-                    pending.append(pool.submit(prepare, submitted))
-                    submitted += 1
+            for done, position in enumerate(positions, start=1):
+                for upcoming in itertools.islice(waiting, max(0, max(ahead, workers) - len(pending))):
+                    pending.append(pool.submit(prepare, upcoming))
                 try:
                     picture = pending.popleft().result()
                 except DataError as error:
                     drops.add(position, error)
                 else:
-                    yield position, picture
+                    yield picture
                 if progress is not None:
-                    progress(position + 1, total)
+                    progress(done * total // len(positions), total)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _batches(
-    pictures: Iterator[tuple[int, np.ndarray]], batch_size: int
-) -> Iterator[tuple[list[int], UInt8[Tensor, "b h w 3"]]]:
-    """Group pictures of equal shape; when four batches' worth wait, the fullest group goes first."""
-    groups: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
-    waiting = 0
-
-    def release(shape: tuple[int, ...]) -> tuple[list[int], Tensor]:
-        group = groups.pop(shape)
-        return [position for position, _ in group], torch.from_numpy(np.stack([picture for _, picture in group]))
-
-    for position, picture in pictures:
-        group = groups.setdefault(picture.shape, [])
-        group.append((position, picture))
-        waiting += 1
-        if len(group) == batch_size or waiting >= 4 * batch_size:
-            fullest = picture.shape if len(group) == batch_size else max(groups, key=lambda shape: len(groups[shape]))
-            waiting -= len(groups[fullest])
-            yield release(fullest)
-    for shape in list(groups):
-        yield release(shape)
-
-
-@contextlib.contextmanager
-def _exact_inference(encoder: Encoder) -> Iterator[None]:
-    """Evaluation mode (restored afterwards), no gradients, full float32: no autocast, no TF32, one choice of kernel."""
-    were_training = [(module, module.training) for module in encoder.modules()]
-    device = _device_of(encoder)
-    encoder.eval()
-    try:
-        with (
-            torch.no_grad(),
-            torch.autocast(device.type, enabled=False),
-            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
-        ):
-            yield
-    finally:
-        for module, was_training in were_training:
-            module.training = was_training
-
-
-def _device_of(encoder: Encoder) -> torch.device:
-    return next(encoder.parameters()).device
-
-
-def _forward(encoder: Encoder, preprocess: Preprocess, batch: UInt8[Tensor, "b h w 3"]) -> Float32[np.ndarray, "b d"]:
-    """Unit-norm features of one batch; a zero feature stays zero and is refused by the caller."""
-    features = encoder(preprocess.normalise(batch.to(_device_of(encoder)))).float()
-    features = torch.nn.functional.normalize(features.double(), dim=1).float()
-    array: Float32[np.ndarray, "b d"] = features.cpu().numpy()
-    return array
-
-
-def _require_usable(features: Float32[np.ndarray, "b d"], names: list[str]) -> None:
-    remedy = "its weights or its preprocessing are wrong"
-    require_unit_rows(features, "the encoder's features", names=names, remedy=remedy)
 
 
 def _manifest(
@@ -256,6 +270,7 @@ def _manifest(
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocess": preprocess.to_dict(),
         "pooling": encoder.pooling,
+        "whitening": None if encoder.whitening is None else encoder.whitening.facts(),
         "dimension": encoder.feature_dim,
         "count": count,
         "normalised": True,

@@ -16,6 +16,7 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
+from sop_faiss.model.whitening import WHITENING_FILE, Whitening
 from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["FEATURE_DTYPES", "MANIFEST_NAME", "FeatureStore", "require_dtype"]
@@ -43,6 +44,7 @@ class FeatureStore:
         features: unit-norm rows.
         manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalised`, `root`,
             `sources` (as the user named them), and what else the extraction noted; JSON values.
+        whitening: how the features were whitened, written beside them; None, too, for a store that was read.
     """
 
     keys: list[str]
@@ -51,6 +53,7 @@ class FeatureStore:
     members: list[str]
     features: Float32[np.ndarray, "n d"]
     manifest: dict[str, Any] = field(default_factory=dict)
+    whitening: Whitening | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -108,6 +111,8 @@ class FeatureStore:
                 "feature_dtype": feature_dtype,
                 "files": files,
             }
+            if self.whitening is not None:
+                self.whitening.write(temporary / WHITENING_FILE)
             write_json(temporary / MANIFEST_NAME, manifest)
         return manifest
 

@@ -1,7 +1,8 @@
-"""Any encoder, by the name a user gives it: a run of ours, a timm network with a weights file, an official checkpoint.
+"""Any encoder, by the name a user gives it: a run or an export of ours, a timm network with a weights file, an official
+checkpoint.
 
-An encoder is a network, a pooling and a preprocessing. Its fingerprint says whether two sets of features
-may be compared.
+An encoder is a network, a pooling and a preprocessing; perhaps a whitening. Its fingerprint says whether two sets
+of features may be compared.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import hashlib
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,16 +23,19 @@ from sop_faiss.config import Config
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.backbone import Backbone
 from sop_faiss.model.device import choose_device
+from sop_faiss.model.export import is_export
+from sop_faiss.model.pooling import pooling_name
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from sop_faiss.model.sop_trunk import SopTrunk, trained_trunk, untrained_trunk
+from sop_faiss.model.sop_trunk import SopTrunk, exported_trunk, trained_trunk, untrained_trunk
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.timm_trunk import TimmTrunk, filled_trunk, random_trunk
 from sop_faiss.model.weights import read_official, read_weights
+from sop_faiss.model.whitening import Whitening, read_whitening
 
 __all__ = ["Encoder", "EncoderSpec", "encoder_of_backbone", "encoder_of_spec", "load_encoder"]
 
 _log = logging.getLogger(__name__)
-_MODEL_FORMS = "wanted a run directory, a checkpoint in one, timm:NAME, dino:FILE or config:NAME"
+_MODEL_FORMS = "wanted a run directory, a checkpoint in one, an export, timm:NAME, dino:FILE or config:NAME"
 
 
 class Encoder(nn.Module):
@@ -38,9 +43,12 @@ class Encoder(nn.Module):
 
     Attributes:
         name: what it is, for people.
-        pooling: `cls`, `mean` (of the patch tokens) or `pooled` (the network's own).
+        token_pooling: `cls`, `mean` (of the patch tokens), `cls_mean`, `gem` or `pooled` (the network's own); with
+            `_lastN` behind it, of the last N blocks.
         preprocess: what its images must go through.
-        feature_dim: d.
+        token_dimension: width of what the network gives, before any whitening.
+        whitening: what the extraction applies to its unit-norm features.
+        cache: the directory in which the extraction keeps features; None: nowhere.
         left_out: names of tensors in the weights file that are no part of it, such as a classifier's.
     """
 
@@ -57,22 +65,54 @@ class Encoder(nn.Module):
         self.trunk = trunk
         self.name = name
         self.preprocess = preprocess
-        self.pooling = pooling
-        self.feature_dim = feature_dim
+        self.token_pooling = pooling
+        self.token_dimension = feature_dim
         self.left_out = left_out
+        self.whitening: Whitening | None = None
+        self.cache: Path | None = None
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
         """Raw features of normalised images of one size; unit norm is the extraction's work."""
-        return self.trunk.features(images, self.pooling)
+        return self.trunk.features(images, self.token_pooling)
+
+    @property
+    def feature_dim(self) -> int:
+        """d: width of the features, whitened if they are."""
+        return self.token_dimension if self.whitening is None else self.whitening.dimension
+
+    @property
+    def pooling(self) -> str:
+        """How tokens become one feature, the whitening included; features of different poolings cannot be compared."""
+        if self.whitening is None:
+            return self.token_pooling
+        return f"{self.token_pooling}, whitened to {self.whitening.dimension} ({self.whitening.fingerprint[:12]})"
+
+    def whiten_with(self, whitening: Whitening) -> None:
+        """Have features whitened, of whatever size and scales of the pictures.
+
+        Raises:
+            ConfigError: it was learned from features of another encoder or pooling.
+        """
+        learned, own = whitening.origin, (self.fingerprint, self.token_pooling)
+        if (learned.encoder_fingerprint, learned.pooling) != own:
+            raise ConfigError(
+                f"the whitening was learned from pooling {learned.pooling!r} of encoder "
+                f"{learned.encoder_fingerprint[:12]}, this is pooling {own[1]!r} of encoder {own[0][:12]}: "
+                "learn it again"
+            )
+        self.whitening = whitening
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """sha256 of the architecture and of the backbone's tensors in the order of their names.
 
-        Preprocessing and pooling are no part of it. Computed once, when first asked for.
+        Preprocessing and pooling are no part of it, nor is the token of masked patches, which no feature depends on: an
+        export, which leaves it out, has its run's fingerprint. Computed once, when first asked for.
         """
         digest = hashlib.sha256(json.dumps(self.trunk.architecture, sort_keys=True).encode())
         for name, value in sorted(self.trunk.network.state_dict().items()):
+            if name == "mask_token":
+                continue
             digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
@@ -88,6 +128,8 @@ class Encoder(nn.Module):
             raise ConfigError(
                 f"{self.name} takes only square images of {native} pixels: use --size {native} and a crop"
             )
+        if self.trunk.fixed and preprocess.scales != (1.0,):
+            raise ConfigError(f"{self.name} takes only images of {native} pixels: leave --scales out")
 
 
 def encoder_of_spec(spec: EncoderSpec) -> Encoder:
@@ -102,7 +144,12 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     left_out: list[str] = []
     trunk: SopTrunk | TimmTrunk
     name = spec.model
-    if spec.kind == "run":
+    if spec.kind == "run" and is_export(Path(spec.place)):
+        if spec.student:
+            raise ConfigError(f"--student does not apply to {spec.model}: an export holds one network")
+        trunk = exported_trunk(Path(spec.place))
+        name = f"{spec.model} (export)"
+    elif spec.kind == "run":
         trunk, checkpoint = trained_trunk(_existing_run(spec.place), student=spec.student)
         name = f"{spec.model} ({'student' if spec.student else 'teacher'} of {checkpoint.name})"
     elif spec.kind == "config":
@@ -133,16 +180,22 @@ def _assemble(spec: EncoderSpec, trunk: SopTrunk | TimmTrunk, name: str, left_ou
     pooling = spec.pooling or trunk.poolings[0]
     if pooling not in trunk.poolings:
         raise ConfigError(f"{spec.model} has no pooling {pooling!r}: wanted one of {', '.join(trunk.poolings)}")
+    pooling = pooling_name(pooling, spec.last_blocks, trunk.blocks)
     preprocess = Preprocess.square(
         trunk.native_size if spec.size is None else spec.size,
         mean=spec.mean or _triple(trunk.mean) or IMAGENET_MEAN,
         std=spec.std or _triple(trunk.std) or IMAGENET_STD,
         multiple=trunk.multiple,
     )
+    if spec.scales is not None:
+        preprocess = replace(preprocess, scales=spec.scales)
     trunk.eval().requires_grad_(False)
     encoder = Encoder(trunk, name, preprocess, pooling, 0, tuple(left_out)).eval()
     encoder.check_preprocess(preprocess)
-    encoder.feature_dim = _probe(encoder)
+    encoder.token_dimension = _probe(encoder)
+    if spec.whitening is not None:
+        encoder.whiten_with(read_whitening(spec.whitening))
+    encoder.cache = spec.cache
     return encoder
 
 
@@ -202,9 +255,13 @@ def load_encoder(
     arch: str | None = None,
     random_weights: int | None = None,
     pooling: str | None = None,
+    last_blocks: int | None = None,
     size: int | None = None,
     mean: tuple[float, float, float] | None = None,
     std: tuple[float, float, float] | None = None,
+    scales: tuple[float, ...] | None = None,
+    whitening: Path | None = None,
+    cache: Path | None = None,
     student: bool = False,
     by_position: bool = False,
     device: str = "cpu",
@@ -212,7 +269,8 @@ def load_encoder(
     """Load an encoder for evaluation; the arguments are the fields of `EncoderSpec`.
 
     Example:
-        `load_encoder("runs/photos")`, `load_encoder("timm:resnet50", weights=Path("resnet50.safetensors"))`,
+        `load_encoder("runs/photos")`, `load_encoder("exports/photos")`,
+        `load_encoder("timm:resnet50", weights=Path("resnet50.safetensors"))`,
         `load_encoder("dino:dino_vits16.pth", arch="vit_small_patch16_224")`,
         `load_encoder("config:digits_demo", random_weights=0)`.
 
@@ -226,9 +284,13 @@ def load_encoder(
         arch,
         random_weights,
         pooling,
+        last_blocks,
         size,
         mean,
         std,
+        scales,
+        whitening,
+        cache,
         student=student,
         by_position=by_position,
         device=device,

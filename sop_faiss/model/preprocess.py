@@ -49,6 +49,10 @@ class Preprocess:
     keep_aspect: bool = False
     multiple: int = 1
     """Sides of the result are multiples of this: the encoder's patch size."""
+    scales: tuple[float, ...] = (1.0,)
+    """The network sees the picture at each of these sizes, relative to the above; the unit-norm features are added and
+    scaled to unit norm again. (1, 0.7071, 0.5) is what DINO's evaluation of retrieval and the revisited Oxford/Paris
+    benchmark use; the latter adds unit-norm features too, DINO's script raw ones."""
 
     def __post_init__(self) -> None:
         if self.multiple < 1:
@@ -71,6 +75,9 @@ class Preprocess:
             raise ConfigError(f"interpolation = {self.interpolation!r}: wanted 'bicubic'")
         if not all(math.isfinite(value) for value in (*self.mean, *self.std)) or min(self.std) <= 0:
             raise ConfigError(f"mean = {self.mean}, std = {self.std}: wanted finite numbers, std above 0")
+        apart = len(set(self.scales)) == len(self.scales)
+        if not 1 <= len(self.scales) <= 16 or not apart or not all(0.05 <= scale <= 4 for scale in self.scales):
+            raise ConfigError(f"scales = {self.scales}: wanted 1 to 16 different numbers from 0.05 to 4")
 
     @classmethod
     def square(
@@ -140,9 +147,22 @@ class Preprocess:
         std = torch.tensor(self.std, device=images.device) * 255.0
         return ((images.float() - mean) / std).permute(0, 3, 1, 2)
 
+    def scaled(self, images: Float32[Tensor, "b 3 h w"], scale: float) -> Float32[Tensor, "b 3 rows columns"]:
+        """Normalised images at another size, bilinear and not antialiased as DINO's script has it.
+
+        The sides are rounded to multiples of `multiple`.
+        """
+        if scale == 1:
+            return images
+        rows, columns = (max(1, round(side * scale / self.multiple)) * self.multiple for side in images.shape[2:])
+        return functional.interpolate(images, size=(rows, columns), mode="bilinear", align_corners=False)
+
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for manifests."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """As JSON values, for manifests; one scale alone, of 1, goes without saying."""
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        if self.scales == (1.0,):
+            del content["scales"]
+        return content
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Preprocess:
@@ -158,7 +178,7 @@ class Preprocess:
             )
         try:
             values: dict[str, Any] = {
-                name: tuple(float(entry) for entry in value) if name in ("mean", "std") else value
+                name: tuple(float(entry) for entry in value) if name in ("mean", "std", "scales") else value
                 for name, value in content.items()
             }
             return cls(**values)

@@ -1,4 +1,4 @@
-"""Our own backbones as encoders: from a run's checkpoint, or with the random weights training would start from."""
+"""Our own backbones as encoders: from a run's checkpoint, from an export, or with the weights training starts from."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from sop_faiss.config import Config, load_config
 from sop_faiss.errors import CheckpointError
-from sop_faiss.model.backbone import Backbone, SwinBackbone, seeded_backbone
+from sop_faiss.model.backbone import Backbone, VitBackbone, seeded_backbone
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors, run_directory
+from sop_faiss.model.export import read_export
+from sop_faiss.model.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
 from sop_faiss.model.weights import fit_tensors
 
-__all__ = ["SopTrunk", "trained_trunk", "untrained_trunk"]
+__all__ = ["SHAPE_FIELDS", "SopTrunk", "exported_trunk", "trained_trunk", "untrained_trunk"]
 
-_SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
+SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
 """The fields of the model section that make the backbone what it is."""
 
 
@@ -26,20 +28,26 @@ class SopTrunk(nn.Module):
     def __init__(self, backbone: Backbone, config: Config) -> None:
         super().__init__()
         self.network = backbone
+        self.config = config
         self.mean, self.std = config.views.mean, config.views.std
         self.native_size = config.views.global_size
         self.multiple = backbone.patch_size
         self.fixed = False
-        if isinstance(backbone, SwinBackbone):
-            self.poolings: tuple[str, ...] = ("mean",)
-        else:
-            self.poolings = ("cls", "mean") if config.model.global_token == "cls" else ("mean", "cls")
-        self.architecture: dict[str, Any] = {"sop_faiss": {name: getattr(config.model, name) for name in _SHAPE_FIELDS}}
+        self.poolings: tuple[str, ...] = ("mean", "gem")
+        self.blocks = 0
+        if isinstance(backbone, VitBackbone):
+            own = config.model.global_token
+            self.poolings = (own, *(name for name in TOKEN_POOLINGS if name != own))
+            self.blocks = len(backbone.trunk.blocks)
+        self.architecture: dict[str, Any] = {"sop_faiss": {name: getattr(config.model, name) for name in SHAPE_FIELDS}}
 
     def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
-        """Raw features: the [CLS] token, or the mean of the patch tokens."""
+        """Raw features; `pooling` is one of `poolings`, or of the last blocks (see `pooling_name`)."""
+        name, blocks = split_pooling(pooling)
+        if blocks > 1:
+            return features_of_last_blocks(self.network.trunk, images, blocks, name)
         tokens = self.network(images)
-        return tokens.cls if pooling == "cls" else tokens.patches.mean(1)
+        return pool_tokens(tokens.cls, tokens.patches, name)
 
 
 def trained_trunk(run: Path, *, student: bool = False) -> tuple[SopTrunk, Path]:
@@ -60,6 +68,20 @@ def trained_trunk(run: Path, *, student: bool = False) -> tuple[SopTrunk, Path]:
     ours = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
     fit_tensors(backbone, ours, origin=f"checkpoint {checkpoint}", target=f"the model of {config_file}")
     return SopTrunk(backbone, config), checkpoint
+
+
+def exported_trunk(directory: Path) -> SopTrunk:
+    """The backbone of a directory that `sop-export` wrote; its mask token, which no feature depends on, is anew.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or was changed, or the tensors are not those of its config.
+    """
+    config, tensors = read_export(directory)
+    backbone = seeded_backbone(config.model, config.views.global_size, seed=0)
+    own = {name: value for name, value in backbone.state_dict().items() if not name.startswith("trunk.")}
+    ours = {**own, **{f"trunk.{name}": value for name, value in tensors.items()}}
+    fit_tensors(backbone, ours, origin=f"export {directory}", target="the model of its config.json")
+    return SopTrunk(backbone, config)
 
 
 def untrained_trunk(config: str, seed: int) -> SopTrunk:

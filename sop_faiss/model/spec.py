@@ -27,7 +27,7 @@ class EncoderSpec:
     """Which encoder a user means; `load` finds and checks it. The commands' options of the same names fill it."""
 
     model: str
-    """M: a run directory or a checkpoint in it, `timm:NAME`, `dino:FILE`, or `config:NAME|FILE`."""
+    """M: a run directory or a checkpoint in it, an export, `timm:NAME`, `dino:FILE`, or `config:NAME|FILE`."""
     weights: Path | None = None
     """Weights file of a `timm:` model: .safetensors, .pth or .bin."""
     arch: str | None = None
@@ -35,12 +35,20 @@ class EncoderSpec:
     random_weights: int | None = None
     """Seed of random weights, for a baseline: of `timm:` and `config:` models."""
     pooling: str | None = None
-    """`cls`, `mean` or `pooled`; None: the model's own."""
+    """`cls`, `mean`, `cls_mean`, `gem` or `pooled`; None: the model's own."""
+    last_blocks: int | None = None
+    """The [CLS] tokens of so many last blocks behind each other, of ViTs; with `cls_mean` the last mean token, too."""
     size: int | None = None
     """Side of the images in pixels; None: the model's own."""
     mean: tuple[float, float, float] | None = None
     """Of the images, per channel, in [0, 1]; None: what the model was trained with."""
     std: tuple[float, float, float] | None = None
+    scales: tuple[float, ...] | None = None
+    """Sizes at which each picture is seen, relative to `size`; None: (1,)."""
+    whitening: Path | None = None
+    """A whitening that sop-embed --whiten has learned: its file, or the feature store it lies in."""
+    cache: Path | None = None
+    """Directory that keeps the features of pictures, so that no picture is encoded twice in the same way."""
     student: bool = False
     """The student of a run or of an official checkpoint instead of the teacher."""
     by_position: bool = False
@@ -61,7 +69,7 @@ class EncoderSpec:
 
     @property
     def kind(self) -> str:
-        """What `model` names: `run`, `timm`, `dino` or `config`."""
+        """What `model` names: `run` (or an export), `timm`, `dino` or `config`."""
         return self._split[0]
 
     @property

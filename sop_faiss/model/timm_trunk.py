@@ -11,9 +11,11 @@ from typing import Any
 import timm
 import torch
 from jaxtyping import Float
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.model.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
 from sop_faiss.model.weights import fit_tensors, fit_tensors_by_position
 
 __all__ = ["TimmTrunk", "filled_trunk", "random_trunk", "require_timm_name"]
@@ -42,7 +44,9 @@ class TimmTrunk(nn.Module):
     """A timm network without its classifier, whose features are asked for by the name of a pooling.
 
     Attributes:
-        poolings: what it offers, the default first: `cls` and `mean` of ViTs with a [CLS] token; `pooled`, timm's own.
+        poolings: what it offers, the default first: `pooled`, timm's own; `cls`, `mean` and `cls_mean` of ViTs with a
+            [CLS] token; `gem` of the patch tokens or of the last map's positions.
+        blocks: how many blocks of a ViT with a [CLS] token can be asked for; 0 for others.
         multiple: sides of images are multiples of this, in pixels.
         native_size: side of the images it was made for, in pixels.
         fixed: it takes no images of any other size.
@@ -57,6 +61,8 @@ class TimmTrunk(nn.Module):
         self.mean: tuple[float, ...] = tuple(settings.get("mean", ()))
         self.std: tuple[float, ...] = tuple(settings.get("std", ()))
         self.poolings = _poolings(network)
+        blocks: Any = network.blocks if isinstance(network, VisionTransformer) and "cls" in self.poolings else ()
+        self.blocks = len(blocks)
         self.fixed = not any_size and bool(settings.get("fixed_input_size"))
         patches = getattr(network, "patch_embed", None)
         self.multiple = _patch_stride(patches)
@@ -70,14 +76,30 @@ class TimmTrunk(nn.Module):
         return {"timm": self.timm_name}
 
     def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
-        """Raw features; `pooling` is one of `poolings`."""
+        """Raw features; `pooling` is one of `poolings`, or of the last blocks (see `pooling_name`)."""
         if pooling == "pooled":
             pooled: Tensor = self.network(images)
             return pooled.flatten(1)
+        name, blocks = split_pooling(pooling)
+        if blocks > 1:
+            return features_of_last_blocks(self.network, images, blocks, name)
         forward_features: Any = self.network.forward_features
-        tokens: Tensor = forward_features(images)
-        prefix: Any = self.network.num_prefix_tokens
-        return tokens[:, 0] if pooling == "cls" else tokens[:, prefix:].mean(1)
+        positions = self._positions(forward_features(images))
+        return pool_tokens(positions[:, 0], positions[:, self._prefix_tokens :], name)
+
+    @property
+    def _prefix_tokens(self) -> int:
+        """[CLS] and registers before the patch tokens."""
+        return int(getattr(self.network, "num_prefix_tokens", 0))
+
+    def _positions(self, features: Float[Tensor, "b ..."]) -> Float[Tensor, "b n d"]:
+        """Tokens, or the positions of a map, whichever of its three layouts the network has."""
+        if features.ndim == 4:
+            channels_last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
+            return features.flatten(1, 2) if channels_last else features.flatten(2).transpose(1, 2)
+        if features.ndim != 3:
+            raise ConfigError(f"{self.timm_name} has no map or tokens to pool: use --pooling pooled")
+        return features
 
 
 def _settings(name: str) -> dict[str, Any]:
@@ -92,9 +114,11 @@ def _poolings(network: nn.Module) -> tuple[str, ...]:
     has_cls = getattr(network, "num_prefix_tokens", 0) >= 1 and isinstance(getattr(network, "cls_token", None), Tensor)
     distilled = hasattr(network, "dist_token")  # its feature is the mean of two tokens
     normalised = isinstance(getattr(network, "fc_norm", None), nn.Identity | None)
-    if not has_cls or distilled or not normalised:
+    if distilled or not normalised:
         return ("pooled",)
-    return ("cls", "mean") if pooling == "token" else ("pooled", "cls", "mean")
+    if not has_cls:
+        return ("pooled", "gem")
+    return TOKEN_POOLINGS if pooling == "token" else ("pooled", *TOKEN_POOLINGS)
 
 
 def _patch_stride(patches: Any) -> int:

@@ -72,8 +72,9 @@ def encoder_files(encoder: EncoderSpec | None) -> list[Path]:
     if encoder is None:
         return []
     place = Path(encoder.place)
-    of_run = [place / name for name in ("checkpoints", "best", "config.yaml", "metrics.jsonl")]
-    found = [*source_files(encoder.place), *of_run, *([encoder.weights] if encoder.weights is not None else [])]
+    of_run = [place / name for name in ("checkpoints", "best", "config.yaml", "metrics.jsonl", "config.json")]
+    files = [file for file in (encoder.weights, encoder.whitening, encoder.cache) if file is not None]
+    found = [*source_files(encoder.place), *of_run, *files]
     return [path for path in found if path.exists()]
 
 

@@ -159,8 +159,8 @@ def evaluate_retrieval(
         **options.expansion.to_dict(),
         "preprocess": preprocess.to_dict(),
         "pooling": loaded.pooling,
-        "scales": preprocess.to_dict().get("scales", [1.0]),
-        "whitening": "none",
+        "scales": list(preprocess.scales),
+        "whitening": "none" if loaded.whitening is None else loaded.whitening.facts(),
     }
     encoder_used = {"name": loaded.name, "fingerprint": loaded.fingerprint}
     seconds = time.perf_counter() - started

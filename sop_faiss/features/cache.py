@@ -1,0 +1,166 @@
+"""Features that were computed before, by the content of the picture: nothing is encoded twice, nothing stale is read.
+
+A directory of caches, one for each way to make features:
+
+    KEY/key.json                  encoder fingerprint, pooling, preprocessing; KEY is their sha256
+    KEY/part-SHA256.safetensors   `pictures` (n, 32): sha256 of each picture's encoded bytes; `features` (n, d)
+
+A part bears the checksum of its own bytes and is written whole, so that an extraction that was killed goes on from the
+parts it left. Whitening is applied after the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from sop_faiss.errors import FeatureError, SopError
+from sop_faiss.files import atomic_file, read_json, write_json
+from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.preprocess import Preprocess
+
+__all__ = ["FeatureCache", "open_cache", "remove_cache"]
+
+_log = logging.getLogger(__name__)
+FORMAT = "sop_faiss feature cache 1"
+KEY_FILE = "key.json"
+_PART = re.compile(r"part-([0-9a-f]{64})\.safetensors")
+_FOLDER = re.compile(r"[0-9a-f]{64}")
+PART_ROWS = 4096
+"""A part is written after so many new features ..."""
+PART_SECONDS = 30.0
+"""... or after so long, whichever comes first: what a kill costs at most."""
+
+
+class FeatureCache:
+    """The cache of one way to make features.
+
+    Args:
+        folder: where its parts are; made when the first is written.
+        key: what determines a feature but for the picture, as JSON values.
+        dimension: d.
+    """
+
+    def __init__(self, folder: Path, key: dict[str, Any], dimension: int) -> None:
+        self.folder = folder
+        self._key = key
+        self._dimension = dimension
+        self._parts: list[Float32[np.ndarray, "n d"]] = []
+        self._place: dict[bytes, tuple[int, int]] = {}
+        self._new: list[tuple[bytes, Float32[np.ndarray, " d"]]] = []
+        self._written_at = time.monotonic()
+        self._read()
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def find(self, picture: bytes) -> Float32[np.ndarray, " d"] | None:
+        """The feature of the picture with this sha256, if it is at hand."""
+        place = self._place.get(picture)
+        return None if place is None else self._parts[place[0]][place[1]]
+
+    def add(self, pictures: Iterable[bytes], features: Float32[np.ndarray, "n d"]) -> None:
+        """Keep features by the sha256 of their pictures; written now and then, and by `flush`."""
+        self._new.extend(zip(pictures, features, strict=True))
+        if len(self._new) >= PART_ROWS or time.monotonic() - self._written_at >= PART_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is not written yet.
+
+        Raises:
+            OSError: the disk is full, or the place cannot be written.
+        """
+        self._written_at = time.monotonic()
+        if not self._new:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / KEY_FILE).exists():
+            write_json(self.folder / KEY_FILE, self._key)
+        pictures = np.stack([np.frombuffer(picture, np.uint8) for picture, _ in self._new])
+        content = save({"pictures": pictures, "features": np.stack([feature for _, feature in self._new])})
+        with atomic_file(self.folder / f"part-{hashlib.sha256(content).hexdigest()}.safetensors") as temporary:
+            temporary.write_bytes(content)
+        self._new.clear()
+
+    def _read(self) -> None:
+        if not self.folder.is_dir():
+            return
+        if (self.folder / KEY_FILE).exists() and _key_in(self.folder) != self._key:
+            raise FeatureError(f"cache {self.folder} is of another encoder, though its name says not: remove it")
+        for file in sorted(self.folder.glob("part-*.safetensors")):
+            self._read_part(file)
+
+    def _read_part(self, file: Path) -> None:
+        """Take a part if every byte of it is as it was written."""
+        content, named = file.read_bytes(), _PART.fullmatch(file.name)
+        try:
+            whole = named is not None and hashlib.sha256(content).hexdigest() == named[1]
+            tensors = load(content) if whole else {}
+        except SafetensorError:
+            tensors = {}
+        pictures, features = tensors.get("pictures"), tensors.get("features")
+        if pictures is None or features is None or features.shape != (len(pictures), self._dimension):
+            _log.warning("cache part %s is damaged and left out: its pictures are encoded again", file)
+            return
+        for row, picture in enumerate(pictures):
+            self._place[picture.tobytes()] = (len(self._parts), row)
+        self._parts.append(features)
+
+
+def _key_in(folder: Path) -> Any:
+    try:
+        return read_json(folder / KEY_FILE)
+    except SopError as error:
+        raise FeatureError(f"cache: {error}") from None
+
+
+def open_cache(encoder: Encoder, preprocess: Preprocess) -> FeatureCache | None:
+    """The cache of an encoder's features of pictures so prepared, in the encoder's cache directory; None without one.
+
+    Raises:
+        FeatureError: what is there is of another kind.
+    """
+    if encoder.cache is None:
+        return None
+    key = {
+        "format": FORMAT,
+        "fingerprint": encoder.fingerprint,
+        "pooling": encoder.token_pooling,
+        "preprocess": preprocess.to_dict(),
+    }
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    if encoder.cache.exists() and not encoder.cache.is_dir():
+        raise FeatureError(f"cache {encoder.cache} is a file: name a directory")
+    return FeatureCache(encoder.cache / name, key, encoder.token_dimension)
+
+
+def remove_cache(directory: Path) -> None:
+    """Remove a cache directory; what is not a cache's in it stays."""
+    if not directory.is_dir():
+        return
+    for folder in [path for path in directory.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)]:
+        for file in folder.iterdir():
+            if file.name == KEY_FILE or file.name.startswith(("part-", ".part-", f".{KEY_FILE}.")):
+                file.unlink(missing_ok=True)
+        _remove_empty(folder)
+    _remove_empty(directory)
+
+
+def _remove_empty(directory: Path) -> None:
+    """Remove a directory if nothing is in it."""
+    try:
+        directory.rmdir()
+    except OSError:
+        return

@@ -1,0 +1,103 @@
+"""An encoder on batches of equal pictures: unit-norm features, computed exactly, the same for every batch size."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor
+from torch.nn import functional
+
+from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.unit_rows import require_unit_rows
+
+__all__ = ["batches_of_equal_shape", "exact_inference", "features_of_batch", "finished_features", "require_usable"]
+
+
+def batches_of_equal_shape(
+    pictures: Iterator[tuple[int, np.ndarray]], batch_size: int
+) -> Iterator[tuple[list[int], UInt8[Tensor, "b h w 3"]]]:
+    """Group pictures of equal shape; when four batches' worth wait, the fullest group goes first."""
+    groups: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
+    waiting = 0
+
+    def release(shape: tuple[int, ...]) -> tuple[list[int], Tensor]:
+        group = groups.pop(shape)
+        return [position for position, _ in group], torch.from_numpy(np.stack([picture for _, picture in group]))
+
+    for position, picture in pictures:
+        group = groups.setdefault(picture.shape, [])
+        group.append((position, picture))
+        waiting += 1
+        if len(group) == batch_size or waiting >= 4 * batch_size:
+            fullest = picture.shape if len(group) == batch_size else max(groups, key=lambda shape: len(groups[shape]))
+            waiting -= len(groups[fullest])
+            yield release(fullest)
+    for shape in list(groups):
+        yield release(shape)
+
+
+@contextlib.contextmanager
+def exact_inference(encoder: Encoder) -> Iterator[None]:
+    """Evaluation mode (restored afterwards), no gradients, full float32: no autocast, no TF32, one choice of kernel."""
+    were_training = [(module, module.training) for module in encoder.modules()]
+    device = _device_of(encoder)
+    encoder.eval()
+    try:
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, enabled=False),
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False),
+        ):
+            yield
+    finally:
+        for module, was_training in were_training:
+            module.training = was_training
+
+
+def _device_of(encoder: Encoder) -> torch.device:
+    return next(encoder.parameters()).device
+
+
+def features_of_batch(
+    encoder: Encoder, preprocess: Preprocess, batch: UInt8[Tensor, "b h w 3"]
+) -> Float32[np.ndarray, "b d"]:
+    """Unit-norm features of one batch, before any whitening; a zero feature stays zero, for the caller to refuse."""
+    images = preprocess.normalise(batch.to(_device_of(encoder)))
+    of_scales = [
+        functional.normalize(encoder(preprocess.scaled(images, scale)).double(), dim=1) for scale in preprocess.scales
+    ]
+    features = of_scales[0]
+    if len(of_scales) > 1:
+        features = functional.normalize(torch.stack(of_scales).sum(0), dim=1)
+    array: Float32[np.ndarray, "b d"] = features.float().cpu().numpy()
+    return array
+
+
+def finished_features(
+    encoder: Encoder, features: Float32[np.ndarray, "n d"], names: list[str]
+) -> Float32[np.ndarray, "n D"]:
+    """The features as they are given out: whitened where the encoder has a whitening.
+
+    Raises:
+        FeatureError: one is zero afterwards.
+    """
+    if encoder.whitening is None:
+        return features
+    whitened = encoder.whitening.apply(features)
+    require_unit_rows(whitened, "whitened features", names=names, remedy="the whitening is of other pictures")
+    return whitened
+
+
+def require_usable(features: Float32[np.ndarray, "b d"], names: list[str]) -> None:
+    """Check what an encoder gave.
+
+    Raises:
+        FeatureError: a row is not finite, or zero.
+    """
+    remedy = "its weights or its preprocessing are wrong"
+    require_unit_rows(features, "the encoder's features", names=names, remedy=remedy)

@@ -1,0 +1,63 @@
+"""Ranks share an extraction: each encodes every n-th picture, then all get all features."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from sop_faiss import distributed
+from sop_faiss.errors import SopError
+
+__all__ = ["gather_extracted", "share_of_rank"]
+
+Rows = dict[int, Float32[np.ndarray, " d"]]
+
+
+def share_of_rank(count: int) -> range:
+    """The positions that are this rank's, of so many."""
+    return range(distributed.rank(), count, distributed.world_size())
+
+
+def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, str]], reasons: Counter[str]) -> Rows:
+    """Run each rank's part and bring all together.
+
+    Args:
+        extract: features by position, of this rank's pictures.
+        dropped: this rank's unusable pictures, once `extract` has run; all ranks' afterwards.
+        reasons: how many, by reason; likewise.
+
+    Raises:
+        SopError: what a rank's part raised, on every rank.
+    """
+    if distributed.world_size() == 1:
+        return extract()
+    rows: Rows = {}
+    failed: SopError | None = None
+    try:
+        rows = extract()
+    except SopError as error:
+        failed = error
+    failures = [error for error in distributed.gather_objects(failed) if error is not None]
+    if failures:
+        raise failures[0]
+    everything = _gathered(rows)
+    all_dropped, all_reasons = distributed.gather_objects(list(dropped)), distributed.gather_objects(Counter(reasons))
+    dropped[:] = [picture for of_rank in all_dropped for picture in of_rank]
+    reasons.clear()
+    for of_rank in all_reasons:
+        reasons.update(of_rank)
+    return everything
+
+
+def _gathered(rows: Rows) -> Rows:
+    """All ranks' rows. A rank without any learns the width from the others."""
+    width = max(distributed.gather_objects(next((len(row) for row in rows.values()), 0)))
+    device = torch.device("cuda") if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+    features = np.stack(list(rows.values())) if rows else np.empty((0, width), np.float32)
+    positions = distributed.gather_rows(torch.tensor(list(rows), dtype=torch.int64, device=device))
+    gathered = distributed.gather_rows(torch.from_numpy(features).to(device)).cpu().numpy()
+    return dict(zip(positions.tolist(), gathered, strict=True))

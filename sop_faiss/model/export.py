@@ -1,0 +1,144 @@
+"""Exports: a directory with a backbone that timm, Hugging Face's timm loader and this package read.
+
+model.safetensors  the backbone's tensors under timm's names
+config.json        timm's description of it, and under `sop_faiss` what makes it the same encoder here
+
+The mask token and the projector are left out: no feature depends on them. So an export has the fingerprint of its run,
+which is computed from its tensors, not read from its config.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from sop_faiss.config import Config, config_of
+from sop_faiss.errors import CheckpointError, SopError
+from sop_faiss.files import read_json, sha256_file
+from sop_faiss.model.preprocess import Preprocess
+
+__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "is_export", "model_arguments", "read_export", "timm_config"]
+
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+FORMAT = "sop_faiss export 1"
+_OVERRIDES = ("patch_size", "embed_dim", "depth", "num_heads", "window_size")
+_VIEW_FIELDS = ("global_size", "mean", "std")
+
+
+def is_export(path: Path) -> bool:
+    """Whether a path is a directory that looks like an export."""
+    return (path / CONFIG_FILE).is_file() and not (path / "state.json").is_file()
+
+
+def model_arguments(trunk: nn.Module, config: Config) -> dict[str, Any]:
+    """The arguments with which `timm.create_model` makes this trunk again, with the run's pooling at its end."""
+    model = config.model
+    arguments = {name: getattr(model, name) for name in _OVERRIDES if getattr(model, name) is not None}
+    if isinstance(trunk, VisionTransformer):
+        arguments |= {"img_size": config.views.global_size, "dynamic_img_size": True}
+        if model.global_token == "cls":
+            return {**arguments, "global_pool": "token"}
+        return {**arguments, "global_pool": "avg", "fc_norm": False}  # the norm stays before the mean, as in training
+    if isinstance(trunk, SwinTransformer):
+        arguments["strict_img_size"] = False
+    return arguments
+
+
+def timm_config(
+    trunk: nn.Module, config: Config, preprocess: Preprocess, shape_fields: tuple[str, ...], weights_sha256: str
+) -> dict[str, Any]:
+    """The content of config.json.
+
+    Args:
+        trunk: the timm network.
+        config: of the run.
+        preprocess: of its encoder.
+        shape_fields: the fields of the model section that make the backbone what it is.
+        weights_sha256: of model.safetensors.
+    """
+    known: Any = getattr(trunk, "pretrained_cfg", {})
+    arguments = model_arguments(trunk, config)
+    side = preprocess.crop
+    return {
+        "architecture": config.model.backbone,
+        "num_classes": 0,
+        "num_features": int(getattr(trunk, "num_features", 0)),
+        "global_pool": arguments.get("global_pool", getattr(trunk, "global_pool", "avg")),
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "tag": "sop",
+            "custom_load": False,
+            "input_size": [3, side, side],
+            "fixed_input_size": False,
+            "interpolation": preprocess.interpolation,
+            "crop_pct": _crop_share(side, preprocess.resize),
+            "crop_mode": "center",
+            "mean": list(preprocess.mean),
+            "std": list(preprocess.std),
+            "num_classes": 0,
+            "pool_size": None,
+            "first_conv": known.get("first_conv"),
+            "classifier": known.get("classifier"),
+        },
+        "sop_faiss": {
+            "format": FORMAT,
+            "weights_sha256": weights_sha256,
+            "model": {name: getattr(config.model, name) for name in (*shape_fields, "global_token")},
+            "views": {name: getattr(config.views, name) for name in _VIEW_FIELDS},
+        },
+    }
+
+
+def _crop_share(crop: int, resize: int) -> float:
+    """`crop_pct`, so that timm, which takes floor(crop / crop_pct), resizes to the same number of pixels."""
+    share = crop / resize
+    while math.floor(crop / share) < resize:
+        share = math.nextafter(share, 0)
+    return share
+
+
+def read_export(directory: Path) -> tuple[Config, dict[str, Tensor]]:
+    """What makes an exported backbone, and its tensors under timm's names.
+
+    Raises:
+        CheckpointError: it is no export of ours, or a file is missing, damaged or was changed.
+    """
+    config_file, weights = directory / CONFIG_FILE, directory / WEIGHTS_FILE
+    try:
+        content = read_json(config_file)
+    except SopError as error:
+        raise CheckpointError(f"export {directory}: {error}") from None
+    ours = content.get("sop_faiss") if isinstance(content, dict) else None
+    if not isinstance(ours, dict) or ours.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{directory} has a {CONFIG_FILE}, but not of sop-export ({FORMAT}): give the weights of another model by "
+            "timm:NAME and --weights FILE"
+        )
+    config = _config_in(ours, config_file)
+    if not weights.is_file():
+        raise CheckpointError(f"export {directory} lacks {WEIGHTS_FILE}: it is incomplete")
+    if sha256_file(weights) != ours.get("weights_sha256"):
+        raise CheckpointError(f"{weights} is damaged or was changed (its checksum differs): export again")
+    try:
+        return config, load_file(weights)
+    except SafetensorError as error:
+        raise CheckpointError(f"{weights} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _config_in(ours: dict[str, Any], file: Path) -> Config:
+    """The configuration of an encoder alone: nothing of losses and data."""
+    model, views = ours.get("model"), ours.get("views")
+    if not isinstance(model, dict) or not isinstance(views, dict):
+        raise CheckpointError(f"{file} was changed: its section sop_faiss has no model or no views")
+    try:
+        return config_of({"model": model, "views": views, "loss": {"patch_weight": 0.0}}, str(file))
+    except SopError as error:
+        raise CheckpointError(f"{error}: export again") from None

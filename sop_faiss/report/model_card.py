@@ -1,0 +1,132 @@
+"""The README.md of an export: what it is, how to load it, how it was trained, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sop_faiss.config import Config
+
+__all__ = ["ModelFacts", "write_card"]
+
+_PLACE = ("step", "epoch", "images")
+"""Of a line of metrics: where the run was, not a score."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a card tells besides the configuration."""
+
+    folder: str
+    """Name of the export's folder."""
+    role: str
+    """`teacher` or `student`."""
+    checkpoint: str
+    step: int
+    fingerprint: str
+    feature_dim: int
+    pooling: str
+    parameters: int
+    version: str
+    """Of this package."""
+    files: tuple[str, ...] = ()
+    """Optional ones: `model.onnx`, `model.pt2`."""
+
+
+def write_card(
+    facts: ModelFacts, config: Config, preprocess: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
+) -> str:
+    """The card as Markdown, with the heading that model hubs read. It names no path of the machine it was made on.
+
+    Args:
+        facts: of the export.
+        config: of the run.
+        preprocess: of the encoder.
+        metrics: the lines of `metrics.jsonl`; those without a loss are scores.
+    """
+    parts = [
+        "---\nlibrary_name: timm\npipeline_tag: image-feature-extraction\ntags: [sop_faiss, self-supervised]\n---",
+        f"# {facts.folder}",
+        f"An image encoder ({config.model.backbone}, {facts.parameters:,} parameters, features of dimension "
+        f"{facts.feature_dim}) pretrained without labels by sop_faiss {facts.version}: *Self-Organizing Visual "
+        "Prototypes* (ICML 2025, arXiv 2505.21533). It gives features, no classes.",
+        _how_to_load(facts, preprocess),
+        _training(facts, config),
+        _scores(metrics, facts.step),
+        "## What is left out\n\nThe mask token and the projector of the training: no feature depends on them. Training "
+        "goes on from the run, not from this export.",
+        f"Fingerprint of the encoder: `{facts.fingerprint}` (the same as of the run: an index built with the one is "
+        "searched with the other).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _how_to_load(facts: ModelFacts, preprocess: Mapping[str, Any]) -> str:
+    side = preprocess["crop"]
+    lines = [
+        "## How to load it\n",
+        "```python",
+        "import timm, torch",
+        f'model = timm.create_model("local-dir:{facts.folder}", pretrained=True).eval()  # or "hf-hub:USER/NAME"',
+        "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))",
+        "features = torch.nn.functional.normalize(model(transform(picture).unsqueeze(0)), dim=1)",
+        "```\n",
+        "With Hugging Face transformers (`pip install transformers timm`):\n",
+        "```python",
+        "from transformers import AutoImageProcessor, AutoModel",
+        f'model = AutoModel.from_pretrained("{facts.folder}").eval()',
+        f'processor = AutoImageProcessor.from_pretrained("{facts.folder}")',
+        'features = model(**processor(picture, return_tensors="pt")).pooler_output',
+        "```\n",
+        f"With sop_faiss: `sop-index build --model {facts.folder} --data photos/ --out photos.index`.\n",
+        f"Pictures are resized to {preprocess['resize']} pixels (shorter side, bicubic), cropped to {side} x {side} "
+        f"and normalised by mean {_numbers(preprocess['mean'])} and std {_numbers(preprocess['std'])}. The feature is "
+        f"{_POOLINGS.get(facts.pooling, facts.pooling)}; compare features by cosine.",
+    ]
+    graphs = {"model.onnx": "ONNX", "model.pt2": "torch.export"}
+    found = [f"`{name}` ({graphs[name]})" for name in facts.files if name in graphs]
+    if found:
+        lines.append(f"\nThe same network as a graph, for any number of {side} x {side} images: {', '.join(found)}.")
+    return "\n".join(lines)
+
+
+_POOLINGS = {"cls": "the [CLS] token after the final norm", "mean": "the mean of the final patch tokens or positions"}
+
+
+def _training(facts: ModelFacts, config: Config) -> str:
+    views, train, sop, memory = config.views, config.train, config.sop, config.memory
+    rows = {
+        "network": f"{facts.role} of {facts.checkpoint}",
+        "steps made": f"{facts.step:,} of {train.batch_size} images each",
+        "schedule": f"{train.epochs:g} epochs, base learning rate {config.optim.base_lr:g}",
+        "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} pixels",
+        "[CLS] loss": f"weight {config.loss.cls_weight:g}, memory {memory.cls_capacity:,}, {_level(sop.cls)}",
+        "patch loss": f"weight {config.loss.patch_weight:g}, memory {memory.patch_capacity:,}, {_level(sop.patch)}",
+    }
+    return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+
+
+def _level(level: Any) -> str:
+    return f"{level.num_anchors:,} anchors of {level.num_supports} supports, {level.tasks} tasks"
+
+
+def _scores(metrics: Sequence[Mapping[str, Any]], step: int) -> str:
+    """The run's own scores up to the exported step, which it measured while it trained."""
+    scored = [line for line in metrics if "loss" not in line and line["step"] <= step]
+    lines = [
+        f"| {line['step']:,} | {name} | {value:.4g} |"
+        for line in scored
+        for name, value in line.items()
+        if name not in _PLACE and isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    if not lines:
+        return "## Scores\n\nThe run measured none (`evaluate.every_steps`)."
+    return (
+        "## Scores\n\nMeasured by the run on the set of its `evaluate` section.\n\n| step | score | |\n|---|---|---|\n"
+        + "\n".join(lines)
+    )
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
