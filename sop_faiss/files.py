@@ -28,6 +28,7 @@ __all__ = [
     "refuse_occupied",
     "remove_leftovers",
     "require_writable",
+    "restore_directory",
     "sha256_file",
     "write_json",
 ]
@@ -149,6 +150,12 @@ def locked_directory(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def restore_directory(path: Path) -> None:
+    """Put back what a killed process had moved aside to replace it, where it had not come to that."""
+    if not path.exists() and path.parent.is_dir():
+        remove_leftovers(path)
 
 
 def remove_leftovers(path: Path) -> None:

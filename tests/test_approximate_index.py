@@ -9,7 +9,14 @@ import pytest
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
-from sop_faiss.neighbors.choice import choose_factory, exact_similarities, tune_effort
+from sop_faiss.neighbors.choice import (
+    choose_factory,
+    exact_similarities,
+    near_by_table,
+    near_by_vectors,
+    tune_effort,
+)
+from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.neighbors.factories import append
 from tests.oracle_neighbors import brute_force, unit_rows
 
@@ -218,6 +225,8 @@ def test_the_least_effort_that_is_enough(rows: np.ndarray) -> None:
         scores = np.einsum("qd,qkd->qk", queries.astype(np.float64), rows[found])
         by_effort[effort] = float((scores >= nearest[:, -1:] - 1e-6).mean())
     assert by_effort[1] < 0.9 < by_effort[16] == 1
-    recall = tune_effort(index, queries, nearest, rows, order, 0.9)
-    assert index.effort == min(effort for effort, share in by_effort.items() if share >= 0.9)
-    assert recall.share == by_effort[index.effort] and (recall.k, recall.queries) == (10, 60)
+    judges = [near_by_vectors(queries, nearest, rows, order), near_by_table(nearest_rows(queries, rows, 40), 10)]
+    for judge in judges:
+        recall = tune_effort(index, queries, 10, judge, 0.9)
+        assert index.effort == min(effort for effort, share in by_effort.items() if share >= 0.9)
+        assert recall.share == by_effort[index.effort] and (recall.k, recall.queries) == (10, 60)

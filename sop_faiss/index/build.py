@@ -17,20 +17,27 @@ from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
+from sop_faiss.index.plan import RECALL_K, plan_rows
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.neighbors.approximate_index import ApproximateIndex
-from sop_faiss.neighbors.choice import choose_factory, exact_similarities, tune_effort
+from sop_faiss.neighbors.choice import IsNear, choose_factory, exact_similarities, near_by_vectors, tune_effort
 from sop_faiss.neighbors.factories import METRIC, VectorIndex, check_factory, empty_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["IndexOptions", "build_index", "build_index_of_pictures", "parse_bytes", "store_as_index"]
+__all__ = [
+    "IndexOptions",
+    "build_index",
+    "build_index_of_pictures",
+    "measure",
+    "not_measured",
+    "parse_bytes",
+    "store_as_index",
+    "write_index",
+]
 
 _log = logging.getLogger(__name__)
-_SEED = 0
 _BLOCK_ROWS = 65_536
-_MOST_QUERIES = 1000  # that recall is measured on
-_RECALL_K = 10
 
 
 @dataclass(frozen=True)
@@ -91,8 +98,8 @@ def build_index(
 ) -> IndexManifest:
     """Write the index directory of a feature store: `index.faiss`, `ids.parquet`, `manifest.json`.
 
-    The rows of a `Flat` index are in the store's order. Those of others are in a seeded random order, so that the last
-    ones, which recall is measured with before they are added, are a fair sample.
+    The rows are in the store's order, but those that recall is measured with before they are added come last; see
+    `plan_rows`.
 
     Args:
         store: unit-norm features of one encoder.
@@ -118,65 +125,68 @@ def build_index(
         _log.info("index factory %s: %s", factory, why)
     with atomic_directory(out) as directory:
         index = empty_index(factory, dimension)
-        rows = np.arange(count)
-        recall: dict[str, Any] = dict.fromkeys(("recall", "k", "queries", "target"))
+        plan = plan_rows(count, index)
         if isinstance(index, ApproximateIndex):
-            rows = np.random.default_rng(_SEED).permutation(count)
-            recall = _fill_and_tune(index, store.features, rows, options.recall, progress)
-        else:
-            _add(index, store.features, rows, progress)
-        index.write(directory / INDEX_FILE)
-        _ids_of(store, rows).write(directory / IDS_FILE)
-        search = {"effort": index.effort, **recall, "why": why}
-        files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
-        manifest = replace(store_as_index(store, factory), search=search, files=files)
-        manifest.write(directory)
-    return manifest
+            index.train(store.features[plan.training])
+        _add(index, store.features, plan.present, progress)
+        measured = not_measured(options.recall)
+        if isinstance(index, ApproximateIndex) and len(plan.held_out):
+            queries, k = store.features[plan.held_out], min(RECALL_K, len(plan.present))
+            blocks = (store.features[plan.present[start:stop]] for start, stop in _blocks(len(plan.present)))
+            nearest = exact_similarities(queries, blocks, k)
+            is_near = near_by_vectors(queries, nearest, store.features, plan.present)
+            measured = measure(index, queries, k, is_near, options.recall)
+        _add(index, store.features, plan.held_out, progress)
+        rows = plan.order
+        keys, sources, members = (
+            [column[row] for row in rows] for column in (store.keys, store.sources, store.members)
+        )
+        ids = IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
+        described = replace(store_as_index(store, factory), search={"effort": index.effort, **measured, "why": why})
+        return write_index(directory, described, index, ids)
+
+
+def _blocks(count: int) -> list[tuple[int, int]]:
+    return [(start, min(start + _BLOCK_ROWS, count)) for start in range(0, count, _BLOCK_ROWS)]
 
 
 def _add(
     index: VectorIndex, features: Float32[np.ndarray, "n d"], rows: Int64[np.ndarray, " m"], progress: Any
 ) -> None:
     """Add these rows, block by block."""
-    for start in range(0, len(rows), _BLOCK_ROWS):
-        index.add(features[rows[start : start + _BLOCK_ROWS]])
+    for start, stop in _blocks(len(rows)):
+        index.add(features[rows[start:stop]])
         if progress is not None:
             progress(index.count, len(features))
 
 
-def _fill_and_tune(
-    index: ApproximateIndex,
-    features: Float32[np.ndarray, "n d"],
-    rows: Int64[np.ndarray, " n"],
-    target: float,
-    progress: ProgressCallback | None,
+def not_measured(target: float) -> dict[str, Any]:
+    """What the manifest says of a recall that was not measured."""
+    return {"recall": None, "k": None, "queries": 0, "target": target}
+
+
+def measure(
+    index: ApproximateIndex, queries: Float32[np.ndarray, "q d"], k: int, is_near: IsNear, target: float
 ) -> dict[str, Any]:
-    """Train, add all rows but the last, measure with these, add them. What was measured, for the manifest."""
-    held_out = min(_MOST_QUERIES, len(rows) // 10)
-    present, queries = rows[: len(rows) - held_out], features[rows[len(rows) - held_out :]]
-    index.train(features[rows[: index.training_rows()]])  # of a few rows all, so that codes reach as far as they do
-    _add(index, features, present, progress)
-    measured: dict[str, Any] = {"recall": None, "k": None, "queries": 0, "target": target}
-    k = min(_RECALL_K, len(present))
-    if held_out:
-        blocks = (features[present[start : start + _BLOCK_ROWS]] for start in range(0, len(present), _BLOCK_ROWS))
-        nearest = exact_similarities(queries, blocks, k)
-        recall = tune_effort(index, queries, nearest, features, present, target)
-        measured |= {"recall": round(recall.share, 4), "k": k, "queries": held_out}
-        if recall.share < target:
-            _log.warning(
-                "recall@%d of index %s is %.3f at most, wanted %.3g: its codes are too coarse, or its lists too many; "
-                "take a finer factory, or allow more memory",
-                *(k, index.factory, recall.share, target),
-            )
-    _add(index, features, rows[len(present) :], progress)
-    return measured
+    """Tune the effort of a search, and warn where the target is out of reach. What the manifest says of it."""
+    recall = tune_effort(index, queries, k, is_near, target)
+    if recall.share < target:
+        _log.warning(
+            "recall@%d of index %s is %.3f at most, wanted %.3g: its codes are too coarse, or its lists too many; "
+            "take a finer factory, or allow more memory",
+            *(k, index.factory, recall.share, target),
+        )
+    return {"recall": round(recall.share, 4), "k": k, "queries": recall.queries, "target": target}
 
 
-def _ids_of(store: FeatureStore, rows: Int64[np.ndarray, " n"]) -> IdTable:
-    """The columns of the store's rows, in this order."""
-    keys, sources, members = ([column[row] for row in rows] for column in (store.keys, store.sources, store.members))
-    return IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
+def write_index(directory: Path, described: IndexManifest, index: VectorIndex, ids: IdTable) -> IndexManifest:
+    """Write the three files into a directory that is renamed when complete; the manifest with their checksums."""
+    index.write(directory / INDEX_FILE)
+    ids.write(directory / IDS_FILE)
+    files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
+    manifest = replace(described, files=files)
+    manifest.write(directory)
+    return manifest
 
 
 def build_index_of_pictures(

@@ -14,13 +14,13 @@ from jaxtyping import Int64
 
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied
+from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.search import read_vectors
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
 from sop_faiss.neighbors.factories import VectorIndex, append
 
-__all__ = ["add_to_index", "merge_indices", "remove_from_index"]
+__all__ = ["add_to_index", "check_same_features", "merge_indices", "remove_from_index"]
 
 
 @dataclass
@@ -62,11 +62,12 @@ def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
         FeatureError: the store is unusable.
     """
     store.check()
+    restore_directory(directory)
     with locked_directory(directory):
         index = _Index.read(directory)
         added = store_as_index(store, index.manifest.factory)
         other = _Index(added, IdTable(store.keys, store.sources, store.members, store.labels), None)
-        _check_same_features(index.manifest, added, "the index", "the store")
+        check_same_features(index.manifest, added, "the index", "the store")
         joined = _join_names([index, other], [str(directory), "the store"])
         assert index.vectors is not None
         index.vectors.add(store.features)
@@ -87,6 +88,7 @@ def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
         ConfigError: a key is not in the index, nothing would be left, this kind of index cannot lose rows, or another
             process is changing it.
     """
+    restore_directory(directory)
     with locked_directory(directory):
         index = _Index.read(directory)
         assert index.vectors is not None
@@ -99,7 +101,7 @@ def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
             raise ConfigError(f"all {len(rows)} pictures of {directory} would be removed: delete the directory instead")
         index.vectors.keep(rows)
         search = _counted(index.manifest.search, "removed", len(wanted))
-        ids = _take(index.ids, np.flatnonzero(rows))
+        ids = index.ids.take(np.flatnonzero(rows))
         with atomic_directory(directory, overwrite=True) as temporary:
             return _Index(replace(index.manifest, search=search), ids, index.vectors).write(temporary)
 
@@ -125,7 +127,7 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
     indices = [_Index.read(directory) for directory in directories]
     first = indices[0]
     for directory, other in zip(directories[1:], indices[1:], strict=True):
-        _check_same_features(first.manifest, other.manifest, str(directories[0]), str(directory))
+        check_same_features(first.manifest, other.manifest, str(directories[0]), str(directory))
     joined = _join_names(indices, [str(directory) for directory in directories])
     assert first.vectors is not None
     for other in indices[1:]:
@@ -136,8 +138,12 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
         return _Index(replace(joined.manifest, search=search), joined.ids, first.vectors).write(temporary)
 
 
-def _check_same_features(ours: IndexManifest, theirs: IndexManifest, our_name: str, their_name: str) -> None:
-    """Refuse features that cannot be compared."""
+def check_same_features(ours: IndexManifest, theirs: IndexManifest, our_name: str, their_name: str) -> None:
+    """Refuse features that cannot be compared.
+
+    Raises:
+        IndexMismatchError: encoder, preprocessing, pooling or dimension differ.
+    """
     for what, one, two in (
         ("encoder", ours.encoder["fingerprint"][:12], theirs.encoder["fingerprint"][:12]),
         ("preprocessing", ours.preprocess, theirs.preprocess),
@@ -153,11 +159,6 @@ def _check_same_features(ours: IndexManifest, theirs: IndexManifest, our_name: s
 def _counted(search: dict[str, Any], what: str, number: int) -> dict[str, Any]:
     """What the manifest says of searches, with rows that were added or removed since recall was measured."""
     return search | {what: int(search.get(what, 0)) + number}
-
-
-def _take(ids: IdTable, rows: Int64[np.ndarray, " m"]) -> IdTable:
-    keys, sources, members = ([column[row] for row in rows] for column in (ids.keys, ids.sources, ids.members))
-    return IdTable(keys, sources, members, None if ids.labels is None else ids.labels[rows])
 
 
 def _join_names(indices: list[_Index], names: list[str]) -> _Index:

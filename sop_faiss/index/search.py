@@ -108,6 +108,10 @@ class FeatureIndex:
             return None
         return names[label] if names is not None and 0 <= label < len(names) else str(label)
 
+    def label_name(self, row: int) -> str | None:
+        """The name of an image's class; None where it has none."""
+        return None if self.ids.labels is None else self.class_name(int(self.ids.labels[row]))
+
     def row_of(self, key: str) -> int:
         """The row of an image.
 
@@ -181,8 +185,7 @@ class FeatureIndex:
             ConfigError: the threshold is out of range, or this kind of index has no such search.
             FeatureError: as `search`.
         """
-        if not -1 <= similarity <= 1:
-            raise ConfigError(f"similarity {similarity}: wanted a cosine from -1 to 1")
+        _check_similarity(similarity)
         return [self._named(found) for found in self._vectors.search_above(self._as_queries(x), similarity)]
 
     def search_rows(self, rows: Sequence[int], k: int) -> Neighbors:
@@ -195,9 +198,7 @@ class FeatureIndex:
         Raises:
             ConfigError: a row or k is out of range.
         """
-        wanted = np.asarray(rows, np.int64).reshape(-1)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise ConfigError(f"rows {wanted.min()} to {wanted.max()}: wanted 0 to {len(self) - 1}")
+        wanted = self._as_rows(rows)
         if not 1 <= k < len(self):
             limit = len(self) - 1
             raise ConfigError(f"k = {k} other images asked of an index of {len(self)}: wanted 1 <= k <= {limit}")
@@ -206,6 +207,35 @@ class FeatureIndex:
         keep[keep.all(axis=1), -1] = False  # more than k copies came before the row itself
         shape = (len(wanted), k)
         return self._named(NearestRows(found.similarities[keep].reshape(shape), found.rows[keep].reshape(shape)))
+
+    def search_rows_above(self, rows: Sequence[int], similarity: float) -> list[Neighbors]:
+        """All *other* images whose similarity to an image of the index reaches a threshold; one answer for each row.
+
+        Args:
+            rows: which images; a row is not its own neighbour, but an identical image of another row is.
+            similarity: cosine, -1 to 1.
+
+        Raises:
+            ConfigError: a row or the threshold is out of range, or this kind of index has no such search.
+        """
+        return [self._named(found) for found in self.others_above(rows, similarity)]
+
+    def others_above(self, rows: Sequence[int], similarity: float) -> list[NearestRows]:
+        """As `search_rows_above`, by row alone: for work on all of an index."""
+        wanted = self._as_rows(rows)
+        _check_similarity(similarity)
+        nearby = self._vectors.search_above(self._vectors.features(wanted), similarity)
+        answers = []
+        for row, found in zip(wanted, nearby, strict=True):
+            others = found.rows[0] != row
+            answers.append(NearestRows(found.similarities[:, others], found.rows[:, others]))
+        return answers
+
+    def _as_rows(self, rows: Sequence[int]) -> Int64[np.ndarray, " m"]:
+        wanted = np.asarray(rows, np.int64).reshape(-1)
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise ConfigError(f"rows {wanted.min()} to {wanted.max()}: wanted 0 to {len(self) - 1}")
+        return wanted
 
     def features(self, rows: Sequence[int]) -> Float32[np.ndarray, "n d"]:
         """A copy of the features of some rows; of an index with shortened codes, what these make of them."""
@@ -236,6 +266,11 @@ class FeatureIndex:
             keys=[[self.ids.keys[row] for row in line] for line in found.rows.tolist()],
             labels=None if labels is None else labels[found.rows],
         )
+
+
+def _check_similarity(similarity: float) -> None:
+    if not -1 <= similarity <= 1:
+        raise ConfigError(f"similarity {similarity}: wanted a cosine from -1 to 1")
 
 
 def _closest(key: str, keys: Sequence[str]) -> str:

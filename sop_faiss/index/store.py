@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Int64
 
 from sop_faiss.errors import FeatureError, IndexMismatchError
-from sop_faiss.files import sha256_file
+from sop_faiss.files import restore_directory, sha256_file
 
 __all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "describe_file", "read_verified"]
 
@@ -53,6 +53,11 @@ class IdTable:
     """The tar member, or the image file relative to `root`."""
     labels: Int64[np.ndarray, " n"] | None
     """Class of each image, -1 where it has none; None if no image has one."""
+
+    def take(self, rows: Int64[np.ndarray, " m"]) -> IdTable:
+        """Some rows, in this order."""
+        keys, sources, members = ([column[row] for row in rows] for column in (self.keys, self.sources, self.members))
+        return IdTable(keys, sources, members, None if self.labels is None else self.labels[rows])
 
     def write(self, path: Path) -> None:
         """Write the Parquet file. Not atomic: see `IndexManifest.write`.
@@ -203,6 +208,7 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
     Raises:
         IndexMismatchError: a file is missing, damaged, of a foreign version, or belongs to another index.
     """
+    restore_directory(directory)
     manifest = IndexManifest.read(directory)
     manifest.check_file(directory, IDS_FILE)
     manifest.check_file(directory, INDEX_FILE, checksum=vectors)

@@ -65,6 +65,16 @@ class ApproximateIndex:
         return "efSearch" if isinstance(_innermost(self._faiss), faiss.IndexHNSW) else None
 
     @property
+    def is_graph(self) -> bool:
+        """Whether what is added first shapes the search for what comes later."""
+        return self.knob == "efSearch"
+
+    @property
+    def made_in_parts(self) -> bool:
+        """Whether lists of indices that were trained alike can be laid end to end."""
+        return self._ivf is not None and not isinstance(self._faiss, faiss.IndexRefine)
+
+    @property
     def effort(self) -> int | None:
         """How much a search looks at."""
         return self._effort

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import faiss
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.exact import NearestRows
 from sop_faiss.neighbors.factories import FLAT
 
-__all__ = ["Choice", "Recall", "choose_factory", "exact_similarities", "tune_effort"]
+__all__ = [
+    "Choice",
+    "IsNear",
+    "Recall",
+    "choose_factory",
+    "exact_similarities",
+    "near_by_table",
+    "near_by_vectors",
+    "tune_effort",
+]
 
 _EXACT_ROWS = 100_000
 """An exact search of so few takes milliseconds."""
@@ -105,50 +115,79 @@ def exact_similarities(
     return best
 
 
-def tune_effort(
-    index: ApproximateIndex,
+IsNear = Callable[[Int64[np.ndarray, "q k"]], Bool[np.ndarray, "q k"]]
+"""Of rows found for each query: is each as near as the k-th nearest?"""
+
+
+def near_by_vectors(
     queries: Float32[np.ndarray, "q d"],
     nearest: Float32[np.ndarray, "q k"],
     features: Float32[np.ndarray, "m d"],
     rows: Int64[np.ndarray, " n"],
-    target: float,
+) -> IsNear:
+    """Judge by the vectors of what is found.
+
+    Args:
+        queries: unit vectors.
+        nearest: similarities of the k nearest rows, falling: `exact_similarities`.
+        features: vectors as they are.
+        rows: of each vector of the index, its row in `features`.
+    """
+
+    def is_near(found: Int64[np.ndarray, "q k"]) -> Bool[np.ndarray, "q k"]:
+        scores: Float64[np.ndarray, "q k"] = np.einsum("qd,qkd->qk", queries, features[rows[found]], dtype=np.float64)
+        near: Bool[np.ndarray, "q k"] = scores >= nearest[:, -1:] - _TIE
+        return near
+
+    return is_near
+
+
+def near_by_table(nearest: NearestRows, k: int) -> IsNear:
+    """Judge by a table of the nearest rows, where the vectors are elsewhere.
+
+    Rows that tie with the k-th, but are not in the table, count as far.
+
+    Args:
+        nearest: more than k exact neighbours of each query, by row of the index.
+        k: how many are looked for.
+    """
+    near = nearest.similarities >= nearest.similarities[:, k - 1 : k] - _TIE
+    accepted = [frozenset(rows[keep].tolist()) for rows, keep in zip(nearest.rows, near, strict=True)]
+
+    def is_near(found: Int64[np.ndarray, "q k"]) -> Bool[np.ndarray, "q k"]:
+        return np.array([[row in rows for row in line] for line, rows in zip(found.tolist(), accepted, strict=True)])
+
+    return is_near
+
+
+def tune_effort(
+    index: ApproximateIndex, queries: Float32[np.ndarray, "q d"], k: int, is_near: IsNear, target: float
 ) -> Recall:
     """Set the least effort of an index whose recall reaches the target; the most there is where none does.
 
     Args:
         index: holds n vectors.
         queries: unit vectors that are not in it.
-        nearest: similarities of the k nearest rows, falling: `exact_similarities`.
-        features: vectors as they are, to score what is found.
-        rows: of each vector of the index, its row in `features`.
+        k: neighbours that are looked for.
+        is_near: which of those found count: `near_by_vectors`, `near_by_table`.
         target: recall, 0 to 1.
 
     Returns:
         The recall that was reached.
     """
-    k = nearest.shape[1]
+
+    def share() -> float:
+        return float(is_near(index.search(queries, k).rows).mean())
+
     if index.knob is not None:
         efforts = index.efforts()
         low, high = 0, len(efforts) - 1
         while low < high:  # recall rises with the effort
             middle = (low + high) // 2
             index.effort = efforts[middle]
-            if _recall(index, queries, nearest, features, rows) >= target:
+            if share() >= target:
                 high = middle
             else:
                 low = middle + 1
         index.effort = efforts[low]
-    return Recall(_recall(index, queries, nearest, features, rows), k, len(queries))
-
-
-def _recall(
-    index: ApproximateIndex,
-    queries: Float32[np.ndarray, "q d"],
-    nearest: Float32[np.ndarray, "q k"],
-    features: Float32[np.ndarray, "m d"],
-    rows: Int64[np.ndarray, " n"],
-) -> float:
-    k = nearest.shape[1]
-    found = features[rows[index.search(queries, k).rows]]
-    scores: Float64[np.ndarray, "q k"] = np.einsum("qd,qkd->qk", queries, found, dtype=np.float64)
-    return float((scores >= nearest[:, -1:] - _TIE).mean())
+    return Recall(share(), k, len(queries))

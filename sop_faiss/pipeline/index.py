@@ -11,6 +11,7 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_pictures
 from sop_faiss.index.change import add_to_index
+from sop_faiss.index.cluster import build_on_cluster
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest
 from sop_faiss.model.spec import EncoderSpec
@@ -26,6 +27,7 @@ def build(
     encoder: EncoderSpec | None = None,
     data: str | None = None,
     options: IndexOptions | None = None,
+    cluster: str | None = None,
     batch_size: int = 64,
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
@@ -38,6 +40,7 @@ def build(
         encoder: which encoder; with `data`, instead of `features`.
         data: SRC: shards, a folder of pictures, or a list.
         options: which kind of index; None for the defaults.
+        cluster: with `features`: by tasks on this Ray cluster (`build_on_cluster`); None: in this process.
         batch_size: pictures per forward pass.
         max_bad_fraction: share of pictures that may be unreadable; they are left out and counted.
         progress: called with pictures encoded, or vectors added, and their total.
@@ -49,6 +52,10 @@ def build(
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("--features holds all that an index needs: leave --model and --data out")
     refuse_occupied(out)
+    if cluster is not None:
+        if features is None:
+            raise ConfigError("--cluster builds of --features STORE, which sop-embed writes: name it")
+        return build_on_cluster(features, out, options, address=cluster, progress=progress)
     if features is not None:
         return build_index(FeatureStore.read(features), out, options, progress=progress)
     if encoder is None or data is None:
