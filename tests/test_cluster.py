@@ -44,6 +44,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FeatureStore:
     return make_parts(tmp_path / "store", monkeypatch)
 
 
+def flip_a_feature(file: Path) -> None:
+    """Change a byte of the last column; the names before it and the footer stay."""
+    content = bytearray(file.read_bytes())
+    content[len(content) * 3 // 5] ^= 1
+    file.write_bytes(content)
+
+
 def assert_same(one: Path, two: Path) -> None:
     """Same bytes of vectors and ids, and the same manifest: effort, recall, checksums."""
     for name in ("ids.parquet", "index.faiss", "manifest.json"):
@@ -120,11 +127,14 @@ def test_what_cannot_be_made_in_parts(store: FeatureStore, tmp_path: Path) -> No
             build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions(factory), run=run_here)
     result = CliRunner().invoke(main, ["build", "--cluster", "ray", "--model", "x", "--data", "y", "--out", "z"])
     assert result.exit_code == 1 and "--cluster builds of --features STORE" in result.stderr
-    part = next((tmp_path / "store").glob("features-00002*"))
-    part.write_bytes(part.read_bytes()[:-1] + b"x")
+    flip_a_feature(tmp_path / "store" / "features-00002.parquet")
     with pytest.raises(FeatureError, match="sha256"):
         build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions("Flat"), run=run_here)
     assert not (tmp_path / "out").exists()
+    (tmp_path / "store" / "features-00002.parquet").write_bytes(b"cut")
+    with pytest.raises(FeatureError, match="is damaged") as error:
+        build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions("Flat"), run=run_here)
+    assert "\n" not in str(error.value)
 
 
 def test_names_alone(store: FeatureStore, tmp_path: Path) -> None:
@@ -174,7 +184,7 @@ def test_a_worker_killed_midway(store: FeatureStore, tmp_path: Path, monkeypatch
         assert_same(tmp_path / "whole", tmp_path / "out")
         with pytest.raises(ConfigError, match="cannot be made in parts"):
             build_on_cluster(tmp_path / "store", tmp_path / "graph", IndexOptions("HNSW8"))
-        (tmp_path / "store" / "features-00003.parquet").write_bytes(b"damaged")
+        flip_a_feature(tmp_path / "store" / "features-00003.parquet")
         with pytest.raises(FeatureError, match="sha256") as error:
             build_on_cluster(tmp_path / "store", tmp_path / "damaged", options)
         assert "\n" not in str(error.value)

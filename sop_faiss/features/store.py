@@ -181,7 +181,12 @@ def read_names(directory: Path) -> FeatureStore:
     """
     manifest = read_store_manifest(directory)
     names = ["key", "label", "source", "member"]
-    table = pa.concat_tables(pq.read_table(directory / part["name"], columns=names) for part in manifest["files"])
+    try:
+        table = pa.concat_tables(pq.read_table(directory / part["name"], columns=names) for part in manifest["files"])
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise FeatureError(
+            f"{directory} is damaged ({str(error).splitlines()[0]}): copy it again or embed again"
+        ) from None
     features = np.empty((len(table), 0), np.float32)
     keys, sources, members = (table[name].to_pylist() for name in ("key", "source", "member"))
     store = FeatureStore(keys, _labels(table), sources, members, features, manifest)

@@ -60,7 +60,7 @@ def write_duplicates_page(
     footer: str = "",
     progress: ProgressCallback | None = None,
 ) -> None:
-    """Write the largest groups as a page: each group's first picture on the left, the others beside it.
+    """Write the largest groups as a page: each group's first picture on the left, the others beside it, nearest first.
 
     Args:
         path: the HTML file.
@@ -79,6 +79,7 @@ def write_duplicates_page(
     strips = []
     for group in groups[:_MOST_GROUPS]:
         first, *others = zip(group.rows.tolist(), group.similarities.tolist(), strict=True)
+        others.sort(key=lambda other: -other[1])
         hits = [Hit(picture(row), similarity) for row, similarity in others[: _MOST_PICTURES - 1]]
         cut = f", {_MOST_PICTURES} shown" if len(group.rows) > _MOST_PICTURES else ""
         strips.append(Strip(picture(first[0]), hits, f"{len(group.rows):,} alike{cut}"))
@@ -86,6 +87,6 @@ def write_duplicates_page(
     shown = f" The {_MOST_GROUPS} largest groups are shown." if len(groups) > _MOST_GROUPS else ""
     subtitle = (
         f"{len(groups):,} groups of {alike:,} of the {len(index):,} pictures, joined by pairs of similarity "
-        f"{threshold:g} or more; beside each picture its similarity to the first.{shown}"
+        f"{threshold:g} or more. On the left each first picture, below the others their similarity to it.{shown}"
     )
     write_contact_sheet(path, "Near duplicates", strips, subtitle=subtitle, footer=footer, progress=progress)

@@ -253,8 +253,9 @@ def _judged(
     queries = []
     for number, key in enumerate(store.keys):
         label = None if store.labels is None or store.labels[number] < 0 else int(store.labels[number])
-        named = class_names is not None and label is not None and label < len(class_names)
-        name = class_names[label] if named else None if label is None else str(label)
+        name = None if label is None else str(label)
+        if label is not None and class_names is not None and label < len(class_names):
+            name = class_names[label]
         found = _found(index, *lines[number], name if comparable else None, threshold)
         queries.append(SearchedQuery(key, name, found, reads[number]))
     return queries
