@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,3 +199,19 @@ def test_one_change_at_a_time(store: FeatureStore, tmp_path: Path) -> None:
         remove_from_index(tmp_path / "index", ["bild-0001"])
     os.close(descriptor)
     assert remove_from_index(tmp_path / "index", ["bild-0001"]).count == 59
+
+
+def test_what_a_kill_left_between_two_renames_is_put_back(store: FeatureStore, tmp_path: Path) -> None:
+    first, second = part(store, slice(0, 40)), part(store, slice(40, 60))
+    index = tmp_path / "index"
+    for act, count in (
+        (lambda: FeatureIndex.open(index), 40),
+        (lambda: add_to_index(index, second), 60),
+        (lambda: remove_from_index(index, ["bild-0001"]), 39),
+    ):
+        build_index(first, index)
+        index.rename(tmp_path / ".index.0123abcd.old")
+        (tmp_path / ".index.0123abcd.tmp").mkdir()
+        act()
+        assert [path.name for path in tmp_path.iterdir()] == ["index"] and len(FeatureIndex.open(index)) == count
+        shutil.rmtree(index)
