@@ -23,10 +23,12 @@ __all__ = [
     "NO_ROOM",
     "atomic_directory",
     "atomic_file",
+    "locked_directory",
     "read_json",
     "refuse_occupied",
     "remove_leftovers",
     "require_writable",
+    "restore_directory",
     "sha256_file",
     "write_json",
 ]
@@ -128,6 +130,32 @@ def _locked(path: Path) -> Iterator[bool]:
         yield _lock(descriptor) is True
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked_directory(path: Path) -> Iterator[None]:
+    """Keep other processes from changing a directory; where the file system has no locks, nothing is kept.
+
+    Raises:
+        SopError: another process is changing it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # whoever reads it will tell
+        yield
+        return
+    try:
+        if _lock(descriptor) is False:
+            raise SopError(f"{path} is being changed by another process: wait for it and try again")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def restore_directory(path: Path) -> None:
+    """Put back what a killed process had moved aside to replace it, where it had not come to that."""
+    if not path.exists() and path.parent.is_dir():
+        remove_leftovers(path)
 
 
 def remove_leftovers(path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from sop_faiss.cli import index as cli_index
+from sop_faiss.cli import index_output
 from sop_faiss.cli.index import main
 from sop_faiss.data.source import open_source
 from sop_faiss.features.extract import extract_features
@@ -277,9 +277,9 @@ def test_names_that_terminals_would_obey(place: Path, tmp_path: Path) -> None:
 
 
 def test_csv_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cli_index._for_stdout("a\x1b,b\r\n") == b"a\x1b,b\r\n"
+    assert index_output.for_stdout("a\x1b,b\r\n") == b"a\x1b,b\r\n"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert cli_index._for_stdout("a\x1b,b\r\n") == b"a?,b\r\n"
+    assert index_output.for_stdout("a\x1b,b\r\n") == b"a?,b\r\n"
 
 
 @pytest.mark.parametrize(

@@ -1,143 +1,192 @@
-"""What docs/cluster.md says of torchrun and Slurm: its scripts are run, with stand-ins for Slurm's commands."""
+"""Indices built in parts: the same as those built at once, whatever happens to the workers."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import re
-import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.train.monitor import read_metrics
-from sop_faiss.train.stop import REQUEUE_NAME
-from tests.images import write_shards
-from tests.runs import tiny_config_file
-from tests.test_distributed import ROOT, free_port
+from sop_faiss.cli.index import main
+from sop_faiss.errors import ConfigError, FeatureError
+from sop_faiss.features.store import FeatureStore, read_names
+from sop_faiss.index import cluster
+from sop_faiss.index import parts as work
+from sop_faiss.index.build import IndexOptions, build_index
+from sop_faiss.index.cluster import build_by_tasks, build_on_cluster, run_here
+from sop_faiss.index.search import FeatureIndex
+from tests.oracle_neighbors import unit_rows
+from tests.test_index import make_store
 
-SCRIPTS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-
-# Starts its command on two "nodes"; as Slurm's, it passes SIGUSR1 on to the tasks and kills them on SIGTERM.
-SRUN = """#!{python}
-import os, signal, subprocess, sys
-tasks = [subprocess.Popen(sys.argv[1:], env=os.environ | {{"SLURM_PROCID": str(node)}}) for node in range(2)]
-def pass_on(number, frame):
-    for task in tasks:
-        task.send_signal(signal.SIGKILL if number == signal.SIGTERM else number)
-signal.signal(signal.SIGUSR1, pass_on)
-signal.signal(signal.SIGTERM, pass_on)
-sys.exit(max(abs(task.wait()) for task in tasks))
-"""
-SCONTROL = """#!/bin/bash
-case $1 in
-show) echo localhost ;;
-requeue) echo "$2" >> requeued ;;
-esac
-"""
-COMMAND_TORCHRUN = """#!/bin/bash
-exec {python} -m torch.distributed.run "$@"
-"""
+COUNT, DIMENSION, PARTS = 700, 16, 5
+FACTORIES = ["Flat", "IVF8,Flat", "IVF8,SQ8", "IVF8,PQ4x4", "OPQ4,IVF8,PQ4x4", "IVF8,RaBitQ"]
 
 
-@pytest.mark.parametrize("number", range(len(SCRIPTS)))
-def test_the_scripts_are_bash(number: int) -> None:
-    done = subprocess.run(["bash", "-n"], input=SCRIPTS[number], capture_output=True, text=True)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+def make_parts(directory: Path, patch: pytest.MonkeyPatch) -> FeatureStore:
+    """A feature store of several files; classes come one after the other."""
+    store = make_store(count=COUNT)
+    rng = np.random.default_rng(1)
+    rows = np.repeat(unit_rows(rng, 7, DIMENSION), 100, axis=0) + 0.6 * unit_rows(rng, COUNT, DIMENSION)
+    store.features = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    store.labels = np.repeat(np.arange(7) % 3, 100)
+    patch.setattr("sop_faiss.features.store._BYTES_PER_FILE", 4 * DIMENSION * (COUNT // PARTS + 1))
+    assert len(store.write(directory)["files"]) == PARTS
+    return store
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cluster")
-    write_shards(folder / "shards", classes=2, per_class=12, size=20)
-    tiny_config_file(folder)
-    return folder
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FeatureStore:
+    return make_parts(tmp_path / "store", monkeypatch)
 
 
-def settings(place: Path) -> list[str]:
-    return [str(place / "tiny.yaml"), f"data.train={place / 'shards'}", "train.epochs=2000"]
+def flip_a_feature(file: Path) -> None:
+    """Change a byte of the last column; the names before it and the footer stay."""
+    content = bytearray(file.read_bytes())
+    content[len(content) * 3 // 5] ^= 1
+    file.write_bytes(content)
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
-        if any(line["step"] >= step for line in read_metrics(run)):
-            return
-        time.sleep(0.05)
-    process.kill()
-    pytest.fail(f"the run ended or hung before step {step}: {process.communicate()}")
+def assert_same(one: Path, two: Path) -> None:
+    """Same bytes of vectors and ids, and the same manifest: effort, recall, checksums."""
+    for name in ("ids.parquet", "index.faiss", "manifest.json"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
 
-def assert_saved_where_it_stopped(run: Path) -> int:
-    saved = int(find_checkpoint(run).name.removeprefix("step_"))
-    assert (run / REQUEUE_NAME).exists()
-    assert read_metrics(run)[-1]["step"] == saved
-    return saved
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_parts_make_the_same_index(store: FeatureStore, tmp_path: Path, factory: str) -> None:
+    options = IndexOptions(factory, recall=0.6)
+    build_index(FeatureStore.read(tmp_path / "store"), tmp_path / "whole", options)
+    steps: list[tuple[int, int]] = []
+    manifest = build_by_tasks(
+        tmp_path / "store",
+        tmp_path / "parts",
+        options,
+        run=run_here,
+        progress=lambda done, total: steps.append((done, total)),
+    )
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+    assert steps == [(done, PARTS) for done in range(1, PARTS + 1)] and manifest.count == COUNT
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "store", "whole"]
+    if factory != "Flat":
+        index = FeatureIndex.open(tmp_path / "parts")
+        assert manifest.search["queries"] == 70 and index.ids.keys[:3] != store.keys[-3:]
+
+
+def test_rows_held_out_are_a_fair_sample(store: FeatureStore, tmp_path: Path) -> None:
+    build_index(store, tmp_path / "index", IndexOptions("IVF8,Flat"))
+    labels = FeatureIndex.open(tmp_path / "index").ids.labels
+    assert labels is not None and (np.diff(labels[:630]) < 0).sum() < 7  # in order
+    assert len(set(labels[630:].tolist())) == 3 and (np.diff(labels[630:]) < 0).sum() > 10  # of all classes
+
+
+def test_what_was_done_is_not_done_again(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, done = IndexOptions("IVF8,SQ8", recall=0.5), []
+    real_empty = work._empty
+
+    def lost(function: Any, arguments: Any) -> Any:
+        for number, each in enumerate(arguments):
+            if function is work.index_part and number == 3:
+                raise OSError(28, "No space left on device")
+            yield function(*each)
+
+    monkeypatch.setattr(work, "_empty", lambda *words: done.append(1) or real_empty(*words))
+    with pytest.raises(OSError, match="No space"):
+        build_by_tasks(tmp_path / "store", tmp_path / "out", options, run=lost)
+    assert len(done) == 3 and not (tmp_path / "out").exists()
+    part = tmp_path / ".out.parts" / "part-00001"
+    (part / "part.faiss").write_bytes(b"damaged")
+    build_by_tasks(tmp_path / "store", tmp_path / "out", options, run=run_here)
+    assert len(done) == 3 + 3 + 1  # the damaged one, two missing ones, and what they are joined in
+    build_index(store, tmp_path / "whole", options)
+    assert_same(tmp_path / "whole", tmp_path / "out")
+    assert not (tmp_path / ".out.parts").exists()
+
+
+def test_parts_of_other_features_are_not_taken(
+    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = IndexOptions("IVF8,Flat", recall=0.5)
+    monkeypatch.setattr(cluster.shutil, "rmtree", lambda *_, **__: None)
+    build_by_tasks(tmp_path / "store", tmp_path / "first", options, run=run_here)
+    (tmp_path / ".first.parts").rename(tmp_path / ".out.parts")
+    store.features = store.features[::-1].copy()
+    store.write(tmp_path / "other")
+    build_by_tasks(tmp_path / "other", tmp_path / "out", options, run=run_here)
+    build_index(store, tmp_path / "whole", options)
+    assert_same(tmp_path / "whole", tmp_path / "out")
+
+
+def test_what_cannot_be_made_in_parts(store: FeatureStore, tmp_path: Path) -> None:
+    for factory in ("HNSW8", "SQ8", "IVF8,PQ4x4,RFlat"):
+        with pytest.raises(ConfigError, match="cannot be made in parts"):
+            build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions(factory), run=run_here)
+    result = CliRunner().invoke(main, ["build", "--cluster", "ray", "--model", "x", "--data", "y", "--out", "z"])
+    assert result.exit_code == 1 and "--cluster builds of --features STORE" in result.stderr
+    flip_a_feature(tmp_path / "store" / "features-00002.parquet")
+    with pytest.raises(FeatureError, match="sha256"):
+        build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions("Flat"), run=run_here)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "store" / "features-00002.parquet").write_bytes(b"cut")
+    with pytest.raises(FeatureError, match="is damaged") as error:
+        build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions("Flat"), run=run_here)
+    assert "\n" not in str(error.value)
+
+
+def test_names_alone(store: FeatureStore, tmp_path: Path) -> None:
+    names = read_names(tmp_path / "store")
+    assert names.keys == store.keys and names.members == store.members and len(names) == COUNT
+    np.testing.assert_array_equal(names.labels, store.labels)
+
+
+# on Ray
+
+
+def die_once(part: work.Part) -> int:
+    """Index a part; at the first of the second part, the worker is killed when the vectors are half written."""
+    mark = Path(part.directory).with_name("killed")
+    if part.number == 1 and not mark.exists():
+        mark.write_text(str(os.getpid()))
+        directory = Path(part.directory)
+        with work.atomic_directory(directory) as temporary:
+            (temporary / "part.faiss").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    return work.index_part(part)
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_torchrun_passes_a_signal_on_and_hides_the_status(place: Path, number: signal.Signals) -> None:
-    run = place / number.name
-    handled = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-    command = [
-        *TORCHRUN, "--nproc-per-node", "2", "--standalone", "--signals-to-handle", handled,
-        "-m", "sop_faiss.cli.train", *settings(place), "--output", str(run), "--resume",
-    ]  # fmt: skip
-    steps = [0]
-    for _ in range(2):
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            wait_for_step(run, steps[-1] + 5, process)
-            assert not (run / REQUEUE_NAME).exists()
-            process.send_signal(number)
-            out, errors = process.communicate(timeout=120)
-        assert process.returncode == 1, errors
-        assert '"finished": false' in out
-        steps.append(assert_saved_where_it_stopped(run))
-    assert steps[0] < steps[1] < steps[2]
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: sop-faiss[cluster]")
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_a_worker_killed_midway(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
 
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_the_slurm_script_saves_and_requeues(place: Path) -> None:
-    """Two nodes of one rank; the scheduler's signal goes to the script alone."""
-    folder, run = place / "slurm", place / "slurm" / "run"
-    (folder / "bin").mkdir(parents=True)
-    for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("torchrun", COMMAND_TORCHRUN)):
-        (folder / "bin" / name).write_text(text.format(python=sys.executable) if "{python}" in text else text)
-        (folder / "bin" / name).chmod(0o755)
-    (script,) = (script for script in SCRIPTS if script.startswith("#!/bin/bash"))
-    words = " ".join(f"'{word}'" for word in settings(place))
-    for pattern, line in (
-        (r"^run=.*$", f"run='{run}'"),
-        (r"^arguments=.*$", f"arguments=({words})"),
-        (r"^ranks_per_node=.*$", "ranks_per_node=1"),
-        (r":29500", f":{free_port()}"),
-    ):
-        script, count = re.subn(pattern, line, script, flags=re.MULTILINE)
-        assert count == 1, pattern
-    slurm = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "a[0-1]", "OMP_NUM_THREADS": "1"}
-    environment = os.environ | slurm | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    bash = shutil.which("bash")
-    assert bash is not None
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [bash, "-c", script], cwd=folder, env=environment, stdout=log, stderr=log, text=True, start_new_session=True
-        )
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
     try:
-        wait_for_step(run, 5, process)
-        process.send_signal(signal.SIGUSR1)
-        assert process.wait(timeout=120) == 0, (folder / "log").read_text()
-        assert (folder / "requeued").read_text() == "17\n"
-        assert assert_saved_where_it_stopped(run) >= 5
+        options = IndexOptions("IVF8,SQ8", recall=0.5)
+        monkeypatch.setattr(work, "index_part", die_once)
+        kept: list[str] = []
+        real = cluster.shutil.rmtree
+        monkeypatch.setattr(
+            cluster.shutil,
+            "rmtree",
+            lambda path, **words: (
+                kept.append((Path(path) / "killed").read_text()) if Path(path).name == ".out.parts" else None,
+                real(path, **words),
+            ),
+        )
+        build_on_cluster(tmp_path / "store", tmp_path / "out", options)
+        assert len(kept) == 1 and int(kept[0]) != os.getpid()  # a worker was killed indeed
+        build_index(store, tmp_path / "whole", options)
+        assert_same(tmp_path / "whole", tmp_path / "out")
+        with pytest.raises(ConfigError, match="cannot be made in parts"):
+            build_on_cluster(tmp_path / "store", tmp_path / "graph", IndexOptions("HNSW8"))
+        flip_a_feature(tmp_path / "store" / "features-00003.parquet")
+        with pytest.raises(FeatureError, match="sha256") as error:
+            build_on_cluster(tmp_path / "store", tmp_path / "damaged", options)
+        assert "\n" not in str(error.value)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # as Slurm does with a job that is requeued
+        ray.shutdown()

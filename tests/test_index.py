@@ -18,7 +18,7 @@ import sop_faiss.index.build as build_module
 from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatchError, SopError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
-from sop_faiss.index.build import build_index
+from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.pictures import index_pictures
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable, IndexManifest
@@ -215,7 +215,7 @@ def test_another_encoder_is_refused_in_one_line(index: FeatureIndex, encoder: St
 def test_directory_of_contract(built: Path, store: FeatureStore) -> None:
     assert sorted(file.name for file in built.iterdir()) == ["ids.parquet", "index.faiss", "manifest.json"]
     manifest = json.loads((built / "manifest.json").read_text())
-    assert manifest["format"] == "sop_faiss.index" and manifest["format_version"] == 1
+    assert manifest["format"] == "sop_faiss.index" and manifest["format_version"] == 2
     assert (manifest["factory"], manifest["metric"]) == ("Flat", "inner_product")
     assert (manifest["dimension"], manifest["count"]) == (DIMENSION, COUNT)
     for name in ("encoder", "preprocess", "pooling", "class_names", "root"):
@@ -293,9 +293,17 @@ def test_unusable_stores_are_refused(change: Callable[[FeatureStore], None], mes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_factories_are_refused_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="IVF64,Flat"):
-        build_index(make_store(), tmp_path / "out", "IVF64,Flat")
+def test_impossible_options_are_refused(tmp_path: Path) -> None:
+    for options, message in (
+        (IndexOptions("nonsense"), "'nonsense' is none of FAISS's"),
+        (IndexOptions("IVF64,Flat"), "cannot be trained on 60 vectors"),
+        (IndexOptions("Flat", max_bytes=1000), "leave one of them out"),
+        (IndexOptions(max_bytes=10), "allow more memory"),
+        (IndexOptions(recall=1.5), "recall 1.5"),
+    ):
+        with pytest.raises(ConfigError, match=message) as error:
+            build_index(make_store(), tmp_path / "out", options)
+        assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
 # what is damaged
@@ -390,9 +398,9 @@ def test_what_is_no_index(tmp_path: Path) -> None:
 def test_a_foreign_version(built: Path, tmp_path: Path) -> None:
     shutil.copytree(built, tmp_path / "copy")
     manifest = json.loads((built / "manifest.json").read_text())
-    for version in (2, "1", None):
+    for version in (1, 3, "2", None):
         (tmp_path / "copy" / "manifest.json").write_text(json.dumps(manifest | {"format_version": version}))
-        with pytest.raises(IndexMismatchError, match=f"format version {version!r}, this program reads 1"):
+        with pytest.raises(IndexMismatchError, match=f"format version {version!r}, this program reads 2"):
             FeatureIndex.open(tmp_path / "copy")
 
 
@@ -402,7 +410,7 @@ def test_a_foreign_version(built: Path, tmp_path: Path) -> None:
         ({"count": COUNT - 1}, "names 60 images, the manifest 59"),
         ({"dimension": DIMENSION + 1}, "wanted 60 of 13"),
         ({"metric": "l2"}, "metric 'l2'"),
-        ({"factory": "IVF16,Flat"}, "IVF16,Flat"),
+        ({"factory": "IVF16,Flat"}, "not the index IVF16,Flat"),
     ],
 )
 def test_a_manifest_sealed_over_a_lie(built: Path, tmp_path: Path, change: dict[str, object], message: str) -> None:
@@ -432,7 +440,7 @@ def test_unverified_vectors_may_be_wrong_but_never_crash(built: Path, tmp_path: 
         rng = np.random.default_rng(seed)
         (tmp_path / "copy" / "index.faiss").write_bytes((flip, cut, blank)[seed % 3](whole, rng))
         try:
-            found = FeatureIndex.open(tmp_path / "copy", verify=False).search(unit_rows(rng, 2, DIMENSION), COUNT)
+            found = FeatureIndex.open(tmp_path / "copy", verify="sizes").search(unit_rows(rng, 2, DIMENSION), COUNT)
         except IndexMismatchError:
             continue
         opened += 1

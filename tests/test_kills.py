@@ -17,6 +17,7 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.search import FeatureIndex
 from tests.encoders import write_run
 from tests.images import write_folder
+from tests.test_index import make_store
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +100,7 @@ def test_embed(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None
 INDEX_POINTS = [
     ("sop_faiss.index.store", "IdTable.write", 1),
     ("sop_faiss.index.store", "IndexManifest.write", 1),
-    ("sop_faiss.neighbors.factories", "VectorIndex.write", 1),
+    ("sop_faiss.neighbors.flat_index", "FlatIndex.write", 1),
 ]
 
 
@@ -113,3 +114,60 @@ def test_index(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None
         FeatureIndex.open(out)
     assert run((*point[:2], 0), *words) == 0
     assert left(out) == ["index"] and len(FeatureIndex.open(out)) == 2 * SOME
+
+
+BUILD = ("index", "build", "--factory", "IVF4,SQ8")
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("features")
+    make_store(0).write(root / "first")
+    second = make_store(1, count=20)
+    second.keys = [f"second-{key}" for key in second.keys]
+    second.write(root / "second")
+    return root
+
+
+LIST_POINTS = [
+    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.train", 1),
+    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.add", 1),
+    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.write", 1),
+    ("sop_faiss.index.store", "IndexManifest.write", 1),
+    ("sop_faiss.files", "_sync_file", 2),
+]
+
+
+@pytest.mark.parametrize("point", LIST_POINTS)
+def test_index_with_lists(features: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
+    out = tmp_path / "index"
+    words = ("index", "build", "--features", features / "first", "--factory", "IVF4,SQ8", "--out", out)
+    assert run(point, *words) == -signal.SIGKILL
+    assert not out.exists()
+    assert run((*point[:2], 0), *words) == 0
+    assert left(out) == ["index"] and len(FeatureIndex.open(out)) == 60
+
+
+ADD_POINTS = [
+    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.add", 1),
+    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.write", 1),
+    ("sop_faiss.index.store", "IdTable.write", 1),
+    ("sop_faiss.index.store", "IndexManifest.write", 1),
+    ("sop_faiss.files", "_sync_file", 3),
+    ("pathlib", "Path.rename", 1),
+    ("pathlib", "Path.rename", 2),
+]
+
+
+@pytest.mark.parametrize("point", ADD_POINTS)
+def test_add(features: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
+    out = tmp_path / "index"
+    assert run(("sop_faiss.files", "_sync_file", 0), *BUILD, "--features", features / "first", "--out", out) == 0
+    words = ("index", "add", out, "--features", features / "second")
+    assert run(point, *words) == -signal.SIGKILL
+    there = len(FeatureIndex.open(out))  # as it was, or with all that was to be added
+    assert there == (80 if point == ("pathlib", "Path.rename", 2) else 60)
+    if there == 60:
+        assert run((*point[:2], 0), *words) == 0
+    assert run((*point[:2], 0), "index", "remove", out, "bild-0001") == 0
+    assert left(out) == ["index"] and len(FeatureIndex.open(out)) == 79

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int8, Int64, UInt64
 from PIL import Image
 
-__all__ = ["NEAR_BITS", "Duplicates", "Signature", "find_near", "picture_signature"]
+__all__ = ["NEAR_BITS", "Duplicates", "Signature", "find_near", "join_groups", "picture_signature"]
 
 NEAR_BITS = 3
 """Hashes of near duplicates differ in so many bits at most; with four parts one more would miss pairs."""
@@ -115,14 +115,14 @@ def find_near(signatures: Sequence[Signature]) -> list[list[int]]:
     hashes, colours = distinct[:, 0].copy(), distinct[:, 1:].astype(np.int8)
     lowest = np.arange(len(distinct))
     for ones, twos in _near_pairs(hashes, colours):
-        _join(lowest, ones, twos)
+        join_groups(lowest, ones, twos)
     groups: dict[int, list[int]] = {}
     for position, group in enumerate(lowest[group_of.ravel()].tolist()):
         groups.setdefault(group, []).append(position)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _join(lowest: Int64[np.ndarray, " u"], ones: Int64[np.ndarray, " p"], twos: Int64[np.ndarray, " p"]) -> None:
+def join_groups(lowest: Int64[np.ndarray, " u"], ones: Int64[np.ndarray, " p"], twos: Int64[np.ndarray, " p"]) -> None:
     """Join the groups of each pair in place; `lowest` holds the lowest member of everyone's group."""
     while True:
         first, second = lowest[ones], lowest[twos]

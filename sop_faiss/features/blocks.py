@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from sop_faiss.errors import FeatureError
-from sop_faiss.features.store import _TOLERANCE, _feature_matrix, _read_manifest
+from sop_faiss.features.store import _TOLERANCE, _feature_matrix, read_store_manifest
 from sop_faiss.files import sha256_file
 from sop_faiss.unit_rows import require_unit_rows
 
@@ -34,7 +34,7 @@ class FeatureBlocks:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.manifest: dict[str, Any] = _read_manifest(directory)
+        self.manifest: dict[str, Any] = read_store_manifest(directory)
         for part in self.manifest["files"]:
             path = directory / str(part["name"])
             if sha256_file(path) != part["sha256"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
 from sop_faiss.model.whitening import WHITENING_FILE, Whitening
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["FEATURE_DTYPES", "MANIFEST_NAME", "FeatureStore", "require_dtype"]
+__all__ = ["FEATURE_DTYPES", "MANIFEST_NAME", "FeatureStore", "read_names", "read_store_manifest", "require_dtype"]
 
 MANIFEST_NAME = "manifest.json"
 FORMAT = "sop_faiss feature store 1"
@@ -137,11 +137,26 @@ class FeatureStore:
         Raises:
             FeatureError: there is no store, it is incomplete or damaged, or its features are unusable.
         """
-        manifest = _read_manifest(directory)
-        features = np.empty((manifest["count"], manifest["dimension"]), np.float32)
+        manifest = read_store_manifest(directory)
+        return cls._of_parts(directory, manifest, manifest["files"])
+
+    @classmethod
+    def read_part(cls, directory: Path, number: int) -> FeatureStore:
+        """As `read`, one of the store's files alone.
+
+        Args:
+            directory: of the store.
+            number: of the file in the manifest's `files`, from 0.
+        """
+        manifest = read_store_manifest(directory)
+        return cls._of_parts(directory, manifest, [manifest["files"][number]])
+
+    @classmethod
+    def _of_parts(cls, directory: Path, manifest: dict[str, Any], parts: Sequence[Mapping[str, Any]]) -> FeatureStore:
+        features = np.empty((sum(part["rows"] for part in parts), manifest["dimension"]), np.float32)
         columns: list[pa.Table] = []
         row = 0
-        for part in manifest["files"]:
+        for part in parts:
             rows = _read_part(directory / str(part["name"]), part, manifest)
             features[row : row + len(rows)] = _feature_matrix(rows, manifest["dimension"])
             row += len(rows)
@@ -151,17 +166,37 @@ class FeatureStore:
         _check_features(features, keys, manifest["feature_dtype"])
         if manifest["feature_dtype"] != "float32":
             features /= np.linalg.norm(features, axis=1, keepdims=True)
-        labels = table["label"].fill_null(-1).to_numpy().astype(np.int64)
-        store = cls(
-            keys=keys,
-            labels=labels if (labels >= 0).any() else None,
-            sources=table["source"].to_pylist(),
-            members=table["member"].to_pylist(),
-            features=features,
-            manifest=manifest,
-        )
+        store = cls(keys, _labels(table), table["source"].to_pylist(), table["member"].to_pylist(), features, manifest)
         store._check_columns()
         return store
+
+
+def read_names(directory: Path) -> FeatureStore:
+    """A store without its features, which have no columns: keys, labels, sources, members and manifest.
+
+    The files' bytes are not compared with their checksums: `FeatureStore.read_part` does that.
+
+    Raises:
+        FeatureError: there is no store, it is incomplete, or a key occurs twice.
+    """
+    manifest = read_store_manifest(directory)
+    names = ["key", "label", "source", "member"]
+    try:
+        table = pa.concat_tables(pq.read_table(directory / part["name"], columns=names) for part in manifest["files"])
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise FeatureError(
+            f"{directory} is damaged ({str(error).splitlines()[0]}): copy it again or embed again"
+        ) from None
+    features = np.empty((len(table), 0), np.float32)
+    keys, sources, members = (table[name].to_pylist() for name in ("key", "source", "member"))
+    store = FeatureStore(keys, _labels(table), sources, members, features, manifest)
+    store._check_columns()
+    return store
+
+
+def _labels(table: pa.Table) -> Int64[np.ndarray, " n"] | None:
+    labels = table["label"].fill_null(-1).to_numpy().astype(np.int64)
+    return labels if (labels >= 0).any() else None
 
 
 def require_dtype(name: str) -> None:
@@ -188,7 +223,12 @@ def _check_features(features: Float32[np.ndarray, "n d"], keys: list[str], store
     require_unit_rows(features, "features", tolerance=tolerance, names=keys, remedy="extract them again")
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
+def read_store_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a store, whose files are there.
+
+    Raises:
+        FeatureError: there is no store, or it is incomplete or damaged.
+    """
     if not directory.is_dir():
         raise FeatureError(f"feature store {directory} does not exist; make one with sop-embed")
     path = directory / MANIFEST_NAME

@@ -3,46 +3,189 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float32, Int64
+
 from sop_faiss.data.source import ImageSource
-from sop_faiss.errors import FeatureError
+from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
+from sop_faiss.index.plan import RECALL_K, plan_rows
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
 from sop_faiss.model.encoder import Encoder
-from sop_faiss.neighbors.factories import METRIC, check_factory, make_index
+from sop_faiss.neighbors.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.choice import IsNear, choose_factory, exact_similarities, near_by_vectors, tune_effort
+from sop_faiss.neighbors.factories import METRIC, VectorIndex, check_factory, empty_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["build_index", "build_index_of_pictures"]
+__all__ = [
+    "IndexOptions",
+    "build_index",
+    "build_index_of_pictures",
+    "measure",
+    "not_measured",
+    "parse_bytes",
+    "store_as_index",
+    "write_index",
+]
+
+_log = logging.getLogger(__name__)
+_BLOCK_ROWS = 65_536
 
 
-def build_index(store: FeatureStore, out: Path, factory: str = "Flat") -> IndexManifest:
+@dataclass(frozen=True)
+class IndexOptions:
+    """What an index shall be like."""
+
+    factory: str = "auto"
+    """FAISS factory string, or `auto`: `Flat` for 100,000 vectors or fewer, else IVF with codes that fit."""
+    max_bytes: int | None = None
+    """Of the index in memory, for `auto`; None: no limit."""
+    recall: float = 0.95
+    """Share of the 10 nearest rows that a search shall find; the effort of each search is tuned to it."""
+
+    def check(self, dimension: int) -> None:
+        """Refuse what cannot be, before any work.
+
+        Raises:
+            ConfigError: FAISS knows no such factory, or a number is out of range.
+        """
+        if not 0 < self.recall <= 1:
+            raise ConfigError(f"--recall {self.recall}: wanted more than 0, and at most 1")
+        if self.factory != "auto":
+            check_factory(self.factory, dimension)
+            if self.max_bytes is not None:
+                raise ConfigError("--max-memory is for --factory auto, which chooses by it: leave one of them out")
+        elif self.max_bytes is not None and self.max_bytes < 1:
+            raise ConfigError(f"--max-memory {self.max_bytes}: wanted 1 byte or more")
+
+    def choose(self, count: int, dimension: int) -> tuple[str, str]:
+        """The factory for so many vectors, and why."""
+        if self.factory != "auto":
+            return self.factory, "asked for"
+        choice = choose_factory(count, dimension, self.max_bytes)
+        return choice.factory, choice.why
+
+
+_UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """A size as people write it: 800000000, 800MB, 1.5 GB, 2GiB.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in _UNITS:
+        raise ConfigError(f"size {text!r}: wanted a number with B, KB, MB, GB or TB, as 500MB")
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+def build_index(
+    store: FeatureStore,
+    out: Path,
+    options: IndexOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+) -> IndexManifest:
     """Write the index directory of a feature store: `index.faiss`, `ids.parquet`, `manifest.json`.
+
+    The rows are in the store's order, but those that recall is measured with before they are added come last; see
+    `plan_rows`.
 
     Args:
         store: unit-norm features of one encoder.
         out: where the directory shall stand; it appears complete or not at all.
-        factory: FAISS factory string; only `Flat` so far.
+        options: which kind of index; None for the defaults.
+        progress: called with vectors added and their total.
 
     Returns:
         The manifest that was written.
 
     Raises:
         SopError: `out` is not empty; it stays as it was.
-        ConfigError: the factory is not supported.
+        ConfigError: the options are impossible.
         FeatureError: the store is empty, its columns disagree, a key occurs twice, or a row is not of unit norm.
     """
+    options = options or IndexOptions()
     refuse_occupied(out)
-    check_factory(factory)
     store.check()
+    count, dimension = store.features.shape
+    options.check(dimension)
+    factory, why = options.choose(count, dimension)
+    if options.factory == "auto":
+        _log.info("index factory %s: %s", factory, why)
     with atomic_directory(out) as directory:
-        make_index(store.features, factory).write(directory / INDEX_FILE)
-        IdTable(store.keys, store.sources, store.members, store.labels).write(directory / IDS_FILE)
-        manifest = _manifest(store, factory, {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)})
-        manifest.write(directory)
+        index = empty_index(factory, dimension)
+        plan = plan_rows(count, index)
+        if isinstance(index, ApproximateIndex):
+            index.train(store.features[plan.training])
+        _add(index, store.features, plan.present, progress)
+        measured = not_measured(options.recall)
+        if isinstance(index, ApproximateIndex) and len(plan.held_out):
+            queries, k = store.features[plan.held_out], min(RECALL_K, len(plan.present))
+            blocks = (store.features[plan.present[start:stop]] for start, stop in _blocks(len(plan.present)))
+            nearest = exact_similarities(queries, blocks, k)
+            is_near = near_by_vectors(queries, nearest, store.features, plan.present)
+            measured = measure(index, queries, k, is_near, options.recall)
+        _add(index, store.features, plan.held_out, progress)
+        rows = plan.order
+        keys, sources, members = (
+            [column[row] for row in rows] for column in (store.keys, store.sources, store.members)
+        )
+        ids = IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
+        described = replace(store_as_index(store, factory), search={"effort": index.effort, **measured, "why": why})
+        return write_index(directory, described, index, ids)
+
+
+def _blocks(count: int) -> list[tuple[int, int]]:
+    return [(start, min(start + _BLOCK_ROWS, count)) for start in range(0, count, _BLOCK_ROWS)]
+
+
+def _add(
+    index: VectorIndex, features: Float32[np.ndarray, "n d"], rows: Int64[np.ndarray, " m"], progress: Any
+) -> None:
+    """Add these rows, block by block."""
+    for start, stop in _blocks(len(rows)):
+        index.add(features[rows[start:stop]])
+        if progress is not None:
+            progress(index.count, len(features))
+
+
+def not_measured(target: float) -> dict[str, Any]:
+    """What the manifest says of a recall that was not measured."""
+    return {"recall": None, "k": None, "queries": 0, "target": target}
+
+
+def measure(
+    index: ApproximateIndex, queries: Float32[np.ndarray, "q d"], k: int, is_near: IsNear, target: float
+) -> dict[str, Any]:
+    """Tune the effort of a search, and warn where the target is out of reach. What the manifest says of it."""
+    recall = tune_effort(index, queries, k, is_near, target)
+    if recall.share < target:
+        _log.warning(
+            "recall@%d of index %s is %.3f at most, wanted %.3g: its codes are too coarse, or its lists too many; "
+            "take a finer factory, or allow more memory",
+            *(k, index.factory, recall.share, target),
+        )
+    return {"recall": round(recall.share, 4), "k": k, "queries": recall.queries, "target": target}
+
+
+def write_index(directory: Path, described: IndexManifest, index: VectorIndex, ids: IdTable) -> IndexManifest:
+    """Write the three files into a directory that is renamed when complete; the manifest with their checksums."""
+    index.write(directory / INDEX_FILE)
+    ids.write(directory / IDS_FILE)
+    files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
+    manifest = replace(described, files=files)
+    manifest.write(directory)
     return manifest
 
 
@@ -50,7 +193,7 @@ def build_index_of_pictures(
     encoder: Encoder,
     source: ImageSource,
     out: Path,
-    factory: str = "Flat",
+    options: IndexOptions | None = None,
     *,
     batch_size: int = 64,
     max_bad_fraction: float = 0.01,
@@ -62,23 +205,29 @@ def build_index_of_pictures(
         encoder: on the device it shall run on.
         source: the pictures.
         out: where the directory shall stand.
-        factory: FAISS factory string.
+        options: which kind of index; None for the defaults.
         batch_size: pictures per forward pass.
         max_bad_fraction: share of pictures that may be unreadable; they are left out and counted in the manifest.
         progress: called with pictures done and their total.
 
     Raises:
-        SopError: as `build_index` and `extract_features`; what is wrong with `out` or `factory`, before any work.
+        SopError: as `build_index` and `extract_features`; what is wrong with `out` or `options`, before any work.
     """
+    options = options or IndexOptions()
     refuse_occupied(out)
-    check_factory(factory)
+    options.check(encoder.feature_dim)
     store = extract_features(
         encoder, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
     )
-    return build_index(store, out, factory)
+    return build_index(store, out, options)
 
 
-def _manifest(store: FeatureStore, factory: str, files: dict[str, dict[str, Any]]) -> IndexManifest:
+def store_as_index(store: FeatureStore, factory: str) -> IndexManifest:
+    """What an index's manifest takes over from a feature store.
+
+    Raises:
+        FeatureError: the store's manifest lacks something.
+    """
     made_by = store.manifest
     try:
         return IndexManifest(
@@ -92,7 +241,8 @@ def _manifest(store: FeatureStore, factory: str, files: dict[str, dict[str, Any]
             class_names=made_by.get("class_names"),
             root=str(made_by["root"]),
             dropped=dict(made_by.get("dropped", {}).get("reasons", {})),
-            files=files,
+            search={},
+            files={},
         )
     except KeyError as error:
         raise FeatureError(f"the feature store's manifest has no {error}: extract the features again") from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,14 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.neighbors.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.exact import NearestRows
 from sop_faiss.neighbors.factories import METRIC, VectorIndex, read_index
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["EncoderLike", "FeatureIndex", "Neighbors"]
+__all__ = ["EncoderLike", "FeatureIndex", "Neighbors", "read_vectors"]
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -58,33 +63,35 @@ class Neighbors:
 
 
 class FeatureIndex:
-    """A searchable index of unit-norm features, held in memory. Make one with `open`."""
+    """A searchable index of unit-norm features. Make one with `open`; safe in threads."""
 
     def __init__(self, directory: Path, manifest: IndexManifest, ids: IdTable, vectors: VectorIndex) -> None:
         self.directory = directory
         self.manifest = manifest
         self.ids = ids
         self._vectors = vectors
-        self._row_of_key: dict[str, int] | None = None
 
     @classmethod
-    def open(cls, directory: str | Path, *, verify: bool = True) -> FeatureIndex:
-        """Read an index directory.
+    def open(cls, directory: str | Path, *, verify: str = "all") -> FeatureIndex:
+        """Open an index directory; the vectors stay in their file until a search looks at them.
 
         Args:
             directory: made by `build_index`; it may have been moved or copied since.
-            verify: compare every byte of the vectors with its checksum before FAISS reads it. Without, only their
-                header and length are checked: for large files that were verified before and have not moved.
+            verify: `all` compares every byte with its checksum. `sizes` compares that of the manifest and of the ids,
+                and only the length of the vectors' file: it opens at once, and is for files that were verified before
+                and that nobody has changed since.
 
         Raises:
+            ConfigError: `verify` is neither.
             IndexMismatchError: a file is missing, damaged, of a foreign version, or belongs to another index.
         """
         directory = Path(directory)
-        manifest, ids = read_verified(directory, vectors=verify)
-        if manifest.metric != METRIC:
-            raise IndexMismatchError(f"{directory} has metric {manifest.metric!r}, wanted {METRIC!r}")
-        vectors = read_index(directory / INDEX_FILE, manifest.factory, manifest.dimension, manifest.count)
-        return cls(directory, manifest, ids, vectors)
+        if verify not in ("all", "sizes"):
+            raise ConfigError(f"verify = {verify!r}: wanted all or sizes")
+        manifest, ids = read_verified(directory, vectors=verify == "all")
+        if verify == "sizes":
+            _log.info("index %s is believed by its sizes: the vectors' bytes were not verified", directory)
+        return cls(directory, manifest, ids, read_vectors(directory, manifest))
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -101,17 +108,27 @@ class FeatureIndex:
             return None
         return names[label] if names is not None and 0 <= label < len(names) else str(label)
 
+    def label_name(self, row: int) -> str | None:
+        """The name of an image's class; None where it has none."""
+        return None if self.ids.labels is None else self.class_name(int(self.ids.labels[row]))
+
     def row_of(self, key: str) -> int:
         """The row of an image.
 
         Raises:
             ConfigError: no image of the index has this key.
         """
-        if self._row_of_key is None:
-            self._row_of_key = {name: row for row, name in enumerate(self.ids.keys)}
-        if key not in self._row_of_key:
+        if not self.has(key):
             raise ConfigError(f"key {key!r} is not in the index{_closest(key, self.ids.keys)}")
-        return self._row_of_key[key]
+        return self._rows[key]
+
+    def has(self, key: str) -> bool:
+        """Whether an image of the index has this key."""
+        return key in self._rows
+
+    @functools.cached_property
+    def _rows(self) -> dict[str, int]:
+        return {name: row for row, name in enumerate(self.ids.keys)}
 
     def check_encoder(self, encoder: EncoderLike) -> None:
         """Refuse a query encoder whose features cannot be compared with the index's.
@@ -144,7 +161,7 @@ class FeatureIndex:
             )
 
     def search(self, x: np.ndarray | torch.Tensor, k: int) -> Neighbors:
-        """The k nearest images of each query; exact.
+        """The k nearest images of each query; exact for a `Flat` index, else see `manifest.search` for its recall.
 
         Args:
             x: one unit-norm feature (d,) or one per row (q, d), of this index's encoder; any float dtype, any strides,
@@ -157,6 +174,20 @@ class FeatureIndex:
         """
         return self._named(self._vectors.search(self._as_queries(x), k))
 
+    def search_above(self, x: np.ndarray | torch.Tensor, similarity: float) -> list[Neighbors]:
+        """All images whose similarity to a query reaches a threshold; one answer of one line for each query.
+
+        Args:
+            x: as of `search`.
+            similarity: cosine, -1 to 1.
+
+        Raises:
+            ConfigError: the threshold is out of range, or this kind of index has no such search.
+            FeatureError: as `search`.
+        """
+        _check_similarity(similarity)
+        return [self._named(found) for found in self._vectors.search_above(self._as_queries(x), similarity)]
+
     def search_rows(self, rows: Sequence[int], k: int) -> Neighbors:
         """The k nearest *other* images of images of the index itself; no encoder is needed.
 
@@ -167,21 +198,48 @@ class FeatureIndex:
         Raises:
             ConfigError: a row or k is out of range.
         """
-        wanted = np.asarray(rows, np.int64).reshape(-1)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise ConfigError(f"rows {wanted.min()} to {wanted.max()}: wanted 0 to {len(self) - 1}")
+        wanted = self._as_rows(rows)
         if not 1 <= k < len(self):
             limit = len(self) - 1
             raise ConfigError(f"k = {k} other images asked of an index of {len(self)}: wanted 1 <= k <= {limit}")
-        found = self._vectors.search(self._vectors.vectors[wanted], k + 1)
+        found = self._vectors.search(self._vectors.features(wanted), k + 1)
         keep = found.rows != wanted[:, None]
         keep[keep.all(axis=1), -1] = False  # more than k copies came before the row itself
         shape = (len(wanted), k)
         return self._named(NearestRows(found.similarities[keep].reshape(shape), found.rows[keep].reshape(shape)))
 
+    def search_rows_above(self, rows: Sequence[int], similarity: float) -> list[Neighbors]:
+        """All *other* images whose similarity to an image of the index reaches a threshold; one answer for each row.
+
+        Args:
+            rows: which images; a row is not its own neighbour, but an identical image of another row is.
+            similarity: cosine, -1 to 1.
+
+        Raises:
+            ConfigError: a row or the threshold is out of range, or this kind of index has no such search.
+        """
+        return [self._named(found) for found in self.others_above(rows, similarity)]
+
+    def others_above(self, rows: Sequence[int], similarity: float) -> list[NearestRows]:
+        """As `search_rows_above`, by row alone: for work on all of an index."""
+        wanted = self._as_rows(rows)
+        _check_similarity(similarity)
+        nearby = self._vectors.search_above(self._vectors.features(wanted), similarity)
+        answers = []
+        for row, found in zip(wanted, nearby, strict=True):
+            others = found.rows[0] != row
+            answers.append(NearestRows(found.similarities[:, others], found.rows[:, others]))
+        return answers
+
+    def _as_rows(self, rows: Sequence[int]) -> Int64[np.ndarray, " m"]:
+        wanted = np.asarray(rows, np.int64).reshape(-1)
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise ConfigError(f"rows {wanted.min()} to {wanted.max()}: wanted 0 to {len(self) - 1}")
+        return wanted
+
     def features(self, rows: Sequence[int]) -> Float32[np.ndarray, "n d"]:
-        """A copy of the features of some rows."""
-        return self._vectors.vectors[np.asarray(rows, np.int64)]
+        """A copy of the features of some rows; of an index with shortened codes, what these make of them."""
+        return self._vectors.features(np.asarray(rows, np.int64))
 
     def _as_queries(self, x: np.ndarray | torch.Tensor) -> Float32[np.ndarray, "q d"]:
         if isinstance(x, torch.Tensor):
@@ -210,9 +268,34 @@ class FeatureIndex:
         )
 
 
+def _check_similarity(similarity: float) -> None:
+    if not -1 <= similarity <= 1:
+        raise ConfigError(f"similarity {similarity}: wanted a cosine from -1 to 1")
+
+
 def _closest(key: str, keys: Sequence[str]) -> str:
     """`; did you mean 'x'?`, or nothing."""
     import difflib
 
     near = difflib.get_close_matches(key, keys[:100_000], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def read_vectors(directory: Path, manifest: IndexManifest, *, mapped: bool = True) -> VectorIndex:
+    """The vectors of a verified index directory, searched as the manifest says.
+
+    Args:
+        directory: of the index.
+        manifest: read from it.
+        mapped: leave the vectors in the file until they are looked at; such an index cannot be changed.
+
+    Raises:
+        IndexMismatchError: they are not what the manifest says.
+    """
+    if manifest.metric != METRIC:
+        raise IndexMismatchError(f"{directory} has metric {manifest.metric!r}, wanted {METRIC!r}")
+    file, effort = directory / INDEX_FILE, manifest.search.get("effort")
+    vectors = read_index(file, manifest.factory, manifest.dimension, manifest.count, mapped=mapped)
+    if isinstance(vectors, ApproximateIndex) and effort is not None:
+        vectors.effort = int(effort)
+    return vectors

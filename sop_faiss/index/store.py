@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Int64
 
 from sop_faiss.errors import FeatureError, IndexMismatchError
-from sop_faiss.files import sha256_file
+from sop_faiss.files import restore_directory, sha256_file
 
 __all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "describe_file", "read_verified"]
 
@@ -28,7 +28,7 @@ IDS_FILE = "ids.parquet"
 MANIFEST_FILE = "manifest.json"
 
 FORMAT = "sop_faiss.index"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _COLUMNS = pa.schema(
     [
@@ -53,6 +53,11 @@ class IdTable:
     """The tar member, or the image file relative to `root`."""
     labels: Int64[np.ndarray, " n"] | None
     """Class of each image, -1 where it has none; None if no image has one."""
+
+    def take(self, rows: Int64[np.ndarray, " m"]) -> IdTable:
+        """Some rows, in this order."""
+        keys, sources, members = ([column[row] for row in rows] for column in (self.keys, self.sources, self.members))
+        return IdTable(keys, sources, members, None if self.labels is None else self.labels[rows])
 
     def write(self, path: Path) -> None:
         """Write the Parquet file. Not atomic: see `IndexManifest.write`.
@@ -118,6 +123,10 @@ class IndexManifest:
     """The folder that sources and members are relative to."""
     dropped: dict[str, int]
     """How many pictures could not be used when the features were extracted, by reason."""
+    search: dict[str, Any]
+    """`effort`: how much of the index a search looks at (FAISS's nprobe or efSearch), null where that is all of it.
+    `recall`, `k`, `queries`, `target`: the share of the k nearest rows that is found, as measured on queries that were
+    not in the index yet; null where nothing was measured. `why`: how the factory was chosen."""
     files: dict[str, dict[str, Any]]
     """Per file: `sha256` and `bytes`."""
 
@@ -166,6 +175,11 @@ class IndexManifest:
             raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")
         return manifest
 
+    @property
+    def exact(self) -> bool:
+        """Whether every search finds what brute force does."""
+        return self.factory == "Flat"
+
     def check_file(self, directory: Path, name: str, *, checksum: bool = True) -> None:
         """Compare one of the other files with the manifest: its length, and with `checksum` every byte.
 
@@ -194,6 +208,7 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
     Raises:
         IndexMismatchError: a file is missing, damaged, of a foreign version, or belongs to another index.
     """
+    restore_directory(directory)
     manifest = IndexManifest.read(directory)
     manifest.check_file(directory, IDS_FILE)
     manifest.check_file(directory, INDEX_FILE, checksum=vectors)

@@ -1,196 +1,66 @@
-"""FAISS indices on disk: make, write, read, search. `Flat` (every row kept whole, exact search) so far."""
+"""Which kind of index a FAISS factory string means: make it, read it; `auto` chooses one (`choice.py`)."""
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import faiss
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
 
-from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
-from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
+from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.flat_index import FlatIndex, make_flat_index, read_flat_index
 
-__all__ = ["FACTORIES", "METRIC", "VectorIndex", "check_factory", "make_index", "read_index"]
+__all__ = ["FLAT", "METRIC", "VectorIndex", "append", "check_factory", "empty_index", "read_index"]
 
-FACTORIES = ("Flat",)
+FLAT = "Flat"
 METRIC = "inner_product"
-
-# FAISS's float32 inner products of unit vectors move in the last bits with the shape of the block they are computed
-# in, so that equal rows may come back with unequal similarities. No row moves by more than this.
+_BLOCK_ROWS = 65_536
 _ROUNDING = 1e-5
-# How many more rows than asked are fetched, so that rows which tie at the end of a list rarely need a second search.
-_SPARE_ROWS = 8
-# Rows are scored again in float64 in blocks of at most this many bytes.
-_BLOCK_BYTES = 64 << 20
-
-# A flat inner-product file of FAISS: b"IxFI", dimension, rows, two unused words, trained, metric (0 is the inner
-# product), number of floats; then the floats. Little-endian, not aligned.
-_FLAT_HEADER = struct.Struct("<4siqqqBiQ")
 
 
-def check_factory(factory: str) -> None:
-    """Refuse a factory string that is not built yet.
+VectorIndex = FlatIndex | ApproximateIndex
+"""Unit vectors under the inner product: row i is the i-th that was added; similarities are cosines, or near them."""
+
+
+def check_factory(factory: str, dimension: int) -> None:
+    """Refuse a factory string that FAISS does not know.
 
     Raises:
-        ConfigError: the factory is not one of `FACTORIES`.
+        ConfigError: as `make_approximate_index`.
     """
-    if factory not in FACTORIES:
-        raise ConfigError(f"index factory {factory!r} is not supported: use {' or '.join(FACTORIES)}")
+    empty_index(factory, dimension)
 
 
-@dataclass(frozen=True)
-class VectorIndex:
-    """A FAISS index of unit vectors under the inner product, and the factory string it was made by.
-
-    Row i is the i-th vector that was added; similarities are cosines, larger is closer.
-    """
-
-    factory: str
-    _faiss: Any
-
-    @property
-    def dimension(self) -> int:
-        """Length of each vector."""
-        return int(self._faiss.d)
-
-    @property
-    def count(self) -> int:
-        """Number of vectors."""
-        return int(self._faiss.ntotal)
-
-    @property
-    def vectors(self) -> Float32[np.ndarray, "n d"]:
-        """All vectors: FAISS's own memory, not a copy. Valid as long as this index lives; never write to it."""
-        size = self.count * self.dimension
-        vectors = faiss.rev_swig_ptr(self._faiss.get_xb(), size).reshape(self.count, self.dimension)
-        vectors.flags.writeable = False
-        return vectors
-
-    def write(self, path: Path) -> None:
-        """Write the index as a FAISS file. Not atomic: write into a directory that is renamed when complete.
-
-        Raises:
-            OSError: the disk is full or the place cannot be written.
-        """
-        try:
-            faiss.write_index(self._faiss, str(path))
-        except RuntimeError as error:
-            raise OSError(f"cannot write {path}: {_reason(error)}") from None
-
-    def search(self, queries: Float32[np.ndarray, "q d"], k: int) -> NearestRows:
-        """The k rows of largest inner product with each query; exact, ties by rising row.
-
-        FAISS finds the candidates in float32; they are scored again in float64, which makes a similarity independent
-        of the other queries, makes equal rows equal, and lets the *lowest* of equal rows in when k cuts through them.
-
-        Args:
-            queries: finite unit vectors, one per row.
-            k: how many rows; 1 <= k <= count.
-
-        Raises:
-            ConfigError: k is outside 1..count.
-            FeatureError: the dimension differs.
-            IndexMismatchError: a stored vector is not finite.
-        """
-        if not 1 <= k <= self.count:
-            raise ConfigError(f"k = {k} neighbours asked of {self.count} rows: wanted 1 <= k <= {self.count}")
-        if queries.shape[1] != self.dimension:
-            raise FeatureError(
-                f"queries have dimension {queries.shape[1]}, the index {self.dimension}: use one encoder for both"
-            )
-        queries = np.ascontiguousarray(queries)
-        candidates = min(self.count, k + _SPARE_ROWS)
-        rough, rows = self._faiss.search(queries, candidates)
-        if rows.size and int(rows.min()) < 0:
-            raise IndexMismatchError("the index holds vectors that are not finite: build it again")
-        found = in_fixed_order(self._score(queries, rows), rows.astype(np.int64))
-        similarities = np.ascontiguousarray(found.similarities[:, :k])
-        chosen = np.ascontiguousarray(found.rows[:, :k])
-        if candidates < self.count:
-            # A row left out has a rough similarity of at most the last candidate's.
-            uncertain = similarities[:, -1] <= rough.min(axis=1) + _ROUNDING
-            for query in np.flatnonzero(uncertain):
-                nearest = self._search_wide(queries[query : query + 1], float(similarities[query, -1]), k)
-                similarities[query], chosen[query] = nearest.similarities[0], nearest.rows[0]
-        return NearestRows(similarities, chosen)
-
-    def _search_wide(self, query: Float32[np.ndarray, "1 d"], at_least: float, k: int) -> NearestRows:
-        """The k best of *every* row that may reach the similarity `at_least`, which k rows are known to reach."""
-        _, _, rows = self._faiss.range_search(query, at_least - _ROUNDING)
-        rows = np.sort(rows.astype(np.int64))[None]
-        found = in_fixed_order(self._score(query, rows), rows)
-        return NearestRows(found.similarities[:, :k], found.rows[:, :k])
-
-    def _score(self, queries: Float32[np.ndarray, "q d"], rows: Int64[np.ndarray, "q c"]) -> Float32[np.ndarray, "q c"]:
-        """Inner products of each query with its own rows, in float64, rounded to float32."""
-        vectors = self.vectors
-        flat_rows = rows.reshape(-1)
-        owners = np.repeat(np.arange(len(queries)), rows.shape[1])
-        scores: Float64[np.ndarray, " m"] = np.empty(flat_rows.size, np.float64)
-        block = max(1, _BLOCK_BYTES // (16 * self.dimension))
-        for start in range(0, flat_rows.size, block):
-            part = slice(start, start + block)
-            left = queries[owners[part]].astype(np.float64)
-            right = vectors[flat_rows[part]].astype(np.float64)
-            scores[part] = np.einsum("md,md->m", left, right)
-        return scores.astype(np.float32).reshape(rows.shape)
-
-
-def make_index(features: Float32[np.ndarray, "n d"], factory: str = "Flat") -> VectorIndex:
-    """An index of the given rows, in their order.
-
-    Args:
-        features: finite unit vectors, at least one.
-        factory: FAISS factory string; only `Flat` so far.
+def empty_index(factory: str, dimension: int) -> VectorIndex:
+    """An index without a row; one that is not `Flat` is to be trained first.
 
     Raises:
-        ConfigError: the factory is not supported.
-        FeatureError: there is no row, or no column.
+        ConfigError: FAISS knows no such factory, or not for this dimension.
     """
-    check_factory(factory)
-    if features.size == 0:
-        raise FeatureError(f"features of shape {features.shape} leave nothing to index: wanted at least one row")
-    index = faiss.IndexFlatIP(features.shape[1])
-    index.add(np.ascontiguousarray(features))
-    return VectorIndex(factory, index)
+    return make_flat_index(dimension) if factory == FLAT else make_approximate_index(factory, dimension)
 
 
-def read_index(path: Path, factory: str, dimension: int, count: int) -> VectorIndex:
-    """Read a FAISS file whose bytes were compared with their checksum before.
-
-    FAISS's reader trusts what it reads; here its header and its length are checked first, so that even a file that
-    nobody has a checksum of cannot make it allocate or read past the end.
+def read_index(path: Path, factory: str, dimension: int, count: int, *, mapped: bool = True) -> VectorIndex:
+    """Read an index whose bytes were compared with their checksum; see `read_flat_index`.
 
     Raises:
-        ConfigError: the factory is not supported.
         IndexMismatchError: the file is not such an index, or of another dimension or count.
     """
-    check_factory(factory)
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        head = stream.read(_FLAT_HEADER.size)
-    if len(head) < _FLAT_HEADER.size:
-        raise IndexMismatchError(f"{path} has {size} bytes and is cut off: build the index again")
-    kind, file_dimension, file_count, _, _, trained, metric, floats = _FLAT_HEADER.unpack(head)
-    if (kind, trained, metric) != (b"IxFI", 1, 0):
-        raise IndexMismatchError(f"{path} is not a flat inner-product index of FAISS: build the index again")
-    if (file_dimension, file_count) != (dimension, count):
-        raise IndexMismatchError(
-            f"{path} holds {file_count} vectors of dimension {file_dimension}, wanted {count} of {dimension}: "
-            "files of different indices were mixed"
-        )
-    if floats != count * dimension or size != _FLAT_HEADER.size + 4 * floats:
-        raise IndexMismatchError(f"{path} has {size} bytes, its header says otherwise: build the index again")
-    try:
-        return VectorIndex(factory, faiss.read_index(str(path)))
-    except RuntimeError as error:
-        raise IndexMismatchError(f"{path} cannot be read by FAISS ({_reason(error)}): build the index again") from None
+    if factory == FLAT:
+        return read_flat_index(path, dimension, count, mapped=mapped)
+    return read_approximate_index(path, factory, dimension, count, mapped=mapped)
 
 
-def _reason(error: RuntimeError) -> str:
-    """The last sentence of FAISS's message, which opens with its own function and source line."""
-    return str(error).strip().splitlines()[-1].rsplit("Error: ", 1)[-1]
+def append(index: VectorIndex, other: VectorIndex) -> None:
+    """Add the rows of another index: its codes as they are where both were trained alike, else what it remembers.
+
+    Args:
+        index: is changed.
+        other: of the same dimension; must not be used any more.
+    """
+    if isinstance(index, ApproximateIndex) and isinstance(other, ApproximateIndex) and index.takes_codes_of(other):
+        index.take_codes_of(other)
+        return
+    for start in range(0, other.count, _BLOCK_ROWS):
+        rows = other.features(np.arange(start, min(start + _BLOCK_ROWS, other.count)))
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        index.add(np.where(np.abs(norms - 1) > _ROUNDING, rows / norms, rows))  # whole vectors stay as they are

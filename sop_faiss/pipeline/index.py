@@ -1,4 +1,4 @@
-"""The verb of `sop-index build`: a feature store, or an encoder and pictures, to an index."""
+"""The verbs of `sop-index build` and `add`: a feature store, or an encoder and pictures, to an index."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from pathlib import Path
 
 from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
+from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
-from sop_faiss.index.build import build_index, build_index_of_pictures
+from sop_faiss.index.build import IndexOptions, build_index, build_index_of_pictures
+from sop_faiss.index.change import add_to_index
+from sop_faiss.index.cluster import build_on_cluster
+from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest
 from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.neighbors.factories import check_factory
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["build"]
+__all__ = ["add", "build"]
 
 
 def build(
@@ -23,7 +26,8 @@ def build(
     features: Path | None = None,
     encoder: EncoderSpec | None = None,
     data: str | None = None,
-    factory: str = "Flat",
+    options: IndexOptions | None = None,
+    cluster: str | None = None,
     batch_size: int = 64,
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
@@ -35,21 +39,25 @@ def build(
         features: a feature store.
         encoder: which encoder; with `data`, instead of `features`.
         data: SRC: shards, a folder of pictures, or a list.
-        factory: FAISS factory string; only `Flat` so far.
+        options: which kind of index; None for the defaults.
+        cluster: with `features`: by tasks on this Ray cluster (`build_on_cluster`); None: in this process.
         batch_size: pictures per forward pass.
         max_bad_fraction: share of pictures that may be unreadable; they are left out and counted.
-        progress: called with pictures encoded and their total.
+        progress: called with pictures encoded, or vectors added, and their total.
 
     Raises:
-        ConfigError: neither or both of features and pictures are given, or the factory is not supported.
+        ConfigError: neither or both of features and pictures are given, or the options are impossible.
         SopError: as `build_index`, `EncoderSpec.load` and `open_source`.
     """
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("--features holds all that an index needs: leave --model and --data out")
     refuse_occupied(out)
-    check_factory(factory)
+    if cluster is not None:
+        if features is None:
+            raise ConfigError("--cluster builds of --features STORE, which sop-embed writes: name it")
+        return build_on_cluster(features, out, options, address=cluster, progress=progress)
     if features is not None:
-        return build_index(FeatureStore.read(features), out, factory)
+        return build_index(FeatureStore.read(features), out, options, progress=progress)
     if encoder is None or data is None:
         raise ConfigError("name what to index: --features STORE, or --model M with --data SRC")
     source = open_source(data)
@@ -57,8 +65,53 @@ def build(
         encoder.load(),
         source,
         out,
-        factory,
+        options,
         batch_size=batch_size,
         max_bad_fraction=max_bad_fraction,
         progress=progress,
     )
+
+
+def add(
+    index: Path,
+    *,
+    features: Path | None = None,
+    encoder: EncoderSpec | None = None,
+    data: str | None = None,
+    batch_size: int = 64,
+    max_bad_fraction: float = 0.01,
+    progress: ProgressCallback | None = None,
+) -> IndexManifest:
+    """Add a feature store, or pictures, to an index.
+
+    Args:
+        index: the index directory.
+        features: a feature store.
+        encoder: which encoder, the index's; with `data`, instead of `features`.
+        data: SRC: shards, a folder of pictures, or a list.
+        batch_size: pictures per forward pass.
+        max_bad_fraction: share of pictures that may be unreadable; they are left out and counted.
+        progress: called with pictures encoded and their total.
+
+    Raises:
+        ConfigError: neither or both of features and pictures are given, or a key is there already.
+        SopError: as `add_to_index`, `EncoderSpec.load` and `open_source`.
+    """
+    if features is not None and (encoder is not None or data is not None):
+        raise ConfigError("--features holds all that an index needs: leave --model and --data out")
+    if features is not None:
+        return add_to_index(index, FeatureStore.read(features))
+    if encoder is None or data is None:
+        raise ConfigError("name what to add: --features STORE, or --model M with --data SRC")
+    opened = FeatureIndex.open(index)
+    source, loaded = open_source(data), encoder.load()
+    opened.check_encoder(loaded)
+    there = [key for key in source.keys if opened.has(key)]
+    if there:
+        raise ConfigError(
+            f"{len(there)} keys are in {index} already (first {there[0]!r}): remove them first, or rename"
+        )
+    store = extract_features(
+        loaded, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
+    )
+    return add_to_index(index, store)

@@ -1,4 +1,4 @@
-"""Search an index by pictures, or by keys of its own images."""
+"""Search an index by pictures, by keys of its own images, or by features."""
 
 from __future__ import annotations
 
@@ -9,73 +9,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float32
 
 from sop_faiss.data.listing import open_files
 from sop_faiss.data.shards import common_folder
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.extract import extract_features
-from sop_faiss.index.pictures import index_pictures
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.index.build import store_as_index
+from sop_faiss.index.change import check_same_features
+from sop_faiss.index.pictures import IndexPictures, index_pictures
 from sop_faiss.index.search import FeatureIndex, Neighbors
+from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.search_result import Found, SearchedQuery, SearchResult
 from sop_faiss.progress import ProgressCallback
 
 __all__ = [
-    "Found",
     "SearchOptions",
-    "SearchResult",
-    "SearchedQuery",
     "open_pictures",
+    "search_by_features",
     "search_by_key",
     "search_by_pictures",
     "search_index",
 ]
 
-
-@dataclass(frozen=True)
-class Found:
-    """One neighbour of a query."""
-
-    rank: int
-    """1 is the nearest."""
-    row: int
-    """Row of the index."""
-    key: str
-    similarity: float
-    """Cosine."""
-    label: str | None
-    """Class name, or its number where names are not known; None for an image without."""
-    right: bool | None
-    """Whether it is of the query's class; None where one of the two has none, or the two cannot be compared."""
-
-
-@dataclass(frozen=True)
-class SearchedQuery:
-    """One query and its neighbours, nearest first."""
-
-    key: str
-    label: str | None
-    found: list[Found]
-    read: Callable[[], bytes]
-    """Encoded bytes of the query's picture; raises DataError."""
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """A search."""
-
-    queries: list[SearchedQuery]
-    dropped: dict[str, int]
-    """How many query pictures could not be used, by reason."""
+_K = 10  # neighbours of a query, where neither k nor a threshold is given
 
 
 @dataclass(frozen=True)
 class SearchOptions:
     """How to search."""
 
-    k: int = 10
-    """Neighbours of each query."""
+    k: int | None = None
+    """Neighbours of each query. None: 10; with a threshold all that reach it."""
     threshold: float | None = None
     """Leave out neighbours of a smaller similarity."""
     images_root: Path | None = None
@@ -92,17 +61,19 @@ def search_index(
     pictures: Sequence[Path] = (),
     data: str | None = None,
     keys: Sequence[str] = (),
+    features: Path | None = None,
     encoder: EncoderSpec | None = None,
     options: SearchOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> SearchResult:
-    """Search by exactly one of: picture files, a source, keys of the index's own images.
+    """Search by exactly one of: picture files, a source, keys of the index's own images, a feature store.
 
     Args:
         index: what to search.
         pictures: picture files.
         data: SRC: shards, a folder of pictures, or a list.
         keys: names of images of the index; no encoder is needed.
+        features: a feature store of the index's encoder; none is needed.
         encoder: the one that the index was built with.
         options: k and the like.
         progress: called with pictures encoded and their total.
@@ -110,15 +81,21 @@ def search_index(
     Raises:
         ConfigError: none or several kinds of query are given, the encoder is missing or idle, or an option is
             impossible.
-        SopError: as `search_by_pictures`, `search_by_key`, `EncoderSpec.load` and `open_source`.
+        SopError: as `search_by_pictures`, `search_by_key`, `search_by_features`, `EncoderSpec.load`, `open_source`.
     """
     options = options or SearchOptions()
-    if sum([bool(pictures), data is not None, bool(keys)]) != 1:
-        raise ConfigError("name the queries in one way: picture files, or --data SRC, or --key KEY")
+    if sum([bool(pictures), data is not None, bool(keys), features is not None]) != 1:
+        raise ConfigError(
+            "name the queries in one way: picture files, or --data SRC, or --key KEY, or --features STORE"
+        )
+    if encoder is not None and (keys or features is not None):
+        needless = "--key needs no encoder, its features are in the index" if keys else "--features needs no encoder"
+        raise ConfigError(f"{needless}: leave --model out")
     if keys:
-        if encoder is not None:
-            raise ConfigError("--key needs no encoder, its features are in the index: leave --model out")
         return search_by_key(index, keys, options.k, threshold=options.threshold, images_root=options.images_root)
+    if features is not None:
+        _check_request(options.k, len(index), options.threshold)
+        return search_by_features(index, FeatureStore.read(features), options.k, threshold=options.threshold)
     if encoder is None:
         raise ConfigError(f"pictures need --model, the encoder of the index: {index.manifest.encoder['name']}")
     _check_request(options.k, len(index), options.threshold)
@@ -156,7 +133,7 @@ def search_by_pictures(
     index: FeatureIndex,
     encoder: Encoder,
     source: ImageSource,
-    k: int,
+    k: int | None = None,
     *,
     threshold: float | None = None,
     batch_size: int = 64,
@@ -169,7 +146,7 @@ def search_by_pictures(
         index: what to search.
         encoder: the one that the index was built with.
         source: the query pictures; their classes are compared with the index's by name where both have names.
-        k: how many; 1 <= k <= len(index).
+        k: how many, 1 <= k <= len(index); None: as `SearchOptions.k`.
         threshold: leave out neighbours of a smaller similarity.
         batch_size: pictures per forward pass.
         max_bad_fraction: share of pictures that may be unreadable; they are left out.
@@ -185,24 +162,42 @@ def search_by_pictures(
     store = extract_features(
         encoder, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
     )
-    neighbors = index.search(store.features, k)
+    lines = _search(index, store.features, k, threshold)
     positions = {key: position for position, key in enumerate(source.keys)}
-    names = source.class_names
-    comparable = (names is None) == (index.manifest.class_names is None)
-    queries = []
-    for number, key in enumerate(store.keys):
-        label = None if store.labels is None or store.labels[number] < 0 else int(store.labels[number])
-        name = None if label is None else names[label] if names is not None and label < len(names) else str(label)
-        read = functools.partial(source.read, positions[key])
-        found = _found(index, neighbors, number, name if comparable else None, threshold)
-        queries.append(SearchedQuery(key, name, found, read))
-    return SearchResult(queries, dict(store.manifest["dropped"]["reasons"]))
+    reads = [functools.partial(source.read, positions[key]) for key in store.keys]
+    dropped = dict(store.manifest["dropped"]["reasons"])
+    return SearchResult(_judged(index, store, source.class_names, lines, reads, threshold), dropped)
+
+
+def search_by_features(
+    index: FeatureIndex, store: FeatureStore, k: int | None = None, *, threshold: float | None = None
+) -> SearchResult:
+    """The k nearest images of the index for each row of a feature store; no encoder is needed.
+
+    Args:
+        index: what to search.
+        store: features of the index's encoder, prepared and pooled in the same way.
+        k: how many, 1 <= k <= len(index); None: as `SearchOptions.k`.
+        threshold: leave out neighbours of a smaller similarity.
+
+    Raises:
+        IndexMismatchError: the store is of another encoder, preprocessing or pooling.
+        ConfigError: k or the threshold is out of range.
+        FeatureError: the store is unusable.
+    """
+    _check_request(k, len(index), threshold)
+    described = store_as_index(store, index.manifest.factory)
+    check_same_features(index.manifest, described, "the index", "the store")
+    lines = _search(index, store.features, k, threshold)
+    pictures = IndexPictures(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
+    reads = [functools.partial(pictures.read, row) for row in range(len(store))]
+    return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {})
 
 
 def search_by_key(
     index: FeatureIndex,
     keys: Sequence[str],
-    k: int,
+    k: int | None = None,
     *,
     threshold: float | None = None,
     images_root: Path | None = None,
@@ -212,7 +207,7 @@ def search_by_key(
     Args:
         index: what to search.
         keys: names of images of the index.
-        k: how many; 1 <= k < len(index).
+        k: how many, 1 <= k < len(index); None: as `SearchOptions.k`.
         threshold: leave out neighbours of a smaller similarity.
         images_root: where the pictures are now; where they were when the index was built, if None.
 
@@ -221,19 +216,56 @@ def search_by_key(
     """
     _check_request(k, len(index) - 1, threshold)
     rows = [index.row_of(key) for key in keys]
-    neighbors = index.search_rows(rows, k)
+    if k is None and threshold is not None:
+        lines = [(found, 0) for found in index.search_rows_above(rows, threshold)]
+    else:
+        neighbors = index.search_rows(rows, k or _K)
+        lines = [(neighbors, number) for number in range(len(rows))]
     pictures = index_pictures(index, images_root)
     queries = []
-    for number, (key, row) in enumerate(zip(keys, rows, strict=True)):
-        name = None if index.ids.labels is None else index.class_name(int(index.ids.labels[row]))
-        found = _found(index, neighbors, number, name, threshold)
+    for key, row, line in zip(keys, rows, lines, strict=True):
+        name = index.label_name(row)
+        found = _found(index, *line, name, threshold)
         queries.append(SearchedQuery(key, name, found, functools.partial(pictures.read, row)))
     return SearchResult(queries, {})
 
 
-def _check_request(k: int, limit: int, threshold: float | None) -> None:
+def _search(
+    index: FeatureIndex, features: Float32[np.ndarray, "q d"], k: int | None, threshold: float | None
+) -> list[tuple[Neighbors, int]]:
+    """For each query what was found, and which line of it is the query's."""
+    if k is None and threshold is not None:
+        return [(found, 0) for found in index.search_above(features, threshold)]
+    neighbors = index.search(features, k or _K)
+    return [(neighbors, number) for number in range(len(features))]
+
+
+def _judged(
+    index: FeatureIndex,
+    store: FeatureStore,
+    class_names: Sequence[str] | None,
+    lines: Sequence[tuple[Neighbors, int]],
+    reads: Sequence[Callable[[], bytes]],
+    threshold: float | None,
+) -> list[SearchedQuery]:
+    """The queries with their neighbours; right or wrong where both sides name their classes, or neither."""
+    comparable = (class_names is None) == (index.manifest.class_names is None)
+    queries = []
+    for number, key in enumerate(store.keys):
+        label = None if store.labels is None or store.labels[number] < 0 else int(store.labels[number])
+        name = None if label is None else str(label)
+        if label is not None and class_names is not None and label < len(class_names):
+            name = class_names[label]
+        found = _found(index, *lines[number], name if comparable else None, threshold)
+        queries.append(SearchedQuery(key, name, found, reads[number]))
+    return queries
+
+
+def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
     """Refuse what would fail later, before pictures are encoded."""
-    if not 1 <= k <= limit:
+    if k is None and threshold is None:
+        k = _K
+    if k is not None and not 1 <= k <= limit:
         raise ConfigError(f"k = {k} neighbours asked, {limit} can be found: wanted 1 <= k <= {limit}")
     if threshold is not None and not -1 <= threshold <= 1:
         raise ConfigError(f"threshold = {threshold}: wanted a cosine similarity from -1 to 1")

@@ -12,7 +12,7 @@ from typing import Any
 from sop_faiss.files import atomic_file
 from sop_faiss.index.pictures import index_pictures
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.pipeline.search import SearchResult
+from sop_faiss.pipeline.search_result import SearchResult
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.contact_sheet import Chart, Hit, Picture, Strip, Table, Verdict, write_contact_sheet
 

@@ -11,9 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
-from sop_faiss.neighbors import factories
-from sop_faiss.neighbors.factories import check_factory, make_index, read_index
+from sop_faiss.neighbors import faiss_files, flat_index
+from sop_faiss.neighbors.factories import read_index
+from sop_faiss.neighbors.flat_index import FlatIndex, make_flat_index
 from tests.oracle_neighbors import brute_force, unit_rows
+
+
+def make_index(rows: np.ndarray) -> FlatIndex:
+    index = make_flat_index(rows.shape[1])
+    index.add(rows)
+    return index
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,7 +81,7 @@ def test_scoring_by_small_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch
     rng = np.random.default_rng(3)
     index, queries = make_index(unit_rows(rng, 50, 16)), unit_rows(rng, 4, 16)
     whole = index.search(queries, 9)
-    monkeypatch.setattr(factories, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(flat_index, "_BLOCK_BYTES", 1)
     blocks = index.search(queries, 9)
     np.testing.assert_array_equal(blocks.rows, whole.rows)
     np.testing.assert_array_equal(blocks.similarities, whole.similarities)
@@ -112,19 +119,6 @@ def test_a_stored_vector_that_is_not_finite_never_becomes_row_minus_one() -> Non
     gallery[3] = np.nan
     with pytest.raises(IndexMismatchError, match="not finite"):
         make_index(gallery).search(gallery[:1], 10)
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
-def test_nothing_to_index(shape: tuple[int, int]) -> None:
-    with pytest.raises(FeatureError, match="nothing to index"):
-        make_index(np.empty(shape, np.float32))
-
-
-@pytest.mark.parametrize("factory", ["IVF16,Flat", "flat", "", "HNSW32"])
-def test_other_factories_are_refused_in_one_line(factory: str) -> None:
-    with pytest.raises(ConfigError, match="is not supported: use Flat") as error:
-        check_factory(factory)
-    assert "\n" not in str(error.value)
 
 
 def test_write_and_read(tmp_path: Path) -> None:
@@ -171,7 +165,7 @@ def test_a_header_that_lies_never_reaches_faiss(
     assert fields[:3] == [b"IxFI", 3, 12]
     fields[position] = value
     path.write_bytes(struct.pack(HEADER, *fields) + content[struct.calcsize(HEADER) :])
-    monkeypatch.setattr(factories.faiss, "read_index", lambda name: pytest.fail("FAISS was asked to read it"))
+    monkeypatch.setattr(faiss_files.faiss, "read_index", lambda *arguments: pytest.fail("FAISS was asked to read it"))
     with pytest.raises(IndexMismatchError, match=str(path)):
         read_index(path, "Flat", 3, 12)
 
@@ -181,6 +175,6 @@ def test_a_cut_file_never_reaches_faiss(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "index.faiss"
     make_index(unit_rows(np.random.default_rng(0), 12, 3)).write(path)
     path.write_bytes(path.read_bytes()[:length])
-    monkeypatch.setattr(factories.faiss, "read_index", lambda name: pytest.fail("FAISS was asked to read it"))
+    monkeypatch.setattr(faiss_files.faiss, "read_index", lambda *arguments: pytest.fail("FAISS was asked to read it"))
     with pytest.raises(IndexMismatchError, match="bytes"):
         read_index(path, "Flat", 3, 12)

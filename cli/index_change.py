@@ -1,0 +1,102 @@
+"""sop-index add, remove, merge: an index changed on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+
+from sop_faiss.cli.common import one_line, progress_reporter, run_command
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.model.spec import EncoderSpec
+
+__all__ = ["add_command", "merge_command", "remove_command"]
+
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command("add", short_help="Add pictures or features to an index.")
+@click.argument("index", type=_FOLDER)
+@click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
+@optional_encoder_options
+@click.option("--data", metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option(
+    "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Share of pictures that may be unusable."
+)
+@run_command
+def add_command(
+    index: Path,
+    features: Path | None,
+    encoder: EncoderSpec | None,
+    data: str | None,
+    batch_size: int,
+    max_bad_fraction: float,
+) -> None:
+    """Add pictures or features, of the index's own encoder, to an index.
+
+    The index is whole at every moment: a search meanwhile, or a kill, finds it as it was before.
+
+    \b
+    Examples:
+      sop-index add photos.index --model runs/photos --data new_photos/
+      sop-index add photos.index --features new_features/
+    """
+    from sop_faiss.pipeline.index import add
+
+    with progress_reporter("embedding", "pictures") as progress:
+        manifest = add(
+            index,
+            features=features,
+            encoder=encoder,
+            data=data,
+            batch_size=batch_size,
+            max_bad_fraction=max_bad_fraction,
+            progress=progress,
+        )
+    click.echo(one_line(f"{manifest.count:,} vectors now in {index}"))
+
+
+@click.command("remove", short_help="Remove pictures from an index by their keys.")
+@click.argument("index", type=_FOLDER)
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--keys-from", type=click.File(encoding="utf-8"), metavar="FILE", help="One key a line; - is stdin.")
+@run_command
+def remove_command(index: Path, keys: tuple[str, ...], keys_from: Iterable[str] | None) -> None:
+    """Remove pictures from an index by their keys; the picture files stay.
+
+    \b
+    Examples:
+      sop-index remove photos.index IMG_0042 IMG_0043
+      sop-index remove photos.index --keys-from keys.txt
+    """
+    from sop_faiss.errors import ConfigError
+    from sop_faiss.index.change import remove_from_index
+
+    try:
+        listed: list[str] = [] if keys_from is None else [line.rstrip("\r\n") for line in keys_from]
+    except UnicodeDecodeError:
+        raise ConfigError("--keys-from is not UTF-8: wanted one key a line") from None
+    wanted = [*keys, *(key for key in listed if key)]
+    if not wanted:
+        raise ConfigError("name what to remove: KEY..., or --keys-from FILE")
+    manifest = remove_from_index(index, wanted)
+    click.echo(one_line(f"{len(set(wanted)):,} removed, {manifest.count:,} vectors left in {index}"))
+
+
+@click.command("merge", short_help="Join indices of one encoder into a new one.")
+@click.argument("indices", nargs=-1, required=True, type=_FOLDER, metavar="INDEX INDEX...")
+@click.option("--out", required=True, type=_FOLDER, metavar="DIR", help="A new or empty directory.")
+@run_command
+def merge_command(indices: tuple[Path, ...], out: Path) -> None:
+    """Join indices of one encoder into a new one, of the first one's kind.
+
+    \b
+    Example:
+      sop-index merge 2024.index 2025.index --out all.index
+    """
+    from sop_faiss.index.change import merge_indices
+
+    manifest = merge_indices(indices, out)
+    click.echo(one_line(f"{manifest.count:,} vectors, {manifest.factory} index in {out}"))

@@ -1,0 +1,95 @@
+"""sop-index duplicates: groups of pictures that are nearly the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.index_output import for_stdout, put_json
+from sop_faiss.pipeline.outputs import STDOUT, check_outputs
+
+__all__ = ["duplicates_command"]
+
+_FILE = click.Path(path_type=Path, allow_dash=True)
+_FOLDER = click.Path(path_type=Path)
+_SHOWN_GROUPS, _SHOWN_KEYS = 20, 8
+
+
+@click.command("duplicates", short_help="Find groups of pictures that are nearly the same.")
+@click.argument("index", type=_FOLDER)
+@click.option(
+    "--threshold", type=float, default=0.95, show_default=True, metavar="COSINE", help="Similarity of a pair."
+)
+@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all groups as JSON; - is stdout.")
+@click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per picture; - is stdout.")
+@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of the largest groups.")
+@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
+@run_command
+def duplicates_command(
+    index: Path,
+    threshold: float,
+    json_file: Path | None,
+    csv_file: Path | None,
+    html_file: Path | None,
+    images_root: Path | None,
+) -> None:
+    """Find groups of pictures of an index that are nearly the same, the largest group first.
+
+    INDEX is the directory that sop-index build wrote. Pictures are grouped by pairs whose cosine reaches the threshold;
+    a group's ends may be further apart. A Flat index finds all pairs, others those that a search finds.
+
+    \b
+    Examples:
+      sop-index duplicates photos.index --html duplicates.html
+      sop-index duplicates photos.index --threshold 0.98 --csv -
+    """
+    from sop_faiss.index.duplicates import find_duplicates
+    from sop_faiss.index.search import FeatureIndex
+    from sop_faiss.pipeline.duplicates_output import duplicates_as_csv, duplicates_as_records, write_duplicates_page
+
+    outputs = {"--json": json_file, "--csv": csv_file, "--html": html_file}
+    check_outputs(outputs, [index], to_stdout=("--json", "--csv"))
+    opened = FeatureIndex.open(index)
+    with progress_reporter("comparing", "pictures") as progress:
+        groups = find_duplicates(opened, threshold, progress=progress)
+    if csv_file == STDOUT:
+        click.echo(for_stdout(duplicates_as_csv(opened, groups)), nl=False)
+    elif csv_file is not None:
+        from sop_faiss.files import atomic_file
+
+        with atomic_file(csv_file) as temporary:
+            temporary.write_bytes(duplicates_as_csv(opened, groups).encode())
+    if html_file is not None:
+        with progress_reporter("drawing", "pictures") as progress:
+            footer = page_footer("sop-index duplicates")
+            write_duplicates_page(
+                html_file, opened, groups, threshold, images_root=images_root, footer=footer, progress=progress
+            )
+    if groups and 2 * len(groups[0].rows) > len(opened):
+        click.echo("one group holds most of the pictures: raise --threshold", err=True)
+    alike = sum(len(group.rows) for group in groups)
+    if json_file is not None:
+        content = {
+            "command": "sop-index duplicates",
+            "index": str(index),
+            "encoder": opened.manifest.encoder,
+            "threshold": threshold,
+            "pictures": len(opened),
+            "pictures_beyond_the_first": alike - len(groups),
+            "groups": duplicates_as_records(opened, groups),
+        }
+        put_json(json_file, content)
+    if STDOUT not in (json_file, csv_file):
+        groups_told = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
+        click.echo(f"{groups_told} of {alike:,} of {len(opened):,} pictures at {threshold:g} or more")
+        for group in groups[:_SHOWN_GROUPS]:
+            keys = [one_line(opened.ids.keys[row]) for row in group.rows[:_SHOWN_KEYS].tolist()]
+            more = f"  and {len(group.rows) - len(keys):,} more" if len(group.rows) > len(keys) else ""
+            click.echo(f"{len(group.rows):5d}  {'  '.join(keys)}{more}")
+        if len(groups) > _SHOWN_GROUPS:
+            click.echo(f"and {len(groups) - _SHOWN_GROUPS:,} more groups: see --csv, --json or --html")
+        say_written("JSON", json_file)
+    say_written("CSV", csv_file)
+    say_written("page", html_file)

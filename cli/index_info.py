@@ -1,0 +1,95 @@
+"""sop-index info: what an index is, every byte verified."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sop_faiss.cli.common import one_line, run_command, say_written
+from sop_faiss.cli.index_output import counted, put_json
+from sop_faiss.pipeline.outputs import STDOUT, check_outputs
+
+__all__ = ["info_command"]
+
+_FILE = click.Path(path_type=Path, allow_dash=True)
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command("info", short_help="Verify an index and say what it is.")
+@click.argument("index", type=_FOLDER)
+@click.option(
+    "--json",
+    "json_file",
+    type=_FILE,
+    is_flag=False,
+    flag_value="-",
+    metavar="[FILE]",
+    help="As JSON, on stdout if no FILE.",
+)
+@run_command
+def info_command(index: Path, json_file: Path | None) -> None:
+    """Verify every byte of an index and say what it is.
+
+    INDEX is the directory that sop-index build wrote.
+
+    \b
+    Example:
+      sop-index info photos.index
+    """
+    from sop_faiss.index.store import read_verified
+
+    check_outputs({"--json": json_file}, [index], to_stdout=("--json",))
+    manifest, ids = read_verified(index)
+    labelled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
+    size = sum(int(file["bytes"]) for file in manifest.files.values())
+    facts = {
+        "factory": manifest.factory,
+        "search": manifest.search,
+        "metric": manifest.metric,
+        "count": manifest.count,
+        "dimension": manifest.dimension,
+        "bytes": size,
+        "encoder": manifest.encoder,
+        "preprocess": manifest.preprocess,
+        "pooling": manifest.pooling,
+        "labelled": labelled,
+        "class_names": manifest.class_names,
+        "dropped": manifest.dropped,
+        "root": manifest.root,
+        "root_exists": Path(manifest.root).is_dir(),
+        "verified": True,
+    }
+    if json_file is not None:
+        put_json(json_file, facts)
+    if json_file != STDOUT:
+        click.echo(_info_text(index, facts))
+        say_written("JSON", json_file)
+
+
+def _info_text(index: Path, facts: dict[str, Any]) -> str:
+    encoder, names = facts["encoder"], facts["class_names"]
+    moved = "" if facts["root_exists"] else " (not there: give --images-root when you search)"
+    lines = {
+        "index": f"{index}, {facts['bytes'] / 1e6:,.1f} MB, every byte verified",
+        "vectors": f"{facts['count']:,} of dimension {facts['dimension']}, {facts['factory']}, {facts['metric']}",
+        "search": _search_text(facts["search"]),
+        "encoder": f"{encoder['name']}, fingerprint {encoder['fingerprint'][:12]}, pooling {facts['pooling']}",
+        "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
+        "labels": f"{facts['labelled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
+        "pictures": f"{facts['root']}{moved}",
+        "left out": counted(facts["dropped"]) or "none",
+    }
+    return "\n".join(f"{name:<11}{one_line(value)}" for name, value in lines.items())
+
+
+def _search_text(search: dict[str, Any]) -> str:
+    """How far a search looks, how much it finds, why this kind of index, and what has changed since."""
+    parts = [] if search["effort"] is None else [f"effort {search['effort']}"]
+    if search["recall"] is not None:
+        found = f"recall@{search['k']} {search['recall']:.3f} on {search['queries']:,} pictures held out"
+        parts.append(f"{found} (wanted {search['target']:g})")
+    parts.append(search["why"])
+    parts += [f"{search[what]:,} {what} since" for what in ("added", "removed") if search.get(what)]
+    return "; ".join(parts)

@@ -1,0 +1,147 @@
+"""sop-index search: the pictures nearest to a query."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.outputs import STDOUT, check_outputs, encoder_files, source_files
+
+if TYPE_CHECKING:
+    from sop_faiss.pipeline.search_result import SearchResult
+
+__all__ = ["search_command"]
+
+_FILE = click.Path(path_type=Path, allow_dash=True)
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command("search", short_help="Find the pictures nearest to yours.")
+@click.argument("index", type=_FOLDER)
+@click.argument("images", metavar="[IMAGE]...", type=_FOLDER, nargs=-1)
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no --model.")
+@click.option("--data", metavar="SRC", help="Many queries: .tar shards, a folder, or a .txt or .csv list.")
+@optional_encoder_options
+@click.option("--features", type=_FOLDER, metavar="STORE", help="Many queries: a feature store; needs no --model.")
+@click.option("-k", type=int, help="Neighbours of each query.  [default: 10; with --threshold all that reach it]")
+@click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbours of a smaller similarity.")
+@click.option(
+    "--verify",
+    default="all",
+    show_default=True,
+    metavar="all|sizes",
+    help="Compare every byte of the index with its checksum, or (sizes) of the vectors' file only the length.",
+)
+@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write what was found as JSON; - is stdout.")
+@click.option(
+    "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbour; - is stdout."
+)
+@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of pictures that stands alone.")
+@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option(
+    "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Of --data: share that may be unusable."
+)
+@run_command
+def search_command(
+    index: Path,
+    images: tuple[Path, ...],
+    keys: tuple[str, ...],
+    data: str | None,
+    encoder: EncoderSpec | None,
+    features: Path | None,
+    k: int | None,
+    threshold: float | None,
+    verify: str,
+    json_file: Path | None,
+    csv_file: Path | None,
+    html_file: Path | None,
+    images_root: Path | None,
+    batch_size: int,
+    max_bad_fraction: float,
+) -> None:
+    """Find the pictures of an index that are nearest to yours, nearest first.
+
+    INDEX is the directory that sop-index build wrote, IMAGE a picture file. The similarity is the cosine of the
+    features. Where classes are known, right and wrong ones are marked. With --threshold and without -k, all neighbours
+    that reach the threshold are found; with both, of the k nearest those that reach it.
+
+    \b
+    Examples:
+      sop-index search photos.index query.jpg --model runs/photos --html found.html
+      sop-index search photos.index --key IMG_0042 -k 20
+      sop-index search photos.index --data queries/ --model runs/photos --csv found.csv
+      sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
+    """
+    from sop_faiss.index.search import FeatureIndex
+    from sop_faiss.pipeline.search import SearchOptions, search_index
+    from sop_faiss.pipeline.search_output import as_csv, as_records, write_search_csv, write_search_page
+
+    check_outputs(
+        {"--json": json_file, "--csv": csv_file, "--html": html_file},
+        [index, *images, *source_files(data), *encoder_files(encoder), *([features] if features else [])],
+        to_stdout=("--json", "--csv"),
+    )
+    options = SearchOptions(k, threshold, images_root, batch_size, max_bad_fraction)
+    opened = FeatureIndex.open(index, verify=verify)
+    if verify == "sizes":
+        click.echo("the vectors' bytes were not verified, only their length", err=True)
+    with progress_reporter("embedding", "pictures") as progress:
+        result = search_index(
+            opened,
+            pictures=images,
+            data=data,
+            keys=keys,
+            features=features,
+            encoder=encoder,
+            options=options,
+            progress=progress,
+        )
+    if csv_file == STDOUT:
+        click.echo(for_stdout(as_csv(result)), nl=False)
+    elif csv_file is not None:
+        write_search_csv(csv_file, result)
+    if html_file is not None:
+        with progress_reporter("drawing", "pictures") as progress:
+            footer = page_footer("sop-index search")
+            write_search_page(html_file, opened, result, images_root=images_root, footer=footer, progress=progress)
+    if json_file is not None:
+        content = {
+            "command": "sop-index search",
+            "index": str(index),
+            "encoder": opened.manifest.encoder,
+            "k": 10 if k is None and threshold is None else k,
+            "threshold": threshold,
+            "dropped": result.dropped,
+            "queries": as_records(result),
+        }
+        put_json(json_file, content)
+    if STDOUT not in (json_file, csv_file):
+        click.echo(_found_text(result))
+        say_written("JSON", json_file)
+    say_written("CSV", csv_file)
+    say_written("page", html_file)
+    if result.dropped:
+        click.echo(f"left out: {counted(result.dropped)}", err=True)
+
+
+def _found_text(result: SearchResult) -> str:
+    """One block a query: its key and class, then rank, similarity, mark, key and class of each neighbour."""
+    marks = {True: "+", False: "-", None: " "}
+    blocks = []
+    for query in result.queries:
+        lines = [named(query.key, query.label)]
+        for found in query.found:
+            lines.append(
+                f"{found.rank:4d}  {found.similarity:7.4f} {marks[found.right]} {named(found.key, found.label)}"
+            )
+        if not query.found:
+            lines.append("      nothing above the threshold")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)

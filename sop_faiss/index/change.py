@@ -1,0 +1,206 @@
+"""Change an index on disk: add, remove, merge. Each is whole or does not happen; what was there stays until then."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
+from sop_faiss.index.build import store_as_index
+from sop_faiss.index.search import read_vectors
+from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
+from sop_faiss.neighbors.factories import VectorIndex, append
+
+__all__ = ["add_to_index", "check_same_features", "merge_indices", "remove_from_index"]
+
+
+@dataclass
+class _Index:
+    """An index in memory, to be changed."""
+
+    manifest: IndexManifest
+    ids: IdTable
+    vectors: VectorIndex | None
+
+    @classmethod
+    def read(cls, directory: Path) -> _Index:
+        manifest, ids = read_verified(directory)
+        return cls(manifest, ids, read_vectors(directory, manifest, mapped=False))
+
+    def write(self, directory: Path) -> IndexManifest:
+        """Write the three files; the manifest with the present count and checksums."""
+        assert self.vectors is not None
+        self.vectors.write(directory / INDEX_FILE)
+        self.ids.write(directory / IDS_FILE)
+        files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
+        manifest = replace(self.manifest, count=len(self.ids.keys), files=files)
+        manifest.write(directory)
+        return manifest
+
+
+def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
+    """Add the pictures of a feature store to an index.
+
+    Lists and codes stay as they were trained: after many additions of another kind build the index again.
+
+    Args:
+        directory: of the index.
+        store: features of the same encoder, prepared and pooled in the same way.
+
+    Raises:
+        IndexMismatchError: the index is damaged, or of another encoder, preprocessing or pooling.
+        ConfigError: a key is in the index already, or another process is changing it.
+        FeatureError: the store is unusable.
+    """
+    store.check()
+    restore_directory(directory)
+    with locked_directory(directory):
+        index = _Index.read(directory)
+        added = store_as_index(store, index.manifest.factory)
+        other = _Index(added, IdTable(store.keys, store.sources, store.members, store.labels), None)
+        check_same_features(index.manifest, added, "the index", "the store")
+        joined = _join_names([index, other], [str(directory), "the store"])
+        assert index.vectors is not None
+        index.vectors.add(store.features)
+        search = _counted(index.manifest.search, "added", len(store))
+        with atomic_directory(directory, overwrite=True) as temporary:
+            return _Index(replace(joined.manifest, search=search), joined.ids, index.vectors).write(temporary)
+
+
+def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
+    """Remove pictures from an index; the rows of the others move up.
+
+    Args:
+        directory: of the index.
+        keys: of the pictures.
+
+    Raises:
+        IndexMismatchError: the index is damaged.
+        ConfigError: a key is not in the index, nothing would be left, this kind of index cannot lose rows, or another
+            process is changing it.
+    """
+    restore_directory(directory)
+    with locked_directory(directory):
+        index = _Index.read(directory)
+        assert index.vectors is not None
+        wanted = set(keys)
+        unknown = sorted(wanted - set(index.ids.keys))
+        if unknown:
+            raise ConfigError(f"{len(unknown)} keys are not in {directory} (first {unknown[0]!r}): nothing was removed")
+        rows = np.array([key not in wanted for key in index.ids.keys])
+        if not rows.any():
+            raise ConfigError(f"all {len(rows)} pictures of {directory} would be removed: delete the directory instead")
+        index.vectors.keep(rows)
+        search = _counted(index.manifest.search, "removed", len(wanted))
+        ids = index.ids.take(np.flatnonzero(rows))
+        with atomic_directory(directory, overwrite=True) as temporary:
+            return _Index(replace(index.manifest, search=search), ids, index.vectors).write(temporary)
+
+
+def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
+    """Join indices of one encoder into a new one, of the first one's kind.
+
+    Rows keep their order, index after index. Codes are taken over as they are where both indices were trained alike;
+    else they are made anew from what the index remembers of its vectors.
+
+    Args:
+        directories: of the indices, two or more.
+        out: new or empty.
+
+    Raises:
+        IndexMismatchError: an index is damaged, or of another encoder, preprocessing or pooling than the first.
+        ConfigError: a key occurs twice, or classes cannot be told apart.
+        SopError: `out` is not empty.
+    """
+    if len(directories) < 2:
+        raise ConfigError(f"{len(directories)} index to merge: wanted two or more")
+    refuse_occupied(out)
+    indices = [_Index.read(directory) for directory in directories]
+    first = indices[0]
+    for directory, other in zip(directories[1:], indices[1:], strict=True):
+        check_same_features(first.manifest, other.manifest, str(directories[0]), str(directory))
+    joined = _join_names(indices, [str(directory) for directory in directories])
+    assert first.vectors is not None
+    for other in indices[1:]:
+        assert other.vectors is not None
+        append(first.vectors, other.vectors)
+    search = _counted(first.manifest.search, "added", len(joined.ids.keys) - first.manifest.count)
+    with atomic_directory(out) as temporary:
+        return _Index(replace(joined.manifest, search=search), joined.ids, first.vectors).write(temporary)
+
+
+def check_same_features(ours: IndexManifest, theirs: IndexManifest, our_name: str, their_name: str) -> None:
+    """Refuse features that cannot be compared.
+
+    Raises:
+        IndexMismatchError: encoder, preprocessing, pooling or dimension differ.
+    """
+    for what, one, two in (
+        ("encoder", ours.encoder["fingerprint"][:12], theirs.encoder["fingerprint"][:12]),
+        ("preprocessing", ours.preprocess, theirs.preprocess),
+        ("pooling", ours.pooling, theirs.pooling),
+        ("dimension", ours.dimension, theirs.dimension),
+    ):
+        if one != two:
+            raise IndexMismatchError(
+                f"{their_name} is of another {what} than {our_name} ({two} instead of {one}): use the same one for both"
+            )
+
+
+def _counted(search: dict[str, Any], what: str, number: int) -> dict[str, Any]:
+    """What the manifest says of searches, with rows that were added or removed since recall was measured."""
+    return search | {what: int(search.get(what, 0)) + number}
+
+
+def _join_names(indices: list[_Index], names: list[str]) -> _Index:
+    """Ids and manifest of several indices together; the first one's manifest says the rest."""
+    keys = [key for index in indices for key in index.ids.keys]
+    repeated = [key for key, times in Counter(keys).items() if times > 1]
+    if repeated:
+        raise ConfigError(
+            f"{len(repeated)} keys are in more than one of {', '.join(names)} (first {repeated[0]!r}): remove them "
+            "from all but one"
+        )
+    root = os.path.commonpath([index.manifest.root for index in indices])
+    sources, members = [], []
+    for index in indices:
+        below = PurePosixPath(os.path.relpath(index.manifest.root, root))
+        for source, member in zip(index.ids.sources, index.ids.members, strict=True):
+            sources.append(str(below / source) if source else "")
+            members.append(member if source else str(below / member))
+    class_names, labels = _join_classes(indices, names)
+    dropped: Counter[str] = Counter()
+    for index in indices:
+        dropped.update(index.manifest.dropped)
+    manifest = replace(indices[0].manifest, root=root, class_names=class_names, dropped=dict(dropped))
+    return _Index(manifest, IdTable(keys, sources, members, labels), None)
+
+
+def _join_classes(indices: list[_Index], names: list[str]) -> tuple[list[str] | None, Int64[np.ndarray, " n"] | None]:
+    """The names of the classes, the first index's first, and each picture's label among them."""
+    labelled = [index for index in indices if index.ids.labels is not None]
+    if not labelled:
+        return None, None
+    named = [index.manifest.class_names is not None for index in labelled]
+    if any(named) != all(named):
+        raise ConfigError(f"of {', '.join(names)} some have names of their classes and others numbers: name all")
+    classes: dict[str, int] = {}
+    parts = []
+    for index in indices:
+        if index.ids.labels is None:
+            parts.append(np.full(len(index.ids.keys), -1, np.int64))
+        elif index.manifest.class_names is None:
+            parts.append(index.ids.labels)
+        else:
+            numbers = [classes.setdefault(name, len(classes)) for name in index.manifest.class_names]
+            parts.append(np.array([*numbers, -1], np.int64)[index.ids.labels])
+    return (list(classes) if any(named) else None), np.concatenate(parts)

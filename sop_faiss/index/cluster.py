@@ -1,0 +1,234 @@
+"""An index built by tasks on a Ray cluster: a feature store's files apart, against one trained index, then joined."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from sop_faiss.errors import ConfigError, SopError
+from sop_faiss.features.store import FeatureStore, read_names, read_store_manifest
+from sop_faiss.files import atomic_directory, atomic_file, locked_directory, refuse_occupied, sha256_file
+from sop_faiss.index import parts as work
+from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index, write_index
+from sop_faiss.index.parts import Part
+from sop_faiss.index.plan import RECALL_K, RowPlan, plan_rows
+from sop_faiss.index.store import IdTable, IndexManifest
+from sop_faiss.neighbors.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.choice import near_by_table
+from sop_faiss.neighbors.factories import VectorIndex, empty_index
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["Run", "build_by_tasks", "build_on_cluster", "run_here"]
+
+_log = logging.getLogger(__name__)
+_RETRIES = 5
+"""How often a task is done again whose worker was lost."""
+
+Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
+"""Calls a function once for each of several arguments, somewhere; the results in the order of the arguments."""
+
+
+def run_here(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    """One after the other, in this process."""
+    for each in arguments:
+        yield function(*each)
+
+
+def build_on_cluster(
+    store: Path,
+    out: Path,
+    options: IndexOptions | None = None,
+    *,
+    address: str = "ray",
+    progress: ProgressCallback | None = None,
+) -> IndexManifest:
+    """Build the index of a feature store by Ray tasks; the same index as `build_index` makes.
+
+    Args:
+        store: the feature store's directory. Each of its files is one part; the workers see it, and the directory of
+            `out`, under the same paths.
+        out: where the index shall stand. Parts are kept beside it until all is done: after a failure, the same call
+            goes on with them.
+        options: which kind of index; None for the defaults.
+        address: of a Ray cluster; `ray`: the one that RAY_ADDRESS names, or this machine.
+        progress: called with parts indexed and their number.
+
+    Raises:
+        ConfigError: Ray is not there, or cannot be reached, or this kind of index cannot be made in parts.
+        SopError: as `build_index`; or workers were lost again and again.
+    """
+    with _ray_tasks(address) as run:
+        return build_by_tasks(store, out, options, run=run, progress=progress)
+
+
+def build_by_tasks(
+    store: Path,
+    out: Path,
+    options: IndexOptions | None = None,
+    *,
+    run: Run,
+    progress: ProgressCallback | None = None,
+) -> IndexManifest:
+    """As `build_on_cluster`, by any means of running tasks."""
+    options = options or IndexOptions()
+    refuse_occupied(out)
+    store, out = store.absolute(), out.absolute()
+    described = read_store_manifest(store)
+    count, dimension = int(described["count"]), int(described["dimension"])
+    options.check(dimension)
+    factory, why = options.choose(count, dimension)
+    _log.info("index factory %s: %s", factory, why)
+    index = empty_index(factory, dimension)
+    if isinstance(index, ApproximateIndex) and not index.made_in_parts:
+        raise ConfigError(f"an index {factory} cannot be made in parts: take Flat, or lists such as IVF1024,SQ8")
+    names = read_names(store)
+    plan = plan_rows(count, index)
+    place = out.with_name(f".{out.name}.parts")
+    place.mkdir(parents=True, exist_ok=True)
+    with locked_directory(place):
+        sizes = [int(part["rows"]) for part in described["files"]]
+        trained, queries = _train(run, store, sizes, plan, index, place, _digest_of(described, factory))
+        tasks = _plan_parts(store, described, factory, plan, sizes, place, trained, queries)
+        counts = []
+        for done, rows in enumerate(run(work.index_part, [(task,) for task in tasks]), start=1):
+            counts.append(rows)
+            if progress is not None:
+                progress(done, len(tasks))
+        whole = work.merge_parts(tasks, counts, dimension)
+        manifest = _finish(whole, tasks, names, plan, queries, factory, why, options.recall, out)
+        shutil.rmtree(place, ignore_errors=True)
+    return manifest
+
+
+def _digest_of(described: dict[str, Any], factory: str) -> str:
+    """What a trained index depends on."""
+    return work.digest([part["sha256"] for part in described["files"]], factory)
+
+
+def _train(
+    run: Run, store: Path, sizes: list[int], plan: RowPlan, index: VectorIndex, place: Path, key: str
+) -> tuple[Path | None, Path | None]:
+    """Files of the trained index without a row, and of the held-out queries; made once. None where there are none."""
+    if not isinstance(index, ApproximateIndex):
+        return None, None
+    trained, queries = place / f"trained-{key[:16]}.faiss", place / f"queries-{key[:16]}.npy"
+    if not trained.is_file():
+        vectors = _gather(run, store, sizes, np.concatenate([plan.held_out, plan.training]), index.dimension)
+        index.train(vectors[len(plan.held_out) :])
+        with atomic_file(queries) as temporary, temporary.open("wb") as stream:
+            np.save(stream, vectors[: len(plan.held_out)])
+        with atomic_file(trained) as temporary:
+            index.write(temporary)
+    return trained, queries if len(plan.held_out) else None
+
+
+def _gather(
+    run: Run, store: Path, sizes: list[int], rows: Int64[np.ndarray, " m"], dimension: int
+) -> Float32[np.ndarray, "m d"]:
+    """Some rows of a store, in this order, read by its parts."""
+    vectors = np.empty((len(rows), dimension), np.float32)
+    wanted = [(number, *each) for number, each in enumerate(work.rows_by_part(sizes, rows)) if each[1]]
+    found = run(work.part_vectors, [(str(store), number, inside) for number, _, inside in wanted])
+    for (_, places, _), part in zip(wanted, found, strict=True):
+        vectors[places] = part
+    return vectors
+
+
+def _plan_parts(
+    store: Path,
+    described: dict[str, Any],
+    factory: str,
+    plan: RowPlan,
+    sizes: list[int],
+    place: Path,
+    trained: Path | None,
+    queries: Path | None,
+) -> list[Part]:
+    held_out = [inside for _, inside in work.rows_by_part(sizes, plan.held_out)]
+    checksums = [None if file is None else sha256_file(file) for file in (trained, queries)]
+    parts, first_row = [], 0
+    for number, (size, skipped) in enumerate(zip(sizes, held_out, strict=True)):
+        made_of = work.digest(described["files"][number]["sha256"], factory, checksums, first_row, sorted(skipped))
+        parts.append(
+            Part(
+                store=str(store),
+                number=number,
+                directory=str(place / f"part-{number:05d}"),
+                factory=factory,
+                trained=None if trained is None else str(trained),
+                made_of=made_of,
+                first_row=first_row,
+                skipped=skipped,
+                held_out=None if queries is None else str(queries),
+            )
+        )
+        first_row += size - len(skipped)
+    return parts
+
+
+def _finish(
+    index: VectorIndex,
+    tasks: list[Part],
+    names: FeatureStore,
+    plan: RowPlan,
+    queries_file: Path | None,
+    factory: str,
+    why: str,
+    target: float,
+    out: Path,
+) -> IndexManifest:
+    """Measure, add the rows held out, and write the directory."""
+    measured = not_measured(target)
+    if isinstance(index, ApproximateIndex) and queries_file is not None:
+        queries, k = np.load(queries_file), min(RECALL_K, len(plan.present))
+        measured = measure(index, queries, k, near_by_table(work.read_nearest(tasks), k), target)
+        index.add(queries)
+    ids = IdTable(names.keys, names.sources, names.members, names.labels).take(plan.order)
+    described = store_as_index(names, factory)
+    search = {"effort": index.effort, **measured, "why": why}
+    with atomic_directory(out) as directory:
+        return write_index(directory, replace(described, dimension=index.dimension, search=search), index, ids)
+
+
+@contextmanager
+def _ray_tasks(address: str) -> Iterator[Run]:
+    """Run tasks on a cluster; one that was not connected to before is left again."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--cluster needs Ray: pip install 'sop-faiss[cluster]'") from None
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            ray.init(address=None if address == "ray" else address, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            raise ConfigError(f"no Ray cluster at {address!r} ({str(error).splitlines()[0]})") from None
+
+    def run(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        task = ray.remote(max_retries=_RETRIES)(function)
+        try:
+            for reference in [task.remote(*each) for each in arguments]:
+                yield ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, SopError | OSError):
+                raise error.cause from None
+            raise
+        except ray.exceptions.RayError as error:
+            raise SopError(
+                f"tasks were lost {_RETRIES + 1} times ({str(error).splitlines()[0]}): parts that are done stay, "
+                "the same command goes on with them"
+            ) from None
+
+    try:
+        yield run
+    finally:
+        if ours:
+            ray.shutdown()

@@ -1,0 +1,232 @@
+"""Indices that look at a part of the rows: against brute force, with all their kinds, and against lying files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
+from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.choice import (
+    choose_factory,
+    exact_similarities,
+    near_by_table,
+    near_by_vectors,
+    tune_effort,
+)
+from sop_faiss.neighbors.exact import nearest_rows
+from sop_faiss.neighbors.factories import append
+from tests.oracle_neighbors import brute_force, unit_rows
+
+COUNT, DIMENSION = 400, 16
+KINDS = ("IVF8,Flat", "IVF8,SQ8", "HNSW8", "SQ8", "PQ8x4", "IVF4,RaBitQ", "OPQ4_8,IVF4,PQ4x4", "IVF8,Flat,RFlat")
+FINE = ("IVF8,Flat", "IVF8,SQ8", "HNSW8", "SQ8", "IVF8,Flat,RFlat")
+
+
+@pytest.fixture(scope="module")
+def rows() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    centres = unit_rows(rng, 10, DIMENSION)
+    rows = centres[rng.integers(0, 10, COUNT)] + 0.3 * unit_rows(rng, COUNT, DIMENSION)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[50:60] = rows[7]  # copies
+    return rows.astype(np.float32)
+
+
+def make(factory: str, rows: np.ndarray) -> ApproximateIndex:
+    index = make_approximate_index(factory, rows.shape[1])
+    index.train(rows)
+    index.add(rows)
+    return index
+
+
+@pytest.mark.parametrize("factory", FINE)
+def test_with_all_effort_it_is_brute_force(factory: str, rows: np.ndarray) -> None:
+    index = make(factory, rows)
+    if index.knob:
+        index.effort = index.efforts()[-1]
+    queries = unit_rows(np.random.default_rng(1), 20, DIMENSION)
+    found = index.search(queries, 10)
+    wanted, _ = brute_force(queries, rows, 10)
+    scores = np.einsum("qd,qkd->qk", queries, rows[found.rows])
+    tolerance = 1e-5 if "SQ" not in factory else 0.02
+    np.testing.assert_allclose(scores, wanted, atol=tolerance)  # as near as the true neighbours, which may tie
+    np.testing.assert_allclose(found.similarities, scores, atol=tolerance)
+
+
+@pytest.mark.parametrize("factory", KINDS)
+def test_answers_are_whole_and_in_order(factory: str, rows: np.ndarray) -> None:
+    index = make(factory, rows)
+    queries = unit_rows(np.random.default_rng(2), 6, DIMENSION)
+    for k in (1, 10, COUNT if not factory.startswith("HNSW") else 300):
+        found = index.search(queries, k)
+        assert found.rows.shape == (6, k) and found.rows.min() >= 0
+        assert all(len(set(line)) == k for line in found.rows.tolist())
+        assert (np.diff(found.similarities) <= 0).all() and abs(found.similarities).max() <= 1
+        tied = np.diff(found.similarities) == 0
+        assert (np.diff(found.rows)[tied] > 0).all()
+
+
+@pytest.mark.parametrize("factory", KINDS)
+def test_written_and_read(factory: str, rows: np.ndarray, tmp_path: Path) -> None:
+    index = make(factory, rows)
+    queries = unit_rows(np.random.default_rng(3), 5, DIMENSION)
+    index.features(np.array([3]))  # makes a map that is not written
+    index.write(tmp_path / "index.faiss")
+    for mapped in (True, False):
+        again = read_approximate_index(tmp_path / "index.faiss", factory, DIMENSION, COUNT, mapped=mapped)
+        assert again.effort == index.effort  # the least there is
+        assert np.array_equal(again.search(queries, 7).rows, index.search(queries, 7).rows)
+        np.testing.assert_array_equal(again.features(np.array([5, 399])), index.features(np.array([5, 399])))
+        assert again.features(np.array([], np.int64)).shape == (0, DIMENSION)
+    for wrong in ((factory, DIMENSION + 1, COUNT), (factory, DIMENSION, COUNT - 1), ("IVF7,Flat", DIMENSION, COUNT)):
+        with pytest.raises((IndexMismatchError, ConfigError)) as error:
+            read_approximate_index(tmp_path / "index.faiss", *wrong)
+        assert "\n" not in str(error.value)
+    (tmp_path / "index.faiss").write_bytes(b"IxFI" + bytes(10))
+    with pytest.raises(IndexMismatchError, match="cannot be read by FAISS"):
+        read_approximate_index(tmp_path / "index.faiss", factory, DIMENSION, COUNT)
+
+
+@pytest.mark.parametrize("factory", ["IVF8,Flat", "IVF8,SQ8", "SQ8", "OPQ4_8,IVF4,PQ4x4"])
+def test_rows_are_removed(factory: str, rows: np.ndarray) -> None:
+    index = make(factory, rows)
+    kept = np.random.default_rng(4).random(COUNT) < 0.6
+    before = index.features(np.flatnonzero(kept))
+    index.keep(kept)
+    assert index.count == kept.sum()
+    np.testing.assert_array_equal(index.features(np.arange(index.count)), before)
+    if index.knob:
+        index.effort = index.efforts()[-1]
+    assert sorted(index.search(rows[:1], index.count).rows[0]) == list(range(index.count))
+
+
+def test_a_graph_cannot_lose_rows(rows: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match="cannot lose rows"):
+        make("HNSW8", rows).keep(np.ones(COUNT, bool))
+
+
+@pytest.mark.parametrize("factory", ["IVF8,SQ8", "HNSW8", "IVF8,Flat"])
+def test_rows_of_another_index_are_appended(factory: str, rows: np.ndarray) -> None:
+    more = rows[::4] + 0.02 * unit_rows(np.random.default_rng(5), 100, DIMENSION)
+    more /= np.linalg.norm(more, axis=1, keepdims=True)
+    index, other = make(factory, rows), make_approximate_index(factory, DIMENSION)
+    other.train(more)
+    other.add(more)
+    assert not index.takes_codes_of(other)
+    append(index, other)
+    assert index.count == COUNT + 100
+    np.testing.assert_allclose(index.features(np.arange(COUNT, COUNT + 100)), more, atol=0.06)
+
+
+def test_codes_of_an_index_trained_alike_are_taken_over(rows: np.ndarray) -> None:
+    index, other, whole = (make_approximate_index("IVF8,SQ8", DIMENSION) for _ in range(3))
+    for each, part in ((index, rows[:250]), (other, rows[250:]), (whole, rows)):
+        each.train(rows)
+        each.add(part)
+    assert index.takes_codes_of(other)
+    index.take_codes_of(other)
+    np.testing.assert_array_equal(index.features(np.arange(COUNT)), whole.features(np.arange(COUNT)))
+    for effort in (1, 8):
+        index.effort = whole.effort = effort
+        assert np.array_equal(index.search(rows[:30], 5).rows, whole.search(rows[:30], 5).rows)
+
+
+def test_all_above_a_similarity(rows: np.ndarray) -> None:
+    index = make("IVF8,Flat", rows)
+    index.effort = 8
+    for query, found in zip(rows[:9], index.search_above(rows[:9], 0.8), strict=True):
+        scores = rows.astype(np.float64) @ query
+        certain = set(np.flatnonzero(scores > 0.8 + 1e-5))
+        assert certain <= set(found.rows[0].tolist()) <= set(np.flatnonzero(scores > 0.8 - 1e-5))
+        assert (np.diff(found.similarities) <= 0).all()
+
+
+@pytest.mark.parametrize(
+    "factory", ["nonsense", "", "IVF0,Flat", "IDMap,Flat", "LSH", "PQ5", "IVF8,Flat,extra", "\x00", "IVF8,Flat\n"]
+)
+def test_factories_that_are_refused(factory: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_approximate_index(factory, DIMENSION)
+    assert "\n" not in str(error.value)
+
+
+def test_what_users_ask_wrongly(rows: np.ndarray) -> None:
+    index = make("IVF8,Flat", rows)
+    for k in (0, COUNT + 1):
+        with pytest.raises(ConfigError, match=f"wanted 1 <= k <= {COUNT}"):
+            index.search(rows[:1], k)
+    with pytest.raises(FeatureError, match="dimension 5, the index 16"):
+        index.search(np.ones((1, 5), np.float32), 1)
+    for effort in (0, 9):
+        with pytest.raises(ConfigError, match="a nprobe of 1 to 8"):
+            index.effort = effort
+    with pytest.raises(ConfigError, match="cannot be trained on 400 vectors"):
+        make("IVF500,Flat", rows)
+
+
+# ------------------------------------------------------------------------------------------------------------- choice
+
+
+@pytest.mark.parametrize(
+    ("count", "max_bytes", "factory"),
+    [
+        (1, None, "Flat"),
+        (100_000, None, "Flat"),
+        (100_001, None, "IVF1024,Flat"),
+        (1_000_000, None, "IVF4096,Flat"),
+        (1_000_000, 10**9, "IVF4096,SQfp16"),
+        (1_000_000, 5 * 10**8, "IVF4096,SQ8"),
+        (1_000_000, 3 * 10**8, "IVF4096,SQ4"),
+        (1000, 10**6, "IVF25,SQfp16"),
+    ],
+)
+def test_choice(count: int, max_bytes: int | None, factory: str) -> None:
+    choice = choose_factory(count, 384, max_bytes)
+    assert choice.factory == factory and "\n" not in choice.why
+    assert max_bytes is None or choice.index_bytes <= max_bytes
+    make_approximate_index(factory, 384)
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(ConfigError, match="allow more memory") as error:
+        choose_factory(1_000_000, 384, 10**8)
+    assert "IVF4096,PQ48" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("max_bytes", [10**7, 320_000, 170_000])
+def test_a_chosen_index_is_as_large_as_was_told(max_bytes: int, tmp_path: Path) -> None:
+    choice = choose_factory(2000, 64, max_bytes)
+    rows = unit_rows(np.random.default_rng(0), 2000, 64)
+    if choice.factory != "Flat":
+        make(choice.factory, rows).write(tmp_path / "index.faiss")
+        size = (tmp_path / "index.faiss").stat().st_size
+        assert 0.9 * size < choice.index_bytes < 1.1 * size and size <= max_bytes
+
+
+def test_exact_similarities_by_blocks(rows: np.ndarray) -> None:
+    queries = unit_rows(np.random.default_rng(6), 7, DIMENSION)
+    found = exact_similarities(queries, iter((rows[:3], rows[3:150], rows[150:])), 12)
+    np.testing.assert_allclose(found, brute_force(queries, rows, 12)[0], atol=1e-6)
+
+
+def test_the_least_effort_that_is_enough(rows: np.ndarray) -> None:
+    rng = np.random.default_rng(7)
+    queries = rows[rng.integers(0, COUNT, 60)] + 0.2 * unit_rows(rng, 60, DIMENSION)
+    queries = (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype(np.float32)
+    index, order = make("IVF16,Flat", rows), np.arange(COUNT)
+    nearest = exact_similarities(queries, iter((rows,)), 10)
+    by_effort = {}
+    for effort in index.efforts():  # the oracle: try them all
+        index.effort = effort
+        found = index.search(queries, 10).rows
+        scores = np.einsum("qd,qkd->qk", queries.astype(np.float64), rows[found])
+        by_effort[effort] = float((scores >= nearest[:, -1:] - 1e-6).mean())
+    assert by_effort[1] < 0.9 < by_effort[16] == 1
+    judges = [near_by_vectors(queries, nearest, rows, order), near_by_table(nearest_rows(queries, rows, 40), 10)]
+    for judge in judges:
+        recall = tune_effort(index, queries, 10, judge, 0.9)
+        assert index.effort == min(effort for effort, share in by_effort.items() if share >= 0.9)
+        assert recall.share == by_effort[index.effort] and (recall.k, recall.queries) == (10, 60)
