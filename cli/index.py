@@ -20,6 +20,7 @@ from sop_faiss.cli.common import (
     say_written,
 )
 from sop_faiss.cli.index_change import add_command, merge_command, remove_command
+from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.files import write_json
 from sop_faiss.model.spec import EncoderSpec
@@ -254,6 +255,7 @@ def info_command(index: Path, json_file: Path | None) -> None:
 main.add_command(add_command)
 main.add_command(remove_command)
 main.add_command(merge_command)
+main.add_command(serve_command)
 
 
 def _info_text(index: Path, facts: dict[str, Any]) -> str:
