@@ -21,6 +21,7 @@ from sop_faiss.cli.index_export import export_command
 from sop_faiss.cli.index_info import info_command
 from sop_faiss.cli.index_output import counted
 from sop_faiss.cli.index_search import search_command
+from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.model.spec import EncoderSpec
 
@@ -124,6 +125,7 @@ main.add_command(add_command)
 main.add_command(remove_command)
 main.add_command(merge_command)
 main.add_command(export_command)
+main.add_command(serve_command)
 
 
 def _describe(manifest: IndexManifest) -> str:

@@ -21,7 +21,8 @@ FLOORS = [
     {"features"},
     {"index"},
     {"evaluate"},
-    {"report", "serve"},
+    {"report"},
+    {"serve"},
     {"pipeline"},
     {"cli"},
 ]

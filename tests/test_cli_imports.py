@@ -52,6 +52,7 @@ def run(command: str, *arguments: object) -> tuple[str, int, list[str]]:
         ("index",),
         ("index", "build"),
         ("index", "search"),
+        ("index", "serve"),
         ("knn",),
         ("linear",),
         ("retrieve",),

@@ -58,8 +58,9 @@ def run(installed: Path, folder: Path, *arguments: object, status: int = 0) -> s
 
 def test_the_wheel_holds_everything_and_no_more(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    for module in [*(ROOT / "sop_faiss").rglob("*.py"), *(ROOT / "sop_faiss").rglob("*.html")]:
-        assert str(module.relative_to(ROOT)) in names
+    for ending in ("py", "html", "css", "js", "svg"):
+        for module in (ROOT / "sop_faiss").rglob(f"*.{ending}"):
+            assert str(module.relative_to(ROOT)) in names
     for module in (ROOT / "cli").glob("*.py"):
         assert f"sop_faiss/cli/{module.name}" in names
     for config in (ROOT / "configs").glob("*.yaml"):

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from sop_faiss.data.decode import decode_pillow
 from sop_faiss.errors import DataError
 
-__all__ = ["THUMBNAIL_PIXELS", "Thumbnail", "make_thumbnail"]
+__all__ = ["THUMBNAIL_PIXELS", "Thumbnail", "make_thumbnail", "shrink_picture"]
 
 THUMBNAIL_PIXELS = 120
 """Longest side of a thumbnail."""
@@ -49,13 +49,34 @@ def make_thumbnail(encoded: bytes, box: tuple[float, float, float, float] | None
         return missing_thumbnail(error)
     tiny = max(picture.size) <= _TINY_PIXELS
     whole = picture.size
-    picture.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    _shrink(picture, THUMBNAIL_PIXELS)
     if box is not None:
         _draw_box(picture, box, whole)
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=92 if tiny else 75, subsampling=0 if tiny else 2, optimize=True)
-    uri = "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+    uri = "data:image/jpeg;base64," + base64.b64encode(_as_jpeg(picture, tiny)).decode("ascii")
     return Thumbnail(uri, *picture.size, tiny=tiny, problem="")
+
+
+def shrink_picture(encoded: bytes, side: int) -> bytes:
+    """One encoded picture as a JPEG of at most `side` pixels a side, without what else its file says (place, camera).
+
+    Raises:
+        DataError: it cannot be decoded.
+    """
+    picture = decode_pillow(encoded)
+    tiny = max(picture.size) <= _TINY_PIXELS
+    _shrink(picture, side)
+    return _as_jpeg(picture, tiny)
+
+
+def _shrink(picture: Image.Image, side: int) -> None:
+    picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=3.0)
+
+
+def _as_jpeg(picture: Image.Image, tiny: bool) -> bytes:
+    stream = io.BytesIO()
+    picture.info.clear()
+    picture.save(stream, "JPEG", quality=92 if tiny else 75, subsampling=0 if tiny else 2, optimize=True)
+    return stream.getvalue()
 
 
 def _draw_box(thumbnail: Image.Image, box: tuple[float, float, float, float], whole: tuple[int, int]) -> None:

@@ -1,0 +1,68 @@
+"""sop-index serve: an index as a web page."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from sop_faiss.cli.common import log_to_stderr, one_line, run_command
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.errors import ConfigError
+from sop_faiss.model.spec import EncoderSpec
+
+__all__ = ["serve_command"]
+
+_FOLDER = click.Path(path_type=Path)
+_EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
+
+
+@click.command("serve", short_help="Open an index as a web page.")
+@click.argument("index", type=_FOLDER)
+@optional_encoder_options
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="0.0.0.0: the whole network.")
+@click.option("--port", type=int, default=8000, show_default=True, metavar="N", help="0: a free one.")
+@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
+@click.option("--max-upload", default="16MB", show_default=True, metavar="SIZE", help="Largest picture file accepted.")
+@click.option("--max-pixels", type=int, default=64_000_000, show_default=True, help="Largest picture that is decoded.")
+@click.option("--threads", type=int, default=2, show_default=True, help="Searches that run at once.")
+@run_command
+def serve_command(
+    index: Path,
+    encoder: EncoderSpec | None,
+    host: str,
+    port: int,
+    images_root: Path | None,
+    max_upload: str,
+    max_pixels: int,
+    threads: int,
+) -> None:
+    """Open an index as a web page: choose a picture, see its neighbours, search on from one of them.
+
+    INDEX is the directory that sop-index build wrote. Without --model only its own pictures can be searched on. The
+    page is reached from this machine alone unless --host says otherwise; there is no password. Ctrl-C ends it.
+
+    \b
+    Examples:
+      sop-index serve photos.index --model runs/photos
+      sop-index serve photos.index --model runs/photos --host 0.0.0.0 --port 8080
+    """
+    try:
+        from sop_faiss.index.build import parse_bytes
+        from sop_faiss.serve.options import ServeOptions
+        from sop_faiss.serve.run import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise
+        raise ConfigError(f"{error.name} is not installed: pip install 'sop-faiss[serve]'") from None
+    log_to_stderr(logging.WARNING)
+    options = ServeOptions(
+        host=host,
+        port=port,
+        images_root=images_root,
+        max_upload_bytes=parse_bytes(max_upload),
+        max_upload_pixels=max_pixels,
+        threads=threads,
+    )
+    serve(index, encoder, options, ready=lambda address: click.echo(one_line(f"{address}  (Ctrl-C ends it)"), err=True))

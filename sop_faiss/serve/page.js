@@ -1,0 +1,329 @@
+"use strict";
+// One page; what it shows is in its address: ?key=KEY, ?upload=N (a picture of this visit), or neither; &label=, &k=.
+// All text goes in by textContent: names of files and labels are never read as HTML.
+
+const at = (id) => document.getElementById(id);
+const uploads = new Map(); // number -> File; gone when the page is left
+const PAGE = 48;
+const MOST_COLUMNS_DIFFER = 4; // pixels
+let facts = null;
+let running = null; // AbortController of the request whose answer is waited for
+let previewAddress = "";
+
+const DEFAULT_K = at("k").value;
+
+function asked() {
+  const search = new URLSearchParams(location.search);
+  return { key: search.get("key"), upload: search.get("upload"), label: search.get("label") || "", k: search.get("k") || DEFAULT_K };
+}
+
+function addressOf(view) {
+  const search = new URLSearchParams();
+  if (view.key !== null) search.set("key", view.key);
+  if (view.upload !== null) search.set("upload", view.upload);
+  if (view.label) search.set("label", view.label);
+  if (view.k !== DEFAULT_K) search.set("k", view.k);
+  const text = search.toString();
+  return text ? "/?" + text : "/";
+}
+
+function go(changes) {
+  const view = { ...asked(), ...changes };
+  history.replaceState({ scroll: scrollY }, "");
+  history.pushState({ scroll: 0 }, "", addressOf(view));
+  show();
+}
+
+async function ask(address, options) {
+  let answer;
+  try {
+    answer = await fetch(address, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("the server does not answer");
+  }
+  const content = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(content.error || `the server answered ${answer.status}`);
+  return content;
+}
+
+function filterOf(view) {
+  const search = new URLSearchParams({ k: view.k });
+  if (view.label) search.set("label", view.label);
+  return search;
+}
+
+async function show() {
+  if (running) running.abort();
+  const mine = (running = new AbortController());
+  const view = asked();
+  showFilters(view);
+  at("hits").classList.add("waiting");
+  try {
+    if (view.upload !== null) await showUpload(view, mine.signal);
+    else if (view.key !== null) await showKey(view, mine.signal);
+    else await showIndex(view, mine.signal);
+    if (running !== mine) return;
+    scrollTo(0, (history.state && history.state.scroll) || 0);
+  } catch (error) {
+    if (running !== mine) return; // another view is being shown
+    fill([], "Not found");
+    showEmpty(error.message, true);
+  }
+  at("hits").classList.remove("waiting");
+}
+
+async function showIndex(view, signal) {
+  const page = await ask("/api/pictures?" + listOf(view, 0), { signal });
+  showQuery(null, facts.accepts_pictures ? "No picture yet" : "No picture chosen", "");
+  document.title = facts.name;
+  fill(page.pictures, `${count(page.total)} of the index: choose one to search on`);
+  showMore(page);
+}
+
+function listOf(view, offset) {
+  const search = new URLSearchParams({ offset, limit: PAGE, mixed: !view.label });
+  if (view.label) search.set("label", view.label);
+  return search;
+}
+
+function showMore(page) {
+  at("more").hidden = at("hits").children.length >= page.total;
+}
+
+async function showKey(view, signal) {
+  const search = filterOf(view);
+  search.set("key", view.key);
+  const answer = await ask("/api/search?" + search, { signal });
+  showQuery(answer.query.thumbnail + "&size=large", answer.query.label || "", answer.query.key);
+  document.title = `${answer.query.key} · ${facts.name}`;
+  showAnswer(answer);
+}
+
+async function showUpload(view, signal) {
+  const file = uploads.get(view.upload);
+  document.title = facts.name;
+  if (!file) {
+    showQuery(null, "", "");
+    fill([], "Not found");
+    showEmpty("The picture of this address was of an earlier visit: choose it again.", true);
+    return;
+  }
+  if (previewAddress) URL.revokeObjectURL(previewAddress);
+  previewAddress = URL.createObjectURL(file);
+  showQuery(previewAddress, "Your picture", file.name || "pasted");
+  at("heading").textContent = "Searching";
+  if (file.size > facts.max_upload_bytes) {
+    throw new Error(`the picture has ${megabytes(file.size)}, the most is ${megabytes(facts.max_upload_bytes)}`);
+  }
+  const headers = { "Content-Type": "application/octet-stream" };
+  showAnswer(await ask("/api/search?" + filterOf(view), { method: "POST", body: file, headers, signal }));
+}
+
+function showAnswer(answer) {
+  const within = answer.label === null ? "" : ` of ${answer.label}`;
+  fill(answer.found, `${answer.found.length} nearest${within}, by cosine similarity`, answer.query && answer.query.label);
+  if (!answer.found.length) showEmpty("Nothing found.", false);
+  at("more").hidden = true;
+}
+
+function showEmpty(text, failed) {
+  at("empty").textContent = text;
+  at("empty").classList.toggle("error", failed);
+  at("empty").hidden = false;
+}
+
+function showQuery(image, label, name) {
+  const shown = at("query-image");
+  shown.hidden = image === null;
+  at("query-problem").textContent = image === null ? "+" : "";
+  at("query-frame").classList.toggle("blank", image === null);
+  at("query-frame").hidden = image === null && !facts.accepts_pictures;
+  if (image === null) shown.removeAttribute("src");
+  else if (shown.getAttribute("src") !== image) shown.src = image;
+  shown.alt = name;
+  at("query-label").textContent = label;
+  at("query-name").textContent = name;
+}
+
+function showFilters(view) {
+  at("label").value = view.label;
+  if (![...at("k").options].some((option) => option.value === view.k)) at("k").add(new Option(view.k));
+  at("k").value = view.k;
+}
+
+function fill(pictures, heading, wantedLabel) {
+  at("empty").hidden = true;
+  at("more").hidden = true;
+  at("heading").textContent = heading;
+  at("hits").replaceChildren(...pictures.map((picture) => card(picture, wantedLabel)));
+}
+
+function element(kind, name, text) {
+  const made = document.createElement(kind);
+  if (name) made.className = name;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function card(picture, wantedLabel) {
+  const item = element("li", "hit");
+  const link = element("a");
+  link.href = addressOf({ ...asked(), key: picture.key, upload: null });
+  link.dataset.key = picture.key;
+  link.title = picture.label ? `${picture.key}\n${picture.label}` : picture.key;
+  const frame = element("div", "frame");
+  const image = element("img");
+  image.loading = "lazy";
+  image.decoding = "async";
+  image.alt = picture.key;
+  image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) <= 64));
+  image.addEventListener("error", () => image.replaceWith(element("div", "problem", "⊘ cannot be shown")));
+  image.src = picture.thumbnail;
+  frame.append(image);
+  if (wantedLabel && picture.label) {
+    const right = wantedLabel === picture.label;
+    item.classList.add(right ? "right" : "wrong");
+    const mark = element("span", "mark", right ? "✓" : "✕");
+    mark.setAttribute("role", "img");
+    mark.setAttribute("aria-label", right ? "same label" : "another label");
+    frame.append(mark);
+  }
+  link.append(frame);
+  if (picture.similarity !== undefined) {
+    const similarity = element("div", "similarity", picture.similarity.toFixed(4));
+    similarity.append(element("span", "rank", picture.rank));
+    link.append(similarity);
+  }
+  if (picture.label) link.append(element("div", "label", picture.label));
+  link.append(element("div", "name", picture.key));
+  item.append(link);
+  return item;
+}
+
+function count(number) {
+  return `${number.toLocaleString("en")} ${number === 1 ? "picture" : "pictures"}`;
+}
+
+function megabytes(bytes) {
+  return `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+function upload(file) {
+  if (!file || !facts || !facts.accepts_pictures) return;
+  const number = String(uploads.size + 1);
+  uploads.set(number, file);
+  go({ upload: number, key: null });
+}
+
+// Links are links (a new tab, a copied address); a plain click stays on the page.
+function followed(event) {
+  return event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
+}
+
+function listen() {
+  at("hits").addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link || !followed(event)) return;
+    event.preventDefault();
+    go({ key: link.dataset.key, upload: null });
+    at("heading").focus({ preventScroll: true });
+  });
+  at("home").addEventListener("click", (event) => {
+    if (!followed(event)) return;
+    event.preventDefault();
+    go({ key: null, upload: null, label: "" });
+  });
+  at("file").addEventListener("change", () => {
+    upload(at("file").files[0]);
+    at("file").value = ""; // so that the same file can be chosen again
+  });
+  at("label").addEventListener("change", () => go({ label: at("label").value }));
+  at("k").addEventListener("change", () => go({ k: at("k").value }));
+  at("filters").addEventListener("submit", (event) => event.preventDefault());
+  at("query-image").addEventListener("error", () => {
+    at("query-image").hidden = true;
+    at("query-problem").textContent = "cannot be shown here";
+  });
+  at("more").addEventListener("click", more);
+  addEventListener("popstate", show);
+  addEventListener("paste", (event) => upload([...event.clipboardData.files][0]));
+  listenForDrops();
+  addEventListener("keydown", pressed);
+}
+
+async function more() {
+  const mine = running;
+  at("more").disabled = true;
+  try {
+    const page = await ask("/api/pictures?" + listOf(asked(), at("hits").children.length), { signal: mine.signal });
+    if (running !== mine) return;
+    at("hits").append(...page.pictures.map((picture) => card(picture)));
+    showMore(page);
+  } catch (error) {
+    if (running === mine) showEmpty(error.message, true);
+  } finally {
+    at("more").disabled = false;
+  }
+}
+
+function listenForDrops() {
+  const carries = (event) => facts && facts.accepts_pictures && [...event.dataTransfer.types].includes("Files");
+  addEventListener("dragover", (event) => {
+    event.preventDefault();
+    at("drop").hidden = !carries(event);
+  });
+  addEventListener("dragleave", (event) => {
+    if (event.relatedTarget === null) at("drop").hidden = true;
+  });
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    at("drop").hidden = true;
+    upload(event.dataTransfer.files[0]);
+  });
+}
+
+function pressed(event) {
+  if (event.metaKey || event.ctrlKey || event.altKey || event.target.tagName === "SELECT") return;
+  const key = event.key.toLowerCase();
+  if (key === "o" && facts && facts.accepts_pictures) at("file").click();
+  else if (key === "l" && !at("label-field").hidden) at("label").focus();
+  else if (key === "escape" && location.search) go({ key: null, upload: null, label: "" });
+  else if (key.startsWith("arrow")) move(event);
+  else return;
+  if (!key.startsWith("arrow")) event.preventDefault();
+}
+
+function move(event) {
+  const links = [...at("hits").querySelectorAll("a")];
+  const here = links.indexOf(document.activeElement);
+  const tops = links.map((link) => link.getBoundingClientRect().top);
+  const next = tops.findIndex((top) => Math.abs(top - tops[0]) > MOST_COLUMNS_DIFFER);
+  const columns = next < 0 ? links.length : next;
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
+  if (here < 0 && (event.key === "ArrowUp" || event.key === "ArrowDown")) return; // scrolls
+  const target = links[here < 0 ? 0 : here + step];
+  if (!target) return;
+  event.preventDefault();
+  target.focus();
+}
+
+async function start() {
+  history.scrollRestoration = "manual";
+  try {
+    facts = await ask("/api/index");
+  } catch (error) {
+    at("heading").textContent = "Not found";
+    showEmpty(error.message, true);
+    return;
+  }
+  at("facts").textContent = `${facts.name} · ${count(facts.pictures)} · encoder ${facts.encoder} · ${facts.factory} index`;
+  at("choose").hidden = !facts.accepts_pictures;
+  at("no-encoder").hidden = facts.accepts_pictures;
+  at("label-field").hidden = !facts.labels.length;
+  for (const label of facts.labels) at("label").add(new Option(`${label.name} (${label.pictures})`, label.name));
+  listen();
+  show();
+}
+
+start();

@@ -1,0 +1,122 @@
+"""Open an index and serve it until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from sop_faiss.errors import ConfigError
+from sop_faiss.index.search import FeatureIndex
+from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.serve.app import create_app
+from sop_faiss.serve.options import ServeOptions
+
+__all__ = ["serve"]
+
+_log = logging.getLogger(__name__)
+_FINISH_SECONDS = 5
+"""That running requests are given after Ctrl-C."""
+_MOST_CONNECTIONS = 1000
+
+
+def serve(
+    directory: Path,
+    encoder: EncoderSpec | None = None,
+    options: ServeOptions | None = None,
+    *,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve an index directory; returns after Ctrl-C.
+
+    Args:
+        directory: made by `sop-index build`.
+        encoder: the one that it was built with; None: only pictures of the index can be searched on.
+        options: where, and how much of what is accepted.
+        ready: called with the page's address when it can be opened.
+
+    Raises:
+        ConfigError: the address cannot be listened at.
+        IndexMismatchError: the index is damaged, or the encoder is another.
+        CheckpointError: the encoder's weights are missing or damaged.
+    """
+    options = options or ServeOptions()
+    with listen(options.host, options.port) as listener:  # before the slow part: a port in use is told at once
+        index = FeatureIndex.open(directory)
+        root = Path(index.manifest.root) if options.images_root is None else options.images_root
+        if not root.is_dir():
+            _log.warning("the pictures are not at %s any more: give --images-root to show them", root)
+        app = create_app(index, None if encoder is None else encoder.load(), options)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=_FINISH_SECONDS,
+        )
+        server = _Server(config, ready, address_of(listener))
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has finished by then and raises it once more
+            server.run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Says when it can be reached."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None] | None, address: str) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, then the call."""
+        await super().startup(sockets)
+        if self.started and self._ready is not None:
+            self._ready(self._address)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigError: the port is in use or not allowed, or the address is not this machine's.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise ConfigError(
+            f"--host {host} is no address of this machine: wanted 127.0.0.1, or 0.0.0.0 for all"
+        ) from None
+    try:
+        if os.name == "posix":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(_bind_message(error, host, port)) from None
+    return listener
+
+
+def _bind_message(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use: take another with --port, or --port 0 for a free one"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than you have: take one above 1023 with --port"
+    return f"cannot listen at {host}, port {port} ({error.strerror}): take another with --host and --port"
+
+
+def address_of(listener: socket.socket) -> str:
+    """The page's address, as a browser on this machine takes it."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

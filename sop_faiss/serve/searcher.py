@@ -1,0 +1,174 @@
+"""Search an opened index by its own pictures or by one that was sent; safe in threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from sop_faiss.data.decode import MAX_PIXELS, decode_image
+from sop_faiss.errors import DataError, FeatureError
+from sop_faiss.features.extract import embed_images
+from sop_faiss.index.search import FeatureIndex, Neighbors
+from sop_faiss.model.encoder import Encoder
+from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
+from sop_faiss.serve.labels import LabelRows
+from sop_faiss.serve.refused import Refused, refused_picture
+
+__all__ = ["Hit", "Searcher", "Wanted"]
+
+_SCORED_ROWS = 20_000
+"""Of a label with no more pictures than this, each is compared; of a larger one, the nearest are sifted."""
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to find."""
+
+    k: int
+    """Neighbours; fewer where the index, the label or the threshold leaves fewer."""
+    label: str | None = None
+    """Only pictures of this label."""
+    threshold: float | None = None
+    """Only those of at least this cosine similarity."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One neighbour."""
+
+    row: int
+    similarity: float
+    """Cosine."""
+
+
+class Searcher:
+    """An index and, where there is one, its encoder.
+
+    Args:
+        index: what to search.
+        encoder: the one that the index was built with; None: only pictures of the index can be searched on.
+        max_pixels: larger pictures are refused before they are decoded.
+
+    Raises:
+        IndexMismatchError: the encoder is not the index's.
+    """
+
+    def __init__(self, index: FeatureIndex, encoder: Encoder | None, max_pixels: int = MAX_PIXELS) -> None:
+        if encoder is not None:
+            index.check_encoder(encoder)
+        self.index = index
+        self.labels = LabelRows(index)
+        self.encoder = encoder
+        self._max_pixels = max_pixels
+        self._encoding = threading.Lock()
+        # What is made at first use is made now, before there are threads: the keys' table, an IVF index's map of rows.
+        index.has("")
+        index.features([0])
+
+    def row_of(self, key: str) -> int:
+        """The row of a picture of the index.
+
+        Raises:
+            Refused: there is none (404).
+        """
+        if not self.index.has(key):
+            raise Refused(404, "no picture of the index has this key")
+        return self.index.row_of(key)
+
+    def near_row(self, row: int, wanted: Wanted) -> list[Hit]:
+        """The nearest other pictures of one of the index's own, nearest first; ties by rising row.
+
+        Raises:
+            Refused: no picture has the label (404).
+        """
+        return self._find(
+            lambda k: self.index.search_rows([row], k), lambda: self.index.features([row])[0], wanted, itself=row
+        )
+
+    def near_picture(self, encoded: bytes, wanted: Wanted) -> list[Hit]:
+        """The nearest pictures of an encoded one, nearest first; ties by rising row.
+
+        Raises:
+            Refused: it cannot be decoded or is too large (400, 413, 415), no picture has the label (404), or there is
+                no encoder (409).
+        """
+        if wanted.label is not None:
+            self.labels.rows(wanted.label)  # refused before the picture is encoded
+        feature = self._embed(encoded)
+        return self._find(lambda k: self.index.search(feature, k), lambda: feature, wanted, itself=None)
+
+    def require_encoder(self) -> Encoder:
+        """The encoder.
+
+        Raises:
+            Refused: there is none (409).
+        """
+        if self.encoder is None:
+            raise Refused(409, "served without an encoder (--model): only pictures of the index can be searched on")
+        return self.encoder
+
+    def _embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
+        encoder = self.require_encoder()
+        try:
+            # Decoded and resized side by side with others; the network runs for one at a time.
+            image = encoder.preprocess.apply(decode_image(encoded, self._max_pixels))
+            with self._encoding:
+                features = embed_images(encoder, [image], preprocess=encoder.preprocess)
+        except DataError as error:
+            raise refused_picture(error) from None
+        except FeatureError:
+            raise Refused(400, "the encoder has no usable feature for this picture") from None
+        return features[0]
+
+    def _find(
+        self,
+        nearest: Callable[[int], Neighbors],
+        feature: Callable[[], Float32[np.ndarray, " d"]],
+        wanted: Wanted,
+        itself: int | None,
+    ) -> list[Hit]:
+        most = len(self.index) - (itself is not None)
+        if wanted.label is None:
+            found = _whole(nearest(min(wanted.k, most))) if most else _nothing()
+        else:
+            rows = self.labels.rows(wanted.label)
+            rows = rows if itself is None else rows[rows != itself]
+            if len(rows) <= _SCORED_ROWS:
+                found = self._scored(feature(), rows)
+            else:
+                found = _sifted(nearest, rows, min(wanted.k, len(rows)), most)
+        pairs = zip(found.rows[0].tolist(), found.similarities[0].tolist(), strict=True)
+        least = -np.inf if wanted.threshold is None else wanted.threshold
+        return [Hit(row, similarity) for row, similarity in pairs if similarity >= least][: wanted.k]
+
+    def _scored(self, feature: Float32[np.ndarray, " d"], rows: Int64[np.ndarray, " n"]) -> NearestRows:
+        """All of these rows by falling similarity, as a search would score them: in float64, rounded to float32."""
+        scores = np.empty(len(rows), np.float32)
+        for start in range(0, len(rows), _BLOCK_ROWS):
+            block = self.index.features(rows[start : start + _BLOCK_ROWS].tolist()).astype(np.float64)
+            scores[start : start + len(block)] = np.einsum("md,d->m", block, feature.astype(np.float64))
+        return in_fixed_order(scores[None], rows[None])
+
+
+def _sifted(nearest: Callable[[int], Neighbors], rows: Int64[np.ndarray, " n"], k: int, most: int) -> NearestRows:
+    """The k nearest of these rows, of which there are at least k, by searching wider until they are among the found."""
+    asked = min(most, 4 * k)
+    while True:
+        found = nearest(asked)
+        kept = np.isin(found.rows[0], rows)
+        if kept.sum() >= k or asked == most:
+            return NearestRows(found.similarities[:, kept], found.rows[:, kept])
+        asked = min(most, 4 * asked)
+
+
+def _whole(found: Neighbors) -> NearestRows:
+    return NearestRows(found.similarities, found.rows)
+
+
+def _nothing() -> NearestRows:
+    return NearestRows(np.empty((1, 0), np.float32), np.empty((1, 0), np.int64))

@@ -1,0 +1,55 @@
+"""A few threads and a bounded line before them: first come, first served, and too many are told so at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from sop_faiss.serve.refused import Refused
+
+__all__ = ["WorkQueue"]
+
+R = TypeVar("R")
+
+
+class WorkQueue:
+    """Runs jobs in threads, in the order in which they came, so that no client waits much longer than another.
+
+    Args:
+        threads: jobs that run at once.
+        max_waiting: jobs that may wait beyond those.
+    """
+
+    def __init__(self, threads: int, max_waiting: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="serve")
+        self._limit = threads + max_waiting
+        self._unfinished = 0
+        self._counting = threading.Lock()
+
+    async def run(self, job: Callable[[], R]) -> R:
+        """The result of a job.
+
+        Raises:
+            Refused: too many jobs wait (503), or memory ran out in it (503).
+        """
+        with self._counting:
+            if self._unfinished >= self._limit:
+                raise Refused(503, "too many searches wait: try again in a few seconds")
+            self._unfinished += 1
+        future = self._threads.submit(job)
+        future.add_done_callback(self._count_finished)  # also of one cancelled before it began
+        try:
+            return await asyncio.wrap_future(future)
+        except MemoryError:
+            raise Refused(503, "not enough memory for this picture: try a smaller one") from None
+
+    def close(self) -> None:
+        """Finish what runs, drop what waits."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _count_finished(self, _: Future[Any]) -> None:
+        with self._counting:
+            self._unfinished -= 1

@@ -1,0 +1,173 @@
+"""The served page in a real browser: choose a picture, see its neighbours, search on, go back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import open_browser
+from tests.images import write_folder
+from tests.servers_of_indices import serve_index, write_served
+
+pytestmark = pytest.mark.slow
+
+DESK = {"viewport": {"width": 1280, "height": 860}}
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_served(tmp_path_factory.mktemp("place"), per_class=30)
+    write_folder(root / "own", classes=0, per_class=2, seed=9)
+    (root / "own" / "text.jpg").write_text("not a picture")
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(place: Path) -> Iterator[str]:
+    with serve_index(place / "index", "--model", place / "run", "--max-upload", "50KB") as (address, _):
+        yield address
+
+
+def expect(locator: Any) -> Any:
+    """Playwright's waiting assertion; unlike `wait_for_function` it needs no eval, which the page forbids."""
+    from playwright.sync_api import expect as waiting  # where there is none, `open_browser` has skipped the test
+
+    return waiting(locator)
+
+
+def heard(page: Any) -> list[str]:
+    """What the page complains of from now on."""
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    return problems
+
+
+def shown(page: Any) -> list[str]:
+    return [str(key) for key in page.locator("#hits a").evaluate_all("links => links.map(link => link.dataset.key)")]
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_choose_a_file_click_and_go_back(place: Path, address: str, size: dict[str, Any]) -> None:
+    with open_browser(**size) as page:
+        problems = heard(page)
+        foreign: list[str] = []
+        page.on("request", lambda sent: None if sent.url.startswith((address, "blob:")) else foreign.append(sent.url))
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        assert page.locator("#hits a").count() == 48
+        page.locator("#more").click()
+        expect(page.locator("#hits a")).to_have_count(90)
+
+        page.set_input_files("#file", place / "own" / "0000.jpg")
+        page.wait_for_selector(".similarity")
+        results = shown(page)
+        assert len(results) == 24 and page.locator("#query-name").inner_text() == "0000.jpg"
+        values = [float(text.split()[0]) for text in page.locator(".similarity").all_inner_texts()]
+        assert values == sorted(values, reverse=True)
+        for image in (page.locator("#query-image"), page.locator("#hits img").first):
+            expect(image).to_have_js_property("naturalWidth", 32)
+
+        page.locator("#hits a").nth(3).click()
+        expect(page.locator("#query-name")).to_have_text(results[3])
+        expect(page.locator(".right, .wrong")).to_have_count(24)
+        assert "key=" in page.url and shown(page) != results and results[3] not in shown(page)
+        page.go_back()
+        expect(page.locator("#query-name")).to_have_text("0000.jpg")
+        expect(page.locator("#heading")).to_have_text("24 nearest, by cosine similarity")
+        assert shown(page) == results
+        page.go_back()
+        expect(page.locator("#hits a")).to_have_count(48)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert problems == [] and foreign == []
+
+
+def test_label_number_and_deep_link(address: str) -> None:
+    with open_browser(**DESK) as page:
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        key = shown(page)[5]
+        page.locator("#hits a").nth(5).click()
+        page.wait_for_selector(".similarity")
+        page.select_option("#label", "class_1")
+        expect(page.locator("#heading")).to_have_text("24 nearest of class_1, by cosine similarity")
+        page.select_option("#k", "12")
+        expect(page.locator("#hits a")).to_have_count(12)
+        assert set(page.locator("#hits .label").all_inner_texts()) == {"class_1"}
+        results, link = shown(page), page.url
+        page.goto("about:blank")
+        page.goto(link)
+        page.wait_for_selector(".similarity")
+        assert shown(page) == results and page.locator("#query-name").inner_text() == key
+        assert page.locator("#label").input_value() == "class_1" and page.locator("#k").input_value() == "12"
+        page.goto(f"{address}?key=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+        page.wait_for_selector("#empty.error")
+        assert "no picture of the index has this key" in page.locator("#empty").inner_text()
+        page.goto(f"{address}?upload=1")
+        page.wait_for_selector("#empty.error")
+        assert "choose it again" in page.locator("#empty").inner_text()
+
+
+def test_keyboard(address: str) -> None:
+    choosers: list[Any] = []
+    with open_browser(**DESK) as page:
+        page.on(
+            "filechooser", lambda chooser: choosers.append(chooser)
+        )  # from the start: it takes the browser a while to listen
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        keys = shown(page)
+        columns = page.evaluate(
+            "getComputedStyle(document.querySelector('#hits')).gridTemplateColumns.split(' ').length"
+        )
+        for pressed in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):
+            page.keyboard.press(pressed)
+        assert page.evaluate("document.activeElement.dataset.key") == keys[columns]
+        page.keyboard.press("Enter")
+        expect(page.locator("#query-name")).to_have_text(keys[columns])
+        expect(page.locator(".similarity")).to_have_count(24)
+        page.keyboard.press("l")
+        assert page.evaluate("document.activeElement.id") == "label"
+        page.locator("#heading").focus()
+        page.keyboard.press("o")
+        deadline = time.monotonic() + 30
+        while not choosers and time.monotonic() < deadline:
+            page.wait_for_timeout(20)
+        assert len(choosers) == 1
+        page.keyboard.press("Escape")
+        expect(page.locator("#hits a")).to_have_count(48)
+        assert page.url == address
+
+
+def test_drop_and_what_is_no_picture(place: Path, address: str) -> None:
+    drop = """([bytes, name]) => {
+        const carried = new DataTransfer();
+        carried.items.add(new File([new Uint8Array(bytes)], name));
+        for (const type of ["dragover", "drop"])
+            window.dispatchEvent(new DragEvent(type, {dataTransfer: carried, bubbles: true, cancelable: true}));
+    }"""
+    with open_browser(**DESK) as page:
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        page.evaluate(drop, [list((place / "own" / "0001.jpg").read_bytes()), "dropped.jpg"])
+        page.wait_for_selector(".similarity")
+        assert page.locator("#query-name").inner_text() == "dropped.jpg" and page.locator("#drop").is_hidden()
+        page.set_input_files("#file", place / "own" / "text.jpg")
+        page.wait_for_selector("#empty.error")
+        assert "not-an-image" in page.locator("#empty").inner_text() and shown(page) == []
+        page.evaluate(drop, [[0] * 60_000, "large.jpg"])
+        expect(page.locator("#empty")).to_contain_text("the most is 0.1 MB")
+
+
+def test_without_an_encoder_the_page_says_so(place: Path) -> None:
+    with serve_index(place / "index") as (address, _), open_browser(**DESK) as page:
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        assert page.locator("#choose").is_hidden() and "--model" in page.locator("#no-encoder").inner_text()
+        page.locator("#hits a").first.click()
+        page.wait_for_selector(".similarity")
