@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -22,3 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _log_level_of_the_package() -> Iterator[None]:
+    """Commands set it for their process; here one test's command must not silence another test's log."""
+    logger = logging.getLogger("sop_faiss")
+    before = logger.level
+    yield
+    logger.setLevel(before)
