@@ -80,6 +80,7 @@ def test_impossible_choices() -> None:
         (LabelledPart(images_per_class=0), "images_per_class = 0"),
         (LabelledPart(train_share=0.5, images_per_class=1), "in one way"),
         (LabelledPart(seed=-1), "seed = -1"),
+        (LabelledPart(seed=2**63), "seed = 9223372036854775808"),
     ):
         with pytest.raises(ConfigError, match=message):
             part.check()

@@ -109,6 +109,9 @@ def test_impossible_choices_and_data() -> None:
         ({"momentum": 1.0}, "momentum = 1.0"),
         ({"held_out": 1.0}, "held_out = 1.0"),
         ({"seed": -1}, "seed = -1"),
+        ({"seed": 2**63}, "seed = 9223372036854775808"),
+        ({"epochs": 10**7}, "wanted 1 to 1,000,000"),
+        ({"learning_rates": (1e7,)}, "above 0 and below 1,000,000"),
     ):
         with pytest.raises(ConfigError, match=message):
             linear_probe(train, labels, train, labels, LinearChoices(**changes))  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "index" / "manifest.json").write_text("{}")
     (tmp_path / "query.JPG").write_bytes(b"a picture")
     (tmp_path / "queries.txt").write_text("query.JPG")
+    (tmp_path / "groups.csv").write_text("image,group")
     (tmp_path / "link").symlink_to(tmp_path / "index")
     return tmp_path
 
@@ -77,6 +78,10 @@ def test_what_of_an_encoder_is_guarded(here: Path) -> None:
     assert encoder_files(None) == []
     assert encoder_files(EncoderSpec("run")) == [Path("run/checkpoints"), Path("run/config.yaml")]
     check_outputs({"--json": Path("run/knn.json")}, encoder_files(EncoderSpec("run")))
+    for name in ("prototypes.jsonl", "bad_samples.jsonl", "stopped.json", "latest"):
+        (here / "run" / name).write_text("a record")
+        with pytest.raises(ConfigError, match="read by this command"):
+            check_outputs({"--out": Path("run") / name}, encoder_files(EncoderSpec("run")))
     assert encoder_files(EncoderSpec("timm:resnet50", weights=Path("w.pth"))) == [Path("w.pth")]
     assert encoder_files(EncoderSpec("dino:w.pth")) == [Path("w.pth")]
 
@@ -88,11 +93,14 @@ def test_what_of_a_retrieval_set_is_guarded(here: Path) -> None:
         (found,) = ground_truth_files(dataset, root, None)
         assert found.resolve() == here / "set" / "gnd.json"
     assert ground_truth_files("absent", None, Path("my.json")) == [Path("my.json")]
+    (here / "set" / "groups.csv").write_text("image,group")
+    assert ground_truth_files("groups.csv", Path("set"), None) == [Path("set/groups.csv")]
 
 
 KNN = ("knn", "--train", "queries.txt", "--test", "index", "--model", "absent", "--json")
 EMBED = ("embed", "--model", "absent", "--data", "queries.txt", "--out", "features", "--json")
 RETRIEVE = ("retrieve", "--model", "absent", "--dataset", "index")
+GROUPS = ("retrieve", "--model", "absent", "--dataset", "groups.csv", "--per-query")
 SEARCH = ("index", "search", "index", "queries.txt", "--model", "absent")
 
 
@@ -104,6 +112,7 @@ SEARCH = ("index", "search", "index", "queries.txt", "--model", "absent")
         ((*EMBED, "features/manifest.json"), "--json features/manifest.json lies in"),
         ((*EMBED, "-"), "--json - would be stdout"),
         ((*RETRIEVE, "--json", "a", "--html", "a"), "--json and --html are both a"),
+        ((*GROUPS, "groups.csv"), "--per-query groups.csv is read by this command"),
         ((*RETRIEVE, "--per-query", "query.JPG"), "--per-query query.JPG exists and is data"),
         ((*SEARCH, "--html", "index/manifest.json"), "--html index/manifest.json lies in"),
         ((*SEARCH, "--csv", "queries.txt"), "--csv queries.txt is read by this command"),

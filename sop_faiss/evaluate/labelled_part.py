@@ -47,8 +47,8 @@ class LabelledPart:
             raise ConfigError(f"train_share = {self.train_share}: wanted a share above 0 and at most 1, such as 0.01")
         if self.images_per_class is not None and self.images_per_class < 1:
             raise ConfigError(f"images_per_class = {self.images_per_class}: wanted 1 or more")
-        if self.seed < 0:
-            raise ConfigError(f"seed = {self.seed}: wanted 0 or more")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed = {self.seed}: wanted 0 or more and below 2^63")
 
     def rows(
         self, labels: Int64[np.ndarray, " n"], keys: Sequence[str], members: Sequence[str]

@@ -19,6 +19,19 @@ _DATA_SUFFIXES = (*PICTURE_SUFFIXES, ".tar", ".parquet", ".safetensors", ".pth",
 """Endings of files that no result replaces."""
 _DATA_FILES = ("features-*.parquet", "*.tar", "state.json")
 """A directory with such a file is a whole, with its manifest: nothing is written into it."""
+_RUN_FILES = (
+    "checkpoints",
+    "best",
+    "latest",
+    ".lock",
+    "config.yaml",
+    "metrics.jsonl",
+    "prototypes.jsonl",
+    "bad_samples.jsonl",
+    "stopped.json",
+    "config.json",
+)
+"""What a run or an export keeps in its directory; no result replaces one of them."""
 
 
 def check_outputs(
@@ -72,7 +85,7 @@ def encoder_files(encoder: EncoderSpec | None) -> list[Path]:
     if encoder is None:
         return []
     place = Path(encoder.place)
-    of_run = [place / name for name in ("checkpoints", "best", "config.yaml", "metrics.jsonl", "config.json")]
+    of_run = [place / name for name in _RUN_FILES]
     files = [file for file in (encoder.weights, encoder.whitening, encoder.cache) if file is not None]
     found = [*source_files(encoder.place), *of_run, *files]
     return [path for path in found if path.exists()]
@@ -80,5 +93,6 @@ def encoder_files(encoder: EncoderSpec | None) -> list[Path]:
 
 def ground_truth_files(dataset: str, data_root: Path | None, gnd: Path | None) -> list[Path]:
     """What `check_outputs` shall guard of a retrieval data set: its ground truth; pictures are by their endings."""
-    directory = (data_root or Path()) / dataset
-    return [*directory.glob("gnd*"), *([gnd] if gnd is not None else [])]
+    place = (data_root or Path()) / dataset
+    found = [place] if place.is_file() else [*place.glob("gnd*")]
+    return [*found, *([gnd] if gnd is not None else [])]
