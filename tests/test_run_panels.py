@@ -66,7 +66,11 @@ def test_every_metric_of_a_run_has_its_panel():
         "Recall between two views",
     ]
     assert all(panel.unit for panel in found.values())
-    for title in ("Recall between two views", "Views of one image told from others", "Backbone's share of it"):
+    for title in (
+        "Recall between two views",
+        "Views of one image told from others",
+        "Backbone's rate over projector's",
+    ):
         assert [found[title].heading(name) for name in found[title].curves] == [title]
     assert sum(len(panel.curves) for panel in found.values()) == len(keys) - 3
 

@@ -146,7 +146,7 @@ _KINDS = (
     _Kind("Health", "Recall of the approximate search", "share", r"neighbor_recall_(\w+)", _always((1.0, "1: exact"))),
     _Kind("Health", "Norms", "L2 norm, log", r"(gradient_norm|update_norm)", logarithmic=True),
     _Kind("Schedules", "Learning rate", "per step", r"(learning_rate)"),
-    _Kind("Schedules", "Backbone's share of it", "ratio", r"(trunk_lr_scale)", _always((0.0, "0: frozen"))),
+    _Kind("Schedules", "Backbone's rate over projector's", "ratio", r"(trunk_lr_scale)", _always((0.0, "0: frozen"))),
     _Kind("Schedules", "Weight decay", "factor", r"(weight_decay)"),
     _Kind("Schedules", "Teacher momentum", "share kept", r"(momentum)"),
     _Kind("Schedules", "Teacher temperature", "temperature", r"(teacher_temp)"),
