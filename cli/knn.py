@@ -35,7 +35,13 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
     multiple=True,
     help=f"Neighbours; may be repeated. All k come from one search.  [default: {', '.join(map(str, KS))}]",
 )
-@click.option("--temperature", type=float, default=TEMPERATURE, show_default=True, help="Of the votes.")
+@click.option(
+    "--temperature",
+    type=float,
+    default=TEMPERATURE,
+    show_default=True,
+    help="In the votes: smaller lets the nearest decide.",
+)
 @labelled_part_options
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")

@@ -38,7 +38,13 @@ _DEFAULTS = LinearChoices()
     show_default=True,
     help="Learning rate for batches of 256; of several, held-out training images choose. May be repeated.",
 )
-@click.option("--epochs", type=int, default=_DEFAULTS.epochs, show_default=True, help="Of SGD with a cosine.")
+@click.option(
+    "--epochs",
+    type=int,
+    default=_DEFAULTS.epochs,
+    show_default=True,
+    help="Passes over the training pictures; the rate falls as a cosine.",
+)
 @click.option(
     "--train-batch", type=int, default=_DEFAULTS.batch_size, show_default=True, help="Training pictures per step."
 )

@@ -218,6 +218,7 @@ def test_card_tells_how_to_load_it_and_what_was_measured(run: Path, exported: Pa
     assert "AutoModel.from_pretrained" in card and "sop-index build --model photos" in card
     assert "| 5 | knn_top1_k20 | 12.5 |" in card and "| 10 | knn_top1_k20 | 37.5 |" in card
     assert "99" not in card  # of a later step
+    assert "memory of at most" in card and "1 tasks" not in card and "Image.open" in card
     assert "mask token and the projector" in card
     assert str(run.parent) not in card and "None" not in card
 

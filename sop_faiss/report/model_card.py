@@ -68,6 +68,8 @@ def _how_to_load(facts: ModelFacts, preprocess: Mapping[str, Any]) -> str:
         "## How to load it\n",
         "```python",
         "import timm, torch",
+        "from PIL import Image",
+        'picture = Image.open("photo.jpg").convert("RGB")',
         f'model = timm.create_model("local-dir:{facts.folder}", pretrained=True).eval()  # or "hf-hub:USER/NAME"',
         "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))",
         "features = torch.nn.functional.normalize(model(transform(picture).unsqueeze(0)), dim=1)",
@@ -101,14 +103,16 @@ def _training(facts: ModelFacts, config: Config) -> str:
         "steps made": f"{facts.step:,} of {train.batch_size} images each",
         "schedule": f"{train.epochs:g} epochs, base learning rate {config.optim.base_lr:g}",
         "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} pixels",
-        "[CLS] loss": f"weight {config.loss.cls_weight:g}, memory {memory.cls_capacity:,}, {_level(sop.cls)}",
-        "patch loss": f"weight {config.loss.patch_weight:g}, memory {memory.patch_capacity:,}, {_level(sop.patch)}",
+        "[CLS] loss": f"weight {config.loss.cls_weight:g}, {_level(sop.cls, memory.cls_capacity)}",
+        "patch loss": f"weight {config.loss.patch_weight:g}, {_level(sop.patch, memory.patch_capacity)}",
     }
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
 
-def _level(level: Any) -> str:
-    return f"{level.num_anchors:,} anchors of {level.num_supports} supports, {level.tasks} tasks"
+def _level(level: Any, capacity: int) -> str:
+    counts = ((level.num_anchors, "anchor"), (level.num_supports, "support"), (level.tasks, "task"))
+    anchors, supports, tasks = (f"{count:,} {what}{'s' if count != 1 else ''}" for count, what in counts)
+    return f"memory of at most {capacity:,} rows, {anchors} with {supports} each, {tasks}"
 
 
 def _scores(metrics: Sequence[Mapping[str, Any]], step: int) -> str:
@@ -123,8 +127,9 @@ def _scores(metrics: Sequence[Mapping[str, Any]], step: int) -> str:
     if not lines:
         return "## Scores\n\nThe run measured none (`evaluate.every_steps`)."
     return (
-        "## Scores\n\nMeasured by the run on the set of its `evaluate` section.\n\n| step | score | |\n|---|---|---|\n"
-        + "\n".join(lines)
+        "## Scores\n\nMeasured by the run while it trained, on the sets of its `evaluate` section, in percent; "
+        "`view_recall_at_1` on views of its training images, unless it held some out.\n\n"
+        "| step | score | |\n|---|---|---|\n" + "\n".join(lines)
     )
 
 

@@ -76,6 +76,7 @@ _LEGEND = {
     "update_norm": "update",
     **dict.fromkeys(("learning_rate", "weight_decay", "momentum", "teacher_temp"), ""),
     **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes"), ""),
+    **dict.fromkeys(("view_recall_at_1", "view_auc", "trunk_lr_scale"), ""),
 }
 _GIB = 2.0**30
 
@@ -112,7 +113,7 @@ _KINDS = (
         _always((1.0, "1: uniform"), (0.0, "0: one prototype takes all")),
     ),
     _Kind("Loss", "KL: loss minus teacher entropy", "nats", r"kl_(\w+)", _always((0.0, "0: student is teacher"))),
-    _Kind("Health", "Similarity of supports to their anchor", "cosine", r"support_similarity_(\w+)", _ALIKE),
+    _Kind("Health", "Supports' similarity to anchor", "cosine", r"support_similarity_(\w+)", _ALIKE),
     _Kind("Health", "Mean similarity of different images", "cosine", r"((?:embedding|feature)_cosine)", _ALIKE),
     _Kind(
         "Health",
@@ -127,6 +128,13 @@ _KINDS = (
     ),
     _Kind(
         "Health",
+        "Views of one image told from others",
+        "probability",
+        r"(view_auc)",
+        _always((1.0, "1: always"), (0.5, "0.5: chance")),
+    ),
+    _Kind(
+        "Health",
         "Memory that holds stored rows",
         "share",
         r"memory_fill_(\w+)",
@@ -138,6 +146,7 @@ _KINDS = (
     _Kind("Health", "Recall of the approximate search", "share", r"neighbor_recall_(\w+)", _always((1.0, "1: exact"))),
     _Kind("Health", "Norms", "L2 norm, log", r"(gradient_norm|update_norm)", logarithmic=True),
     _Kind("Schedules", "Learning rate", "per step", r"(learning_rate)"),
+    _Kind("Schedules", "Backbone's rate over projector's", "ratio", r"(trunk_lr_scale)", _always((0.0, "0: frozen"))),
     _Kind("Schedules", "Weight decay", "factor", r"(weight_decay)"),
     _Kind("Schedules", "Teacher momentum", "share kept", r"(momentum)"),
     _Kind("Schedules", "Teacher temperature", "temperature", r"(teacher_temp)"),

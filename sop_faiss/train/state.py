@@ -81,9 +81,14 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
         ("num_supports", level.num_supports, other_rows),
     ):
         if value > most:
+            good = (
+                f"; with few images a quarter, {max(1, capacity // 4)}, is a good number"
+                if setting == "num_anchors"
+                else ""
+            )
             raise ConfigError(
                 f"sop.{name}.{setting} = {value} is too much for a memory of {capacity} rows ({images} training "
-                f"images, memory.{name}_capacity = {asked}): wanted at most {most}; lower it or use more images"
+                f"images, memory.{name}_capacity = {asked}): wanted at most {most}{good}; lower it or use more images"
             )
     if capacity < asked and distributed.is_main():
         _log.info(
