@@ -75,7 +75,7 @@ _LEGEND = {
     "gradient_norm": "gradient, before clipping",
     "update_norm": "update",
     **dict.fromkeys(("learning_rate", "weight_decay", "momentum", "teacher_temp"), ""),
-    **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes"), ""),
+    **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes", "view_auc", "trunk_lr_scale"), ""),
 }
 _GIB = 2.0**30
 
@@ -127,6 +127,13 @@ _KINDS = (
     ),
     _Kind(
         "Health",
+        "Two views of an image are more alike than of two images",
+        "probability",
+        r"(view_auc)",
+        _always((1.0, "1: always"), (0.5, "0.5: chance")),
+    ),
+    _Kind(
+        "Health",
         "Memory that holds stored rows",
         "share",
         r"memory_fill_(\w+)",
@@ -138,6 +145,7 @@ _KINDS = (
     _Kind("Health", "Recall of the approximate search", "share", r"neighbor_recall_(\w+)", _always((1.0, "1: exact"))),
     _Kind("Health", "Norms", "L2 norm, log", r"(gradient_norm|update_norm)", logarithmic=True),
     _Kind("Schedules", "Learning rate", "per step", r"(learning_rate)"),
+    _Kind("Schedules", "Learning rate of the backbone over the projector's", "ratio", r"(trunk_lr_scale)"),
     _Kind("Schedules", "Weight decay", "factor", r"(weight_decay)"),
     _Kind("Schedules", "Teacher momentum", "share kept", r"(momentum)"),
     _Kind("Schedules", "Teacher temperature", "temperature", r"(teacher_temp)"),
