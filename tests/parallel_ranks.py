@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from sop_faiss.data.stream import Batches
 from sop_faiss.errors import RunStoppedError
 from sop_faiss.model.checkpoint import find_checkpoint
 from sop_faiss.train.agreement import check_ranks_agree
-from sop_faiss.train.loop import save, train_step
+from sop_faiss.train.loop import train_step
 from sop_faiss.train.parallel import whole
+from sop_faiss.train.saver import CheckpointSaver
 from sop_faiss.train.state import RunState
+from sop_faiss.train.stopped import STOPPED_FILE, _norms_by_block
 from tests.runs import tiny_config
 
 CPU = torch.device("cpu")
@@ -53,8 +56,7 @@ def main(folder: Path, shards: Path) -> None:
 
     # A checkpoint of either is gone on from by the other.
     for way in ("ddp", "fsdp"):
-        save(states[way], folder / way)
-    assert len(distributed.gather_objects(0)) == 2  # both wait until it is written
+        CheckpointSaver(states[way], folder / way).save(wait=True)
     crossed = {"ddp": "fsdp", "fsdp": "ddp", "fsdp in parts": "fsdp"}
     resumed = {way: state(way) for way in crossed}
     for way, made_by in crossed.items():
@@ -68,6 +70,20 @@ def main(folder: Path, shards: Path) -> None:
         fsdp.cls.memory.embeddings.view(torch.int32)[3, 2] ^= 1
     with pytest.raises(RunStoppedError, match=r"ranks 0 and 1 disagree at step 4 \(cls memory\): resume"):
         check_ranks_agree(fsdp)
+
+    # So is a weight that only one rank holds and that is not finite; all stop, and tell of the gradients in all shards.
+    whole_run = states["ddp"]
+    for run in (fsdp, whole_run):
+        train_step(run, batches[4])
+    with torch.no_grad():
+        held = fsdp.student.backbone.trunk.blocks[0].mlp.fc1.weight.to_local()
+        if ranks[0] == 1:
+            held[0, 0] = torch.nan
+    with pytest.raises(RunStoppedError, match="a weight of the student is not finite"):
+        CheckpointSaver(fsdp, folder).save(wait=True)
+    if ranks[0] == 0:
+        norms = json.loads((folder / STOPPED_FILE).read_text())["gradient_norms"]
+        assert norms == pytest.approx(_norms_by_block(whole_run.student), rel=1e-3)
     distributed.leave_process_group()
 
 

@@ -53,6 +53,8 @@ def test_every_metric_of_a_run_has_its_panel():
             "feature_cosine",
             "embedding_rankme",
         ),
+        *("mAP_medium", "map", "view_recall_at_1", "embedding_cosine", "feature_cosine", "embedding_rankme"),
+        *("feature_rankme", "view_auc", "trunk_lr_scale"),
         *(f"{name}_{level}" for level in levels for name in ("loss", "kl", "memory_fill", "memory_age")),
         *(f"{name}_{level}_over_lnK" for level in levels for name in ("loss", "teacher_entropy")),
         *(f"{name}_cls" for name in ("support_similarity", "distinct_rows", "one_image_share", "neighbor_recall")),

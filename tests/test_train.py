@@ -103,6 +103,7 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
     [
         ("loss.patch_weight=0",),
         ("loss.cls_weight=0",),
+        ("loss.cls_weight=0", "train.views_apart=true"),
         ("masks.kind=random",),
         ("masks.kind=none", "loss.patch_weight=0"),
         ("views.local_count=0",),

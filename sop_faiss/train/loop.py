@@ -128,7 +128,7 @@ def _learn_from(
 
     # 4. The student's embeddings, and 5. the losses (section 3.3); all views at once, or the local ones first.
     shown = [(global_views, local_views)]
-    if config.train.views_apart and len(local_views):
+    if config.train.views_apart and has_cls and len(local_views):
         shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
     for shown_globals, shown_locals in shown:
         with_globals = len(shown_globals) > 0
@@ -245,7 +245,7 @@ def train_steps(
     try:
         if state.step == 0 and state.config.memory.fill == "teacher":
             fill_memories(state, batches)
-        scoring.begin()
+        distributed.decide(scoring.begin)
         for batch in timed_batches(
             batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor
         ):
@@ -261,7 +261,7 @@ def train_steps(
             if progress is not None:
                 progress(state.step, last)
             if stopping:
-                scoring.raise_failure()
+                distributed.decide(scoring.raise_failure)
                 return state.step == last
         return True
     finally:

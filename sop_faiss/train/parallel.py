@@ -17,7 +17,7 @@ from sop_faiss.config import Config
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.teacher import Student
 
-__all__ = ["average_gradients", "is_sharded", "like", "share_student", "whole"]
+__all__ = ["average_gradients", "here", "is_sharded", "like", "share_student", "whole"]
 
 _SHARDED_FROM = 250_000_000
 """Parameters from which on `train.parallel: auto` shards: ViT-L has 304 million, ViT-B 86."""
@@ -84,6 +84,11 @@ def whole(value: Shaped[Tensor, "*shape"]) -> Tensor:
         return value
     full = value.full_tensor()
     return full.cpu() if distributed.is_main() else full.new_empty(0, device="cpu")
+
+
+def here(value: Shaped[Tensor, "*shape"]) -> Tensor:
+    """What this rank holds of a tensor: its shard, or all of it."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def like(target: Shaped[Tensor, "*shape"], value: Shaped[Tensor, "*shape"]) -> Tensor:

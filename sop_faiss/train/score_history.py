@@ -84,7 +84,7 @@ class ScoreHistory:
             return True, f"{scores}; best/ has that teacher"
         return False, (
             f"{scores}: training never beat step 0; try a lower optim.base_lr, a longer optim.warmup_epochs, an "
-            "optim.momentum nearer 1 or more epochs, and from a pretrained encoder a projector that is warmed up first"
+            "optim.momentum nearer 1 or more epochs, and from a pretrained encoder optim.projector_warmup_epochs"
         )
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:

@@ -19,6 +19,7 @@ from sop_faiss.files import write_json
 from sop_faiss.model.checkpoint import checkpoint_directories
 from sop_faiss.sop.memory import Memory
 from sop_faiss.train.health import newest_rows
+from sop_faiss.train.parallel import here, is_sharded
 from sop_faiss.train.state import RunState
 
 __all__ = ["STOPPED_FILE", "check_finite", "check_weights", "heed_alarms"]
@@ -49,10 +50,12 @@ def check_finite(state: RunState, metrics: Mapping[str, float | int], run: Path)
 def check_weights(state: RunState, run: Path) -> None:
     """Stop before weights that are not finite are saved: an update can overflow though loss and gradients did not.
 
+    Each rank looks at what it holds, and all of them stop where one finds something.
+
     Raises:
         RunStoppedError: a weight is NaN or infinite.
     """
-    norms = torch.stack(torch._foreach_norm(list(state.student.parameters())))
+    norms = torch.stack(torch._foreach_norm([here(parameter) for parameter in state.student.parameters()]))
     spoilt = distributed.average((~norms.isfinite()).any().float())
     if spoilt > 0:
         _stop_not_finite(state, {"step": state.step}, run, "a weight of the student is not finite")
@@ -92,32 +95,39 @@ def heed_alarms(state: RunState, metrics: Mapping[str, float | int], run: Path) 
 
 
 def _stop(state: RunState, metrics: Mapping[str, float | int], run: Path, reason: str, message: str) -> NoReturn:
+    gradient_norms = _norms_by_block(state.student)  # of shards all ranks together
     if distributed.is_main():
         why = {"reason": reason, "message": message, "step": state.step, "metrics": dict(metrics)}
-        write_json(run / STOPPED_FILE, _finite_json({**why, **_last_batch(state)}))
+        write_json(run / STOPPED_FILE, _finite_json({**why, **_last_batch(state, gradient_norms)}))
     raise RunStoppedError(message)
 
 
-def _last_batch(state: RunState) -> dict[str, Any]:
+def _last_batch(state: RunState, gradient_norms: dict[str, float]) -> dict[str, Any]:
     """Images and norms of the last step, and neighbours of its first images in the memories, which hold its rows."""
     memory = next(iter(state.levels.values())).memory
     rows = newest_rows(memory, state.config.train.batch_size)
     return {
         "image_ids": memory.image_ids[rows].tolist(),
         "embedding_norms": memory.embeddings[rows].norm(dim=1).tolist(),
-        "gradient_norms": _norms_by_block(state.student),  # after clipping
+        "gradient_norms": gradient_norms,  # after clipping
         "neighbors": {name: _neighbors(level.memory, rows) for name, level in state.levels.items()},
     }
 
 
 def _norms_by_block(network: nn.Module) -> dict[str, float]:
-    """Norm of the gradients of each block: up to the first number in the names, else but for their last word."""
+    """Norm of the gradients of each block: up to the first number in the names, else but for their last word.
+
+    Of a network in shards (FSDP2) all ranks must ask.
+    """
     squares: dict[str, float] = defaultdict(float)
     for name, parameter in network.named_parameters():
         if parameter.grad is not None:
             numbered = _BLOCK.match(name)
             block = numbered[0] if numbered else name.rpartition(".")[0]
-            squares[block] += float(parameter.grad.double().square().sum())
+            squares[block] += float(here(parameter.grad).double().square().sum())
+    if is_sharded(network):
+        parts = distributed.gather_objects(dict(squares))
+        squares = {block: sum(part[block] for part in parts) for block in squares}
     return {block: math.sqrt(square) for block, square in squares.items()}
 
 
