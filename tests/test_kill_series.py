@@ -20,7 +20,7 @@ from tests.runs import tiny_config_file
 
 pytestmark = pytest.mark.slow
 
-TIMINGS = ("images_per_second", "data_wait_share")
+TIMINGS = ("images_per_second", "data_wait_share", "memory_peak_bytes")
 SETTINGS = (
     "train.epochs=40", "train.keep_last=2", "train.keep_every_steps=12", "data.workers=1",
     "data.holdout_share=0.25", "evaluate.test=holdout", "evaluate.every_steps=5", "evaluate.k=5",

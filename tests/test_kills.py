@@ -81,7 +81,7 @@ def test_pack(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
 EMBED_POINTS = [
     ("pyarrow.parquet", "write_table", 1),
     ("sop_faiss.features.store", "write_json", 1),
-    ("sop_faiss.features.extract", "_forward", 1),
+    ("sop_faiss.features.extract", "features_of_batch", 1),
 ]
 
 
