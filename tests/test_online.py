@@ -494,8 +494,12 @@ def test_the_verdict():
     history = ScoreHistory()
     assert history.summary() == {} and history.verdict() is None
     history.follow("map")
-    assert not history.add(0, 50.0) and history.verdict() is None
-    assert [history.add(step, score) for step, score in ((4, 40.0), (8, 50.0), (12, 30.0))] == [True, True, False]
+    assert not history.is_best(0, 50.0)
+    history.add(0, 50.0)
+    assert history.verdict() is None
+    for step, score, is_best in ((4, 40.0, True), (8, 50.0, True), (12, 30.0, False)):
+        assert history.is_best(step, score) == is_best
+        history.add(step, score)
     is_better, said = history.verdict() or (None, "")
     assert is_better is False  # an equal score is no better
     assert said.startswith("map was 50.00 % at step 0 and at best 50.00 % (step 8): training never beat step 0; try a ")

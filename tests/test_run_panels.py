@@ -43,16 +43,6 @@ def test_every_metric_of_a_run_has_its_panel():
     keys = [
         *("step", "epoch", "images", "loss", "gradient_norm", "update_norm", "learning_rate", "weight_decay"),
         *("momentum", "teacher_temp", "images_per_second", "data_wait_share", "memory_peak_bytes", "knn_top1_k20"),
-        *(
-            "mAP_medium",
-            "map",
-            "view_recall_at_1",
-            "view_auc",
-            "trunk_lr_scale",
-            "embedding_cosine",
-            "feature_cosine",
-            "embedding_rankme",
-        ),
         *("mAP_medium", "map", "view_recall_at_1", "embedding_cosine", "feature_cosine", "embedding_rankme"),
         *("feature_rankme", "view_auc", "trunk_lr_scale"),
         *(f"{name}_{level}" for level in levels for name in ("loss", "kl", "memory_fill", "memory_age")),

@@ -39,6 +39,7 @@ def compile_networks(kind: str, networks: Sequence[Network], device: torch.devic
     limit = 8 * len(blocks) + torch._dynamo.config.recompile_limit
     torch._dynamo.config.recompile_limit = limit
     torch._dynamo.config.accumulated_recompile_limit = max(limit, torch._dynamo.config.accumulated_recompile_limit)
+    torch._dynamo.config.skip_nnmodule_hook_guards = False  # health watches some steps by hooks, and others not
     for module in networks if kind == "step" else blocks:
         module.compile()
     return True

@@ -54,15 +54,16 @@ class ScoreHistory:
             self.first = self.best = self.best_step = None
         self.metric = metric
 
-    def add(self, step: int, score: float) -> bool:
-        """Take in a score, and tell whether it is the best of the trained teachers."""
+    def is_best(self, step: int, score: float) -> bool:
+        """Whether a score would be the best of the trained teachers."""
+        return step > 0 and (self.best is None or score > self.best)
+
+    def add(self, step: int, score: float) -> None:
+        """Take in a score."""
         if step == 0:
             self.first = score
-            return False
-        is_best = self.best is None or score > self.best
-        if is_best:
+        elif self.is_best(step, score):
             self.best, self.best_step = score, step
-        return is_best
 
     def summary(self) -> dict[str, Any]:
         """For the end of a run: `best_by`, `first_score`, `best_score` and `best_step`; empty without scores."""

@@ -139,22 +139,22 @@ class Scoring:
     def _take(self, outcome: Callable[[], dict[str, float]]) -> None:
         self._pending = None
         try:
-            scores = outcome()
+            self._keep(outcome())
         except Exception as error:
             self._failure, self._stop.requested = error, True
             step = self._state.step
             _log.error("the teacher could not be scored: the run is saved at step %d and stops", step)
-            return
-        self._keep(scores)
 
     def _keep(self, scores: dict[str, float]) -> None:
         history, state = self._state.scores, self._state
         measured = history.measured
         assert measured is not None and self._monitor is not None
-        step, history.measured = measured.step, None
+        step, score = measured.step, scores[history.metric]
         _log.info("step %d: %s", step, ", ".join(f"{name} {score:.2f} %" for name, score in scores.items()))
-        if history.add(step, scores[history.metric]):
+        if history.is_best(step, score):  # written before it counts, so that a full disk loses nothing
             write_best(self._run, step, {"teacher": measured.teacher.state_dict()}, scores)
+        history.add(step, score)
+        history.measured = None
         place = {"epoch": step / state.schedules.steps_per_epoch, "images": step * state.config.train.batch_size}
         self._monitor.log({"step": step, **place, **scores})
 
