@@ -54,7 +54,7 @@ def meets(ratio: float | None, target: str) -> bool | None:
     sign, value = target.split()
     if sign not in (">=", "<="):
         raise ValueError(f"target {target!r}: wanted '>= x' or '<= x'")
-    return ratio >= float(value) if sign == ">=" else ratio <= float(value)
+    return bool(ratio >= float(value) if sign == ">=" else ratio <= float(value))
 
 
 def interleaved_medians(
