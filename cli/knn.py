@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command, say_written
+from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labelled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
 from sop_faiss.evaluate.labelled_part import LabelledPart
-from sop_faiss.files import atomic_file
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.knn import KnnResult
+    from sop_faiss.pipeline.classifier_result import ClassifierResult
 
 _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 
@@ -52,21 +52,7 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
     show_default=True,
     help="Unusable pictures up to this share are dropped and counted; more is an error.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write the result.")
-@click.option(
-    "--per-class",
-    "csv_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.csv",
-    help="Write each class's accuracy at the best k.",
-)
-@click.option(
-    "--confusion",
-    "png_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.png",
-    help="Draw which class was taken for which.",
-)
+@classifier_output_options("Write each class's accuracy at the best k.")
 @run_command
 def main(
     encoder: EncoderSpec | None,
@@ -94,7 +80,7 @@ def main(
       sop-knn --train features/train --test features/test -k 20
       sop-knn --train features/train --test features/test --train-share 0.01 --confusion who.png
     """
-    from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn, write_per_class
+    from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
@@ -102,27 +88,13 @@ def main(
     options = KnnOptions(ks or None, temperature, batch_size, workers, max_bad_fraction, part)
     with progress_reporter("embedding", "pictures") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)
-    if json_file is not None:
-        result.write(json_file)
-    if csv_file is not None:
-        write_per_class(csv_file, result.confusion)
-    if png_file is not None:
-        _draw_confusion(png_file, result)
+    title = f"k-NN, k = {result.protocol['best_k']}: {result.metrics['top1_best']:.2f} % top-1"
+    write_outputs(result, title, json_file, csv_file, png_file)
     _print(result)
-    for what, file in (("JSON", json_file), ("CSV", csv_file), ("picture", png_file)):
-        say_written(what, file)
+    say_outputs(json_file, csv_file, png_file)
 
 
-def _draw_confusion(file: Path, result: KnnResult) -> None:
-    from sop_faiss.report.confusion_figure import draw_confusion
-
-    best = result.protocol["best_k"]
-    picture = draw_confusion(result.confusion, f"k-NN, k = {best}: {result.metrics['top1_best']:.2f} % top-1")
-    with atomic_file(file) as temporary:
-        temporary.write_bytes(picture)
-
-
-def _print(result: KnnResult) -> None:
+def _print(result: ClassifierResult) -> None:
     protocol, metrics = result.protocol, result.metrics
     print_table(
         f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
@@ -139,7 +111,7 @@ def _print(result: KnnResult) -> None:
         click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
 
 
-def _remark(k: int, result: KnnResult) -> str:
+def _remark(k: int, result: ClassifierResult) -> str:
     clamped = result.protocol["ks_clamped_to_train_images"].get(str(k))
     remarks = ["best"] if k == result.protocol["best_k"] else []
     return ", ".join(remarks + ([f"all {clamped:,} training pictures"] if clamped else []))

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command, say_written
+from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labelled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.labelled_part import LabelledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
-from sop_faiss.files import atomic_file
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.linear import LinearResult
+    from sop_faiss.pipeline.classifier_result import ClassifierResult
 
 _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 _DEFAULTS = LinearChoices()
@@ -67,21 +67,7 @@ _DEFAULTS = LinearChoices()
     show_default=True,
     help="Unusable pictures up to this share are dropped and counted; more is an error.",
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write the result.")
-@click.option(
-    "--per-class",
-    "csv_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.csv",
-    help="Write each class's accuracy.",
-)
-@click.option(
-    "--confusion",
-    "png_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.png",
-    help="Draw which class was taken for which.",
-)
+@classifier_output_options("Write each class's accuracy.")
 @run_command
 def main(
     encoder: EncoderSpec | None,
@@ -112,7 +98,6 @@ def main(
       sop-linear --train features/train --test features/test --json linear.json
       sop-linear --train features/train --test features/test --train-share 0.1 --per-class classes.csv
     """
-    from sop_faiss.pipeline.knn import write_per_class
     from sop_faiss.pipeline.linear import LinearOptions, evaluate_linear
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
@@ -125,26 +110,13 @@ def main(
         progress_reporter("embedding", "pictures") as progress,
     ):
         result = evaluate_linear(train, test, encoder, options, progress=progress, training_progress=training_progress)
-    if json_file is not None:
-        result.write(json_file)
-    if csv_file is not None:
-        write_per_class(csv_file, result.confusion)
-    if png_file is not None:
-        _draw_confusion(png_file, result)
+    title = f"Linear probe: {result.metrics['top1']:.2f} % top-1"
+    write_outputs(result, title, json_file, csv_file, png_file)
     _print(result)
-    for what, file in (("JSON", json_file), ("CSV", csv_file), ("picture", png_file)):
-        say_written(what, file)
+    say_outputs(json_file, csv_file, png_file)
 
 
-def _draw_confusion(file: Path, result: LinearResult) -> None:
-    from sop_faiss.report.confusion_figure import draw_confusion
-
-    picture = draw_confusion(result.confusion, f"Linear probe: {result.metrics['top1']:.2f} % top-1")
-    with atomic_file(file) as temporary:
-        temporary.write_bytes(picture)
-
-
-def _print(result: LinearResult) -> None:
+def _print(result: ClassifierResult) -> None:
     protocol, metrics = result.protocol, result.metrics
     held_out = protocol["held_out_top1"]
     if held_out:

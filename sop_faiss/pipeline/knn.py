@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sop_faiss.errors import ConfigError
@@ -13,13 +11,12 @@ from sop_faiss.evaluate.confusion import Confusion, count_confusions
 from sop_faiss.evaluate.knn import knn_scores
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices, used_ks
 from sop_faiss.evaluate.labelled_part import LabelledPart
-from sop_faiss.evaluate.results import write_result
-from sop_faiss.files import atomic_file
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.classifier_result import ClassifierResult
 from sop_faiss.pipeline.labelled_sets import LabelledSets, labelled_sets
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["KnnOptions", "KnnResult", "evaluate_knn", "write_per_class"]
+__all__ = ["KnnOptions", "evaluate_knn"]
 
 
 @dataclass(frozen=True)
@@ -41,32 +38,6 @@ class KnnOptions:
     """Which training pictures vote."""
 
 
-@dataclass(frozen=True)
-class KnnResult:
-    """One measurement, as `write` puts it into JSON.
-
-    Attributes:
-        dataset: the test set as the user named it.
-        protocol: every choice that changes the numbers.
-        metrics: `top1_k20` and so on, and `top1_best`, in percent.
-        encoder: name and fingerprint.
-        seconds: wall-clock time.
-        confusion: which class was taken for which, at the best k.
-    """
-
-    dataset: str
-    protocol: dict[str, Any]
-    metrics: dict[str, float]
-    encoder: dict[str, str]
-    seconds: float
-    confusion: Confusion
-
-    def write(self, path: Path) -> None:
-        """Write the result as JSON."""
-        details = {"per_class": self.confusion.per_class()}
-        write_result(path, "sop-knn", self.dataset, self.protocol, self.metrics, self.encoder, self.seconds, details)
-
-
 def evaluate_knn(
     train: str,
     test: str,
@@ -74,8 +45,10 @@ def evaluate_knn(
     options: KnnOptions | None = None,
     *,
     progress: ProgressCallback | None = None,
-) -> KnnResult:
+) -> ClassifierResult:
     """Classify the test pictures by their nearest training pictures.
+
+    The metrics are `top1_k20` and so on, and `top1_best`; the confusion is that at the best k.
 
     Args:
         train: SRC of labelled pictures, or the directory of a feature store.
@@ -103,7 +76,8 @@ def evaluate_knn(
         progress=progress,
     )
     metrics, protocol, confusion = _classify(sets, options)
-    return KnnResult(test, protocol, metrics, sets.encoder, time.perf_counter() - started, confusion)
+    seconds = time.perf_counter() - started
+    return ClassifierResult("sop-knn", test, protocol, metrics, sets.encoder, seconds, confusion)
 
 
 def _classify(sets: LabelledSets, options: KnnOptions) -> tuple[dict[str, float], dict[str, Any], Confusion]:
@@ -132,12 +106,3 @@ def _classify(sets: LabelledSets, options: KnnOptions) -> tuple[dict[str, float]
     }
     confusion = count_confusions(sets.test_labels, scores.predicted[best], sets.class_names)
     return {**scores.metrics, "top1_best": scores.metrics[f"top1_k{best}"]}, protocol, confusion
-
-
-def write_per_class(path: Path, confusion: Confusion) -> None:
-    """Write `class,images,right,top1` (percent), one line per tested class, atomically."""
-    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["class", "images", "right", "top1"])
-        for name, row in confusion.per_class().items():
-            writer.writerow([name, row["images"], row["right"], f"{row['top1']:.4f}"])

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
 
-from sop_faiss.evaluate.confusion import Confusion, count_confusions
+from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.labelled_part import LabelledPart
 from sop_faiss.evaluate.linear import linear_probe
 from sop_faiss.evaluate.linear_choices import LinearChoices
-from sop_faiss.evaluate.results import write_result
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.pipeline.classifier_result import ClassifierResult
 from sop_faiss.pipeline.labelled_sets import labelled_sets
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["LinearOptions", "LinearResult", "evaluate_linear"]
+__all__ = ["LinearOptions", "evaluate_linear"]
 
 
 @dataclass(frozen=True)
@@ -36,32 +34,6 @@ class LinearOptions:
     """Which training pictures are used."""
 
 
-@dataclass(frozen=True)
-class LinearResult:
-    """One measurement, as `write` puts it into JSON.
-
-    Attributes:
-        dataset: the test set as the user named it.
-        protocol: every choice that changes the numbers, with the accuracy of each learning rate on held-out images.
-        metrics: `top1`, and `top5` where there are five classes or more, in percent.
-        encoder: name and fingerprint.
-        seconds: wall-clock time.
-        confusion: which class was taken for which.
-    """
-
-    dataset: str
-    protocol: dict[str, Any]
-    metrics: dict[str, float]
-    encoder: dict[str, str]
-    seconds: float
-    confusion: Confusion
-
-    def write(self, path: Path) -> None:
-        """Write the result as JSON."""
-        details = {"per_class": self.confusion.per_class()}
-        write_result(path, "sop-linear", self.dataset, self.protocol, self.metrics, self.encoder, self.seconds, details)
-
-
 def evaluate_linear(
     train: str,
     test: str,
@@ -70,8 +42,11 @@ def evaluate_linear(
     *,
     progress: ProgressCallback | None = None,
     training_progress: ProgressCallback | None = None,
-) -> LinearResult:
+) -> ClassifierResult:
     """Train a linear classifier on frozen features, and test it.
+
+    The metrics are `top1`, and `top5` where there are five classes or more; the protocol has the accuracy of each
+    learning rate on held-out images.
 
     Args:
         train: SRC of labelled pictures, or the directory of a feature store.
@@ -117,4 +92,5 @@ def evaluate_linear(
         **sets.choices,
     }
     confusion = count_confusions(sets.test_labels, scores.predicted, sets.class_names)
-    return LinearResult(test, protocol, scores.metrics, sets.encoder, time.perf_counter() - started, confusion)
+    seconds = time.perf_counter() - started
+    return ClassifierResult("sop-linear", test, protocol, scores.metrics, sets.encoder, seconds, confusion)

@@ -1,0 +1,60 @@
+"""The files that a classifier on frozen features can write: options, and the writing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sop_faiss.cli.common import say_written
+from sop_faiss.files import atomic_file
+
+if TYPE_CHECKING:
+    from sop_faiss.pipeline.classifier_result import ClassifierResult
+
+__all__ = ["classifier_output_options", "say_outputs", "write_outputs"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path)
+
+
+def classifier_output_options(per_class: str) -> Callable[[F], F]:
+    """Give a click command `json_file`, `csv_file` and `png_file`; `per_class` is the help of the second."""
+    options = (
+        click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Also write the result."),
+        click.option("--per-class", "csv_file", type=_FILE, metavar="FILE.csv", help=per_class),
+        click.option(
+            "--confusion", "png_file", type=_FILE, metavar="FILE.png", help="Draw which class was taken for which."
+        ),
+    )
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def write_outputs(
+    result: ClassifierResult, title: str, json_file: Path | None, csv_file: Path | None, png_file: Path | None
+) -> None:
+    """Write the files that are asked for; `title` stands above the picture."""
+    if json_file is not None:
+        result.write(json_file)
+    if csv_file is not None:
+        result.write_per_class(csv_file)
+    if png_file is not None:
+        from sop_faiss.report.confusion_figure import draw_confusion
+
+        picture = draw_confusion(result.confusion, title)
+        with atomic_file(png_file) as temporary:
+            temporary.write_bytes(picture)
+
+
+def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | None) -> None:
+    """Tell which files were written."""
+    for what, file in (("JSON", json_file), ("CSV", csv_file), ("picture", png_file)):
+        say_written(what, file)

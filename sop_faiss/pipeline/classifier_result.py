@@ -1,0 +1,50 @@
+"""What a classifier on frozen features scored, k-NN or a linear one, and how it is written down."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sop_faiss.evaluate.confusion import Confusion
+from sop_faiss.evaluate.results import write_result
+from sop_faiss.files import atomic_file
+
+__all__ = ["ClassifierResult"]
+
+
+@dataclass(frozen=True)
+class ClassifierResult:
+    """One measurement, as `write` puts it into JSON.
+
+    Attributes:
+        command: that measured it.
+        dataset: the test set as the user named it.
+        protocol: every choice that changes the numbers.
+        metrics: in percent.
+        encoder: name and fingerprint.
+        seconds: wall-clock time.
+        confusion: which class was taken for which.
+    """
+
+    command: str
+    dataset: str
+    protocol: dict[str, Any]
+    metrics: dict[str, float]
+    encoder: dict[str, str]
+    seconds: float
+    confusion: Confusion
+
+    def write(self, path: Path) -> None:
+        """Write the result as JSON."""
+        details = {"per_class": self.confusion.per_class()}
+        write_result(path, self.command, self.dataset, self.protocol, self.metrics, self.encoder, self.seconds, details)
+
+    def write_per_class(self, path: Path) -> None:
+        """Write `class,images,right,top1` (percent), one line per tested class, atomically."""
+        with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerow(["class", "images", "right", "top1"])
+            for name, row in self.confusion.per_class().items():
+                writer.writerow([name, row["images"], row["right"], f"{row['top1']:.4f}"])
