@@ -16,8 +16,8 @@ import faiss
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
-from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
+from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
 from sop_faiss.neighbors.faiss_files import load, reason, save
 
 __all__ = ["ApproximateIndex", "make_approximate_index", "read_approximate_index"]
@@ -144,9 +144,8 @@ class ApproximateIndex:
             FeatureError: the dimension differs.
             IndexMismatchError: not all rows of the index can be reached.
         """
-        if not 1 <= k <= self.count:
-            raise ConfigError(f"k = {k} neighbours asked of {self.count} rows: wanted 1 <= k <= {self.count}")
-        self._check_dimension(queries)
+        require_k(k, self.count)
+        require_dimension(queries, self.dimension, "index")
         queries = np.ascontiguousarray(queries)
         asked = min(self.count, k + _SPARE_ROWS)
         similarities, rows = self._faiss.search(queries, asked)
@@ -185,7 +184,7 @@ class ApproximateIndex:
             ConfigError: FAISS has no such search for this factory.
             FeatureError: the dimension differs.
         """
-        self._check_dimension(queries)
+        require_dimension(queries, self.dimension, "index")
         try:  # FAISS wants more than the radius, not as much
             limits, similarities, rows = self._faiss.range_search(
                 np.ascontiguousarray(queries), float(np.nextafter(np.float32(similarity), np.float32(-2)))
@@ -199,12 +198,6 @@ class ApproximateIndex:
             part = slice(int(start), int(stop))
             found.append(in_fixed_order(similarities[None, part], rows[None, part].astype(np.int64)))
         return [NearestRows(np.clip(each.similarities, -1, 1), each.rows) for each in found]
-
-    def _check_dimension(self, queries: Float32[np.ndarray, "q d"]) -> None:
-        if queries.shape[1] != self.dimension:
-            raise FeatureError(
-                f"queries have dimension {queries.shape[1]}, the index {self.dimension}: use one encoder for both"
-            )
 
     def write(self, path: Path) -> None:
         """Write the index as a FAISS file. Not atomic: write into a directory that is renamed when complete.

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.neighbors.similarity import similarity_rows
 
-__all__ = ["NearestRows", "nearest_rows"]
+__all__ = ["NearestRows", "in_fixed_order", "nearest_rows", "require_dimension", "require_k"]
 
 _ROUNDING = 1e-6
 """More than equal rows can differ by in a float32 product of unit rows."""
@@ -30,6 +30,20 @@ def in_fixed_order(similarities: Float32[np.ndarray, "q k"], rows: Int64[np.ndar
     return NearestRows(np.take_along_axis(similarities, order, 1), np.take_along_axis(rows, order, 1))
 
 
+def require_k(k: int, count: int) -> None:
+    """Raise ConfigError unless k rows can be had of `count`."""
+    if not 1 <= k <= count:
+        raise ConfigError(f"k = {k} neighbours asked of {count} rows: wanted 1 <= k <= {count}")
+
+
+def require_dimension(queries: Float32[np.ndarray, "q d"], dimension: int, searched: str) -> None:
+    """Raise FeatureError unless queries have the dimension of what is searched."""
+    if queries.shape[1] != dimension:
+        raise FeatureError(
+            f"queries have dimension {queries.shape[1]}, the {searched} {dimension}: use one encoder for both"
+        )
+
+
 def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], k: int) -> NearestRows:
     """The k gallery rows of largest inner product with each query; exact, of equally similar rows the first ones.
 
@@ -45,12 +59,8 @@ def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarra
         ConfigError: k is outside 1..n.
         FeatureError: the dimensions differ, or a value is not finite.
     """
-    if not 1 <= k <= len(gallery):
-        raise ConfigError(f"k = {k} neighbours asked of {len(gallery)} rows: wanted 1 <= k <= {len(gallery)}")
-    if queries.shape[1] != gallery.shape[1]:
-        raise FeatureError(
-            f"queries have dimension {queries.shape[1]}, the gallery {gallery.shape[1]}: use one encoder for both"
-        )
+    require_k(k, len(gallery))
+    require_dimension(queries, gallery.shape[1], "gallery")
     for name, matrix in (("queries", queries), ("gallery", gallery)):
         if not np.isfinite(matrix).all():
             raise FeatureError(f"{name} hold NaN or infinity: extract the features again")

@@ -11,8 +11,8 @@ import faiss
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
-from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
+from sop_faiss.errors import IndexMismatchError
+from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
 from sop_faiss.neighbors.faiss_files import load, save
 
 __all__ = ["FlatIndex", "make_flat_index", "read_flat_index"]
@@ -98,9 +98,8 @@ class FlatIndex:
             FeatureError: the dimension differs.
             IndexMismatchError: a stored vector is not finite.
         """
-        if not 1 <= k <= self.count:
-            raise ConfigError(f"k = {k} neighbours asked of {self.count} rows: wanted 1 <= k <= {self.count}")
-        self._check_dimension(queries)
+        require_k(k, self.count)
+        require_dimension(queries, self.dimension, "index")
         queries = np.ascontiguousarray(queries)
         candidates = min(self.count, k + _SPARE_ROWS)
         rough, rows = self._faiss.search(queries, candidates)
@@ -123,7 +122,7 @@ class FlatIndex:
         Raises:
             FeatureError: the dimension differs.
         """
-        self._check_dimension(queries)
+        require_dimension(queries, self.dimension, "index")
         queries = np.ascontiguousarray(queries)
         blocks = (queries[start : start + _RANGE_QUERIES] for start in range(0, len(queries), _RANGE_QUERIES))
         return [found for block in blocks for found in self._search_block_above(block, similarity)]
@@ -137,12 +136,6 @@ class FlatIndex:
             reached = int((found.similarities >= np.float32(similarity)).sum())
             nearest.append(NearestRows(found.similarities[:, :reached], found.rows[:, :reached]))
         return nearest
-
-    def _check_dimension(self, queries: Float32[np.ndarray, "q d"]) -> None:
-        if queries.shape[1] != self.dimension:
-            raise FeatureError(
-                f"queries have dimension {queries.shape[1]}, the index {self.dimension}: use one encoder for both"
-            )
 
     def _search_wide(self, query: Float32[np.ndarray, "1 d"], at_least: float, k: int) -> NearestRows:
         """The k best of *every* row that may reach the similarity `at_least`, which k rows are known to reach."""
