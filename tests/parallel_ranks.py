@@ -17,7 +17,7 @@ from sop_faiss.errors import RunStoppedError
 from sop_faiss.model.checkpoint import find_checkpoint
 from sop_faiss.train.agreement import check_ranks_agree
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.parallel import whole
+from sop_faiss.train.parallel import copy_weights, whole
 from sop_faiss.train.saver import CheckpointSaver
 from sop_faiss.train.state import RunState
 from sop_faiss.train.stopped import STOPPED_FILE, _norms_by_block
@@ -40,9 +40,9 @@ def main(folder: Path, shards: Path) -> None:
     folder_here.mkdir()
     source = open_source(shards)
 
-    def state(way: str) -> RunState:
+    def state(way: str, *overrides: str) -> RunState:
         common = ("model.drop_path=0", "train.check_ranks_every_steps=1", "model.depth=3", "optim.clip_norm=0.05")
-        config = tiny_config(folder_here, *common, *WAYS[way])
+        config = tiny_config(folder_here, *common, *WAYS[way], *overrides)
         made = RunState(config, CPU, len(source))
         assert made.is_sharded == way.startswith("fsdp")
         return made
@@ -53,6 +53,17 @@ def main(folder: Path, shards: Path) -> None:
     assert told[0] != told[1]
     a_part = states["fsdp"].student.backbone.trunk.blocks[0].mlp.fc1.weight
     assert a_part.to_local().numel() == a_part.numel() // 2
+
+    # A projector that learns alone for two steps, on a backbone that is filled first.
+    frozen = {way: state(way, "optim.projector_warmup_epochs=0.5", "optim.warmup_epochs=0") for way in ("ddp", "fsdp")}
+    for run in frozen.values():
+        run.teacher.load_state_dict({name: value * 0.9 for name, value in run.teacher.state_dict().items()})
+        copy_weights(run.student, run.teacher.state_dict())
+    before = whole(frozen["fsdp"].student.backbone.trunk.blocks[0].mlp.fc1.weight).clone()
+    for step in range(4):
+        train_all(frozen, batches, step)
+        now = whole(frozen["fsdp"].student.backbone.trunk.blocks[0].mlp.fc1.weight)
+        assert torch.equal(now, before) == (step < 2 or ranks[0] > 0), step  # the whole is the main rank's
 
     # A checkpoint of either is gone on from by the other.
     for way in ("ddp", "fsdp"):

@@ -12,11 +12,12 @@ from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.model import backbone as backbone_module
 from sop_faiss.model.backbone import seeded_backbone
+from sop_faiss.model.teacher import build_student_and_teacher
 from sop_faiss.train import compiled
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
 from tests.images import write_shards
-from tests.runs import tiny_config
+from tests.runs import conv_config, tiny_config
 from tests.test_backbone import SWIN
 
 CPU = torch.device("cpu")
@@ -90,6 +91,13 @@ def test_compiled_networks_give_the_same_steps(tmp_path, kind):
     assert set(state.student.state_dict()) == set(state.teacher.state_dict())
     for one, two in zip(told, compiled_told, strict=True):
         assert two == pytest.approx(one, rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+def test_a_network_without_blocks_is_not_compiled_by_blocks(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    student, teacher = build_student_and_teacher(conv_config(tmp_path))
+    assert not compiled.compile_networks("backbone", (student, teacher), torch.device("cpu"))
+    assert "has no blocks to compile here, going on without: set it to step" in caplog.text
 
 
 def test_without_a_compiler_a_line_says_so_and_the_run_goes_on(tmp_path, monkeypatch, caplog):

@@ -169,6 +169,8 @@ def test_the_rules_of_a_run(tmp_path):
     longer = ("train.epochs=800", "optim.warmup_epochs=10")
     assert Rules.of(tiny_config(tmp_path), 4) == Rules("certain", 100, 0.1, 22)  # 22 x 6 images
     assert Rules.of(tiny_config(tmp_path, *longer, "train.batch_size=1024"), 1251) == Rules("certain", 12_510, 0.1, 5)
+    frozen = (*longer, "train.batch_size=1024", "optim.projector_warmup_epochs=2")
+    assert Rules.of(tiny_config(tmp_path, *frozen), 1251).warmup_steps == 15_012
     assert Rules.of(tiny_config(tmp_path, *longer, "train.alarm_warmup_steps=0"), 1251).warmup_steps == 0
 
 

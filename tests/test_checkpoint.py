@@ -345,7 +345,8 @@ def test_a_best_teacher_that_a_kill_has_left_aside_comes_back(tmp_path):
     write_best(tmp_path, 3, {"teacher": {"a": torch.ones(3)}}, {"score": 1.0})
     (tmp_path / "best").rename(tmp_path / ".best.0123abcd.old")
     (tmp_path / ".best.0123abcd.tmp").mkdir()
-    (tmp_path / ".metrics.jsonl.0123abcd.tmp").write_text("half")
+    for name in ("metrics.jsonl", "prototypes.jsonl", "bad_samples.jsonl", "stopped.json"):
+        (tmp_path / f".{name}.0123abcd.tmp").write_text("half")
     clear_leftovers(tmp_path, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     assert read_state(tmp_path / "best")["step"] == 3

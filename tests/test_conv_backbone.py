@@ -128,6 +128,11 @@ def test_a_network_without_drop_path_says_so(monkeypatch: pytest.MonkeyPatch) ->
         (("masks.kind=block",), "test_resnet has no tokens to mask: set masks.kind=none and loss.patch_weight=0"),
         (("model.global_token=mean",), "model.global_token = mean does not apply to test_resnet"),
         (("train.accumulate=2",), "train.accumulate = 2 with model.batchnorm = auto"),
+        (("train.checkpoint_activations=true",), "batch norms of test_resnet would count each batch twice"),
+        (
+            ("train.checkpoint_activations=true", "model.backbone=dla46x_c", "model.batchnorm=frozen"),
+            "true, and DLA cannot do it: leave it out",
+        ),
         (("views.local_size=40",), "views.local_size = 40 pixels is not divisible by the backbone's patch of 32"),
     ],
 )

@@ -95,7 +95,7 @@ def test_the_total_is_the_sum_and_shrinks_with_ranks_and_parts(tmp_path, shards,
     common = ("train.batch_size=12", "model.drop_path=0")
     whole = described(tmp_path, shards, *common)
     parts = [value for key, value in whole.items() if key.endswith("_bytes") and key != "checkpoint_bytes"]
-    assert whole["device_bytes_estimate"] == sum(parts) and len(parts) == 10
+    assert whole["device_bytes_estimate"] == sum(parts) and len(parts) == 11
     assert "bf16" in whole["device_bytes_estimate_is"]
     assert (whole["world_size"], whole["batch_size_per_rank"], whole["device"]) == (1, 12, "cpu")
     assert whole["gradient_buckets_bytes"] == 0
@@ -111,7 +111,14 @@ def test_the_total_is_the_sum_and_shrinks_with_ranks_and_parts(tmp_path, shards,
     two = described(tmp_path, shards, *common)
     assert (two["world_size"], two["batch_size_per_rank"]) == (2, 6)
     assert two["activations_bytes"] * 2 == whole["activations_bytes"]
-    assert two["gradient_buckets_bytes"] == (whole["backbone_parameters"] + whole["projector_parameters"]) * 4
+    parameters = whole["backbone_parameters"] + whole["projector_parameters"]
+    assert two["gradient_buckets_bytes"] == parameters * 4
+    assert (whole["parallel"], two["parallel"]) == ("none", "ddp")
+    assert whole["weights_and_optimizer_bytes"] == two["weights_and_optimizer_bytes"] == parameters * 4 * 5
+    sharded = described(tmp_path, shards, *common, "train.parallel=fsdp")
+    assert (sharded["parallel"], sharded["gradient_buckets_bytes"]) == ("fsdp", 0)
+    assert sharded["weights_and_optimizer_bytes"] == (parameters + 4 * -(-parameters // 2)) * 4
+    assert 0 < sharded["gathered_weights_bytes"] <= parameters * 4 * 2
     monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(ConfigError, match="not divisible by the 5 ranks"):
         described(tmp_path, shards, *common)

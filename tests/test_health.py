@@ -88,7 +88,7 @@ def test_a_step_that_is_watched_is_the_same_step(tmp_path, shards, monkeypatch):
     states = []
     for logged in (True, False):
         state, batches = fresh(tmp_path, shards)
-        monkeypatch.setattr(module, "is_logged", lambda config, step, logged=logged: logged)
+        monkeypatch.setattr(module, "is_logged", lambda state, step, logged=logged: logged)
         forward = type(state.teacher.backbone).read
         calls = [0]
 
@@ -122,11 +122,17 @@ def test_every_line_has_the_same_numbers(tmp_path, shards):
     config = tiny_config(tmp_path, f"data.train={shards}", "train.log_every_steps=3", "train.stop_after_steps=7")
     run_training(config, tmp_path / "run")
     lines = read_metrics(tmp_path / "run")
-    assert [line["step"] for line in lines] == [1, 3, 6]
+    assert [line["step"] for line in lines] == [1, 3, 6]  # of 24, at the last of which a line is written, too
     for line in lines:
         assert KEYS | {"kl_cls", "kl_patch"} <= line.keys()
         assert all(line[key] is not None for key in KEYS)
         assert line["kl_cls"] > 0
+
+
+def test_the_last_step_of_a_run_has_a_line(tmp_path, shards):
+    run_training(tiny_config(tmp_path, f"data.train={shards}", "train.log_every_steps=100"), tmp_path / "run")
+    lines = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 24] and all(lines[1][key] is not None for key in KEYS)
 
 
 def test_one_global_view_has_no_other(tmp_path, shards):

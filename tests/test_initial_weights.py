@@ -23,6 +23,7 @@ from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
 from sop_faiss.pipeline.stream import mask_unit
 from sop_faiss.pipeline.train import run_training
 from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.parallel import copy_weights
 from tests.encoders import random_images, timm_network, write_official, write_run
 from tests.encoders import tiny_config as tiny_run
 from tests.images import write_shards
@@ -56,7 +57,8 @@ def vit_config(folder: Path, *overrides: str) -> Config:
 def started(config: Config) -> tuple[Config, Network, Network]:
     config = resolve_init(config)
     student, teacher = build_student_and_teacher(config)
-    load_initial_weights(student, teacher, config.model)
+    load_initial_weights(teacher.backbone, config.model)
+    copy_weights(student, teacher.state_dict())
     return config, student.eval(), teacher.eval()
 
 

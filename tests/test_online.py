@@ -197,8 +197,10 @@ def test_mistakes_are_told_before_the_run(tmp_path, photos, overrides, message):
 
 def test_a_stream_has_no_views_to_compare(tmp_path, shards):
     stream = ("data.access=sequential", "data.samples_per_epoch=24", f"data.train={shards}")
-    with pytest.raises(ConfigError, match=r"view_recall_at_1 .* data\.access = sequential"):
+    with pytest.raises(ConfigError, match=r"view_recall_at_1 .* data\.access = sequential has none: name evaluate"):
         evaluation(tmp_path, *stream, "evaluate.every_steps=2")
+    with pytest.raises(ConfigError, match=r"sequential has none: set evaluate\.view_recall=auto"):
+        evaluation(tmp_path, *stream, "evaluate.every_steps=2", "evaluate.view_recall=always")
 
 
 def test_scores_are_those_of_the_commands_on_the_checkpoint(tmp_path, photos):

@@ -73,7 +73,7 @@ def test_the_page_shows_the_run(trained, tmp_path):
     assert said.endswith(f"page: {run / 'report.html'}\n")
     for text in (
         *("Training run run", "Loss", "Health", "Schedules", "Speed", "Scores over time", "All numbers"),
-        *("Prototypes now, at step 6", f"Prototypes early in training, at step {early}", "Nearest neighbours"),
+        *("Prototypes now, drawn for step 6", f"Prototypes early in training, drawn for step {early}", "Nearest neighbours"),
         *(
             "k-NN accuracy: top-1, k = 3",
             "Norms: gradient, before clipping",
@@ -199,7 +199,7 @@ def test_a_run_that_is_still_training(run):
     assert len(page.of("article", "strip")) == 20
     shutil.rmtree(run / "checkpoints")
     page, _ = report(run)
-    assert "Prototypes now, at step 5" in page.texts and "none yet" in page.texts
+    assert "Prototypes now, drawn for step 5" in page.texts and "none yet" in page.texts
     (run / "prototypes.jsonl").unlink()
     page, said = report(run)
     assert "Of early prototypes this run has no record" in said and not page.of("article", "strip")

@@ -65,7 +65,7 @@ class TrainConfig:
     """The local views go forward and backward before the global ones, not with them: the same, with less memory."""
     checkpoint_activations: bool = False
     """Keep of the student's blocks only what comes in, and compute the rest again in the backward pass: the same, with
-    far less memory, and a third more time."""
+    far less memory, and a third more time. Not with batch norms that count what comes in (`model.batchnorm`)."""
     compile: str = "none"
     """torch.compile: `none`, `backbone` (each block), or `step` (student and teacher whole, with the projector). Where
     it cannot work a line says why, and the run goes on without."""
@@ -96,8 +96,8 @@ class TrainConfig:
     """What stops a run: `non_finite` numbers; `certain`: these, and a collapse beyond doubt (all images have one
     embedding); `any`: every alarm. Others only warn (docs/metrics.md)."""
     alarm_warmup_steps: int | None = None
-    """Alarms other than of numbers that are not finite are heeded after this step. None: after the learning rate's
-    warm-up, and 100 steps at least: fresh networks make embeddings that are all alike."""
+    """Alarms other than of numbers that are not finite are heeded after this step. None: after both
+    warm-ups of `optim`, and 100 steps at least: fresh networks make embeddings that are all alike."""
     wandb_project: str = ""
     """Log to this project at Weights & Biases, too (empty: not at all; wants `pip install 'sop-faiss[wandb]'`)."""
 
@@ -107,6 +107,7 @@ class TrainConfig:
         require(self.batch_size >= 1, f"train.batch_size = {self.batch_size}: wanted 1 or more")
         require(0 <= self.seed < 2**63, f"train.seed = {self.seed}: wanted 0 or more")
         require_one_of("train.precision", self.precision, ("auto", "float32", "bf16"))
+        require_one_of("train.device", self.device, ("auto", "cpu", "cuda"))
         require_one_of("train.compile", self.compile, ("none", "backbone", "step"))
         require_one_of("train.parallel", self.parallel, ("auto", "ddp", "fsdp"))
         for name in ("stop_after_steps", "keep_every_steps", "check_ranks_every_steps"):

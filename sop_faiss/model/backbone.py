@@ -97,8 +97,17 @@ class Backbone(nn.Module):
         return []
 
     def checkpoint_activations(self) -> None:
-        """From now on keep of each block only what comes in, and compute the rest again in the backward pass."""
-        self.trunk.set_grad_checkpointing(True)
+        """From now on keep of each block only what comes in, and compute the rest again in the backward pass.
+
+        Raises:
+            ConfigError: timm has not built it for this network.
+        """
+        try:
+            self.trunk.set_grad_checkpointing(True)
+        except (AssertionError, AttributeError):  # as timm tells
+            raise ConfigError(
+                f"train.checkpoint_activations = true, and {type(self.trunk).__name__} cannot do it: leave it out"
+            ) from None
 
     def _masked(
         self, patches: Float[Tensor, "b rows cols c"], masks: Bool[Tensor, "b n"] | None, side: int

@@ -64,6 +64,11 @@ class ConvBackbone(Backbone):
                 f"model.global_token = mean does not apply to {name}, which pools by itself: leave it out"
             )
         if not self.freezes_batchnorm and any(isinstance(module, _BatchNorm) for module in self.trunk.modules()):
+            if config.train.checkpoint_activations:
+                raise ConfigError(
+                    f"train.checkpoint_activations = true with model.batchnorm = {config.model.batchnorm}: the batch "
+                    f"norms of {name} would count each batch twice; set model.batchnorm=frozen or leave it out"
+                )
             for what, parts in (("train.accumulate", config.train.accumulate), ("ranks", distributed.world_size())):
                 if parts > 1:
                     raise ConfigError(

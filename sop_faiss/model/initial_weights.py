@@ -17,11 +17,10 @@ from sop_faiss import distributed
 from sop_faiss.config import Config, ModelConfig, ViewsConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import sha256_file
-from sop_faiss.model.backbone import VitBackbone
+from sop_faiss.model.backbone import Backbone, VitBackbone
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.teacher import Network
 from sop_faiss.model.timm_trunk import require_timm_name
 from sop_faiss.model.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
 
@@ -128,12 +127,11 @@ def _run_checkpoint(text: str) -> Path:
     return find_checkpoint(Path(text))
 
 
-def load_initial_weights(student: Network, teacher: Network, model: ModelConfig) -> str:
-    """Fill the backbone of student and teacher from `model.init`; their projectors stay fresh.
+def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
+    """Fill a backbone from `model.init`.
 
     Args:
-        student: as built from the configuration that `resolve_init` gives.
-        teacher: becomes equal to it.
+        backbone: as built from the configuration that `resolve_init` gives.
         model: says where the weights are.
 
     Returns:
@@ -143,7 +141,7 @@ def load_initial_weights(student: Network, teacher: Network, model: ModelConfig)
         CheckpointError: it is missing or damaged, or its tensors do not fit the backbone.
         ConfigError: as `resolve_init`.
     """
-    spec, backbone = _spec(model), student.backbone
+    spec = _spec(model)
     target: nn.Module = backbone.trunk
     if spec.kind == "run":
         checkpoint = _run_checkpoint(spec.place)
@@ -166,7 +164,6 @@ def load_initial_weights(student: Network, teacher: Network, model: ModelConfig)
         if isinstance(backbone, VitBackbone):
             tensors = _with_resampled_positions(backbone, tensors)
         left_out = fit_tensors(target, tensors, **named, heads=_classifiers(model.backbone))
-    teacher.load_state_dict(student.state_dict())
     few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
     _say("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
     return sha256_file(file)

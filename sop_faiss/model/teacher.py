@@ -30,6 +30,7 @@ class Network(nn.Module):
         self.backbone = backbone
         self.projector = projector
         self.global_token = global_token
+        self._frozen = False
 
     def forward(
         self,
@@ -46,21 +47,29 @@ class Network(nn.Module):
             patches: which patches' embeddings are asked for, counted over the whole batch in row-major order.
             wants_cls: whether the views' own embeddings are asked for.
         """
-        if self.global_token == "mean" and wants_cls:
-            tokens = self.backbone(images, masks).patches
-            features = tokens.mean(1)
-            if patches is not None:
-                features = torch.cat([features, tokens.flatten(0, 1)[patches]])
-        else:
-            features = self.backbone.read(images, masks, patches, wants_cls)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self._frozen):
+            features = self._features(images, masks, patches, wants_cls)
         embeddings = self.projector(features)
         views = len(images) if wants_cls else 0
         return embeddings[:views], embeddings[views:]
 
+    def _features(
+        self,
+        images: Float[Tensor, "b 3 h w"],
+        masks: Bool[Tensor, "b n"] | None,
+        patches: Int64[Tensor, " m"] | None,
+        wants_cls: bool,
+    ) -> Float[Tensor, "rows f"]:
+        if self.global_token != "mean" or not wants_cls:
+            return self.backbone.read(images, masks, patches, wants_cls)
+        tokens = self.backbone(images, masks).patches
+        means = tokens.mean(1)
+        return means if patches is None else torch.cat([means, tokens.flatten(0, 1)[patches]])
+
     def freeze_backbone(self, frozen: bool) -> None:
         """Whether the backbone stands still: no gradients are computed for it, no drop path or batch statistics."""
-        if self.backbone.training == frozen:
-            self.backbone.requires_grad_(not frozen)
+        if self._frozen != frozen:
+            self._frozen = frozen
             self.backbone.train(not frozen)
 
 

@@ -102,7 +102,9 @@ def _masked_share(config: Config) -> float:
     return shares[masks.kind]
 
 
-def describe_device_memory(config: Config, student: Network, world_size: int, uses_bf16: bool) -> dict[str, int]:
+def describe_device_memory(
+    config: Config, student: Network, world_size: int, uses_bf16: bool, is_sharded: bool
+) -> dict[str, int]:
     """Bytes that a step needs on each rank beside weights and memories, estimated."""
     images = config.train.batch_size // world_size
     at_once = images // config.train.accumulate
@@ -124,8 +126,17 @@ def describe_device_memory(config: Config, student: Network, world_size: int, us
         "views_bytes": pixels * (images + 4 * at_once),
         # the teacher's assignments of one task, of the level where they are more
         "loss_bytes": at_once * views.global_count * max(targets) * 4 + _LOSS_BLOCKS_BYTES,
-        "gradient_buckets_bytes": parameters * 4 if world_size > 1 else 0,
+        "gradient_buckets_bytes": parameters * 4 if world_size > 1 and not is_sharded else 0,
+        # FSDP2 puts together what stays in no block, and two blocks at a time, weights and gradients
+        "gathered_weights_bytes": _gathered(student) * 4 * 2 if is_sharded else 0,
     }
+
+
+def _gathered(student: Network) -> int:
+    """Parameters that FSDP2 holds whole at a time: those of two blocks, and those of no block."""
+    sizes = [sum(p.numel() for p in block.parameters()) for block in student.backbone.blocks()]
+    rest = sum(p.numel() for p in student.parameters()) - sum(sizes)
+    return rest + sum(sorted(sizes)[-2:])
 
 
 def with_total(told: dict[str, Any]) -> dict[str, Any]:

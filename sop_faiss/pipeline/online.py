@@ -195,10 +195,12 @@ def _in_fields(message: str) -> str:
 def _open_view_recall(config: Config, source: ImageSource | ShardStream, positions: Int64[np.ndarray, " n"]) -> _Part:
     """Recall@1 between two views of the run's own images."""
     if isinstance(source, ShardStream):
-        raise ConfigError(
-            "view_recall_at_1 reads single images, and data.access = sequential has none: name evaluate.test or "
-            "evaluate.retrieval, or set evaluate.every_steps=0"
+        instead = (
+            "set evaluate.view_recall=auto"
+            if config.evaluate.view_recall == "always"
+            else "name evaluate.test or evaluate.retrieval, or set evaluate.every_steps=0"
         )
+        raise ConfigError(f"view_recall_at_1 reads single images, and data.access = sequential has none: {instead}")
     if len(positions) < 2:
         raise ConfigError(f"view_recall_at_1 of {len(positions)} image: raise data.holdout_share, or set it to 0")
     pairs = ViewPairs(source, _sample(positions, config.evaluate.view_images, seed=0), config)

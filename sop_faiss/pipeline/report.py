@@ -153,7 +153,7 @@ class _Pictures:
         if early is not None and now is not None and early.step < now.step:
             shown["early in training"] = early
         sections = [
-            prototype_section(f"Prototypes {when}, at step {sample.step:,}", sample, images)
+            prototype_section(f"Prototypes {when}, drawn for step {sample.step:,}", sample, images)
             for when, sample in shown.items()
         ]
         if early is None:

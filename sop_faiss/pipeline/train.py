@@ -25,6 +25,7 @@ from sop_faiss.train.checkpoint import clear_leftovers
 from sop_faiss.train.full_disk import full_disk_told
 from sop_faiss.train.loop import train_steps
 from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.parallel import copy_weights, gets_sharded
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.state import RunState, autocast_dtype, fit_memory, keeps_neighbors
@@ -175,7 +176,8 @@ def run_training(
             if checkpoint is not None:
                 state.resume(checkpoint)
             elif config.model.init:
-                state.init_sha256 = load_initial_weights(state.student, state.teacher, config.model)
+                state.init_sha256 = load_initial_weights(state.teacher.backbone, config.model)
+                copy_weights(state.student, state.teacher.state_dict())
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
             if not finished:
@@ -222,12 +224,14 @@ def describe_run(config: Config) -> dict[str, Any]:
     memories = _describe_memories(config, len(trained))
     checkpoint_bytes = parameters * 4 * 4 + memories["memories_bytes"] + memories["neighbor_lists_bytes"]
     copied = config.train.background_save and device.type == "cpu"  # of a GPU's state the copy lies in main memory
+    is_sharded = gets_sharded(parameters, config, world_size)
+    held = -(-parameters // world_size) if is_sharded else parameters
     sizes = {
         "checkpoint_copy_bytes": checkpoint_bytes if copied else 0,
-        # student, teacher, gradients and two AdamW moments, in float32
-        "weights_and_optimizer_bytes": parameters * 4 * 5,
+        # the teacher, and this rank's part of student, gradients and two AdamW moments, in float32
+        "weights_and_optimizer_bytes": (parameters + held * 4) * 4,
         **memories,
-        **describe_device_memory(config, student, world_size, autocast_dtype(config, device) is not None),
+        **describe_device_memory(config, student, world_size, autocast_dtype(config, device) is not None, is_sharded),
     }
     return {
         "data": describe_data(config, source),
@@ -240,6 +244,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         "steps": Schedules(config, batches.steps_per_epoch).total_steps,
         "device": device.type,
         "world_size": world_size,
+        "parallel": "none" if world_size == 1 else "fsdp" if is_sharded else "ddp",
         "batch_size_per_rank": batches.batch_size_per_rank,
         **with_total(sizes),
         "checkpoint_bytes": checkpoint_bytes,  # on disk

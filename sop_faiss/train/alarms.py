@@ -110,7 +110,8 @@ class Rules:
         """The rules of a run."""
         train, warmup = config.train, config.train.alarm_warmup_steps
         if warmup is None:
-            warmup = max(LEAST_WARMUP_STEPS, round(config.optim.warmup_epochs * steps_per_epoch))
+            epochs = config.optim.projector_warmup_epochs + config.optim.warmup_epochs
+            warmup = max(LEAST_WARMUP_STEPS, round(epochs * steps_per_epoch))
         auc_steps = max(PATIENCE, -(-AUC_IMAGES // train.batch_size))
         return cls(train.stop_on, warmup, config.loss.student_temp, auc_steps)
 

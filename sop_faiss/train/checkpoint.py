@@ -18,7 +18,7 @@ from sop_faiss.config import TrainConfig
 from sop_faiss.errors import CheckpointError
 from sop_faiss.files import atomic_directory, atomic_file, remove_leftovers, sha256_file, write_json
 from sop_faiss.model.checkpoint import FORMAT, checkpoint_directories, read_tensors
-from sop_faiss.train.parallel import like
+from sop_faiss.train.parallel import copy_weights, like
 
 __all__ = [
     "clear_leftovers",
@@ -30,6 +30,7 @@ __all__ = [
     "write_checkpoint",
 ]
 
+_RECORDS = ("metrics.jsonl", "prototypes.jsonl", "bad_samples.jsonl", "stopped.json")
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 """What AdamW keeps of each parameter."""
 
@@ -85,7 +86,7 @@ def _save(tensors: dict[str, Tensor], file: Path) -> None:
 
 def clear_leftovers(run: Path, resumed_step: int) -> None:
     """Remove what a kill has left half-written, and damaged checkpoints later than the one resumed from."""
-    for name in ("best", "latest", "config.yaml", "metrics.jsonl"):
+    for name in ("best", "latest", "config.yaml", *_RECORDS):
         remove_leftovers(run / name)
     for path in (run / "checkpoints").glob(".step_*"):
         if path.name.endswith((".tmp", ".old")):
@@ -163,4 +164,4 @@ def load_network(network: nn.Module, checkpoint: Path, name: str) -> None:
             f"checkpoint {checkpoint} is of another model ({len(differences)} tensors differ, first {differences[0]}): "
             "resume with the configuration it was made with"
         )
-    network.load_state_dict({key: like(wanted[key], value) for key, value in tensors.items()})
+    copy_weights(network, tensors)

@@ -35,6 +35,10 @@ def compile_networks(kind: str, networks: Sequence[Network], device: torch.devic
             _log.warning("train.compile = %s cannot work here, going on without it: %s", kind, reasons[0])
         return False
     blocks = [block for network in networks for block in network.backbone.blocks()]
+    if kind == "backbone" and not blocks:
+        if distributed.is_main():
+            _log.warning("train.compile = backbone has no blocks to compile here, going on without: set it to step")
+        return False
     # One code for all blocks, but for their drop path: each rate, view size and pass is compiled once.
     limit = 8 * len(blocks) + torch._dynamo.config.recompile_limit
     torch._dynamo.config.recompile_limit = limit

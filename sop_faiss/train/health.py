@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sop_faiss import distributed
-from sop_faiss.config import TrainConfig
 from sop_faiss.sop.memory import Memory
 from sop_faiss.train.spread import mean_cosine, rankme, view_auc
 from sop_faiss.train.state import RunState
@@ -30,9 +29,9 @@ MAX_ROWS = 256
 """Of how many rows spread is told at most: the solver's time grows with their cube."""
 
 
-def is_logged(config: TrainConfig, step: int) -> bool:
-    """Whether a step, counted from 1, writes a line: multiples of `log_every_steps`, and the first."""
-    return step % config.log_every_steps == 0 or step == 1
+def is_logged(state: RunState, step: int) -> bool:
+    """Whether a step, counted from 1, writes a line: multiples of `log_every_steps`, the first and the last."""
+    return step % state.config.train.log_every_steps == 0 or step in (1, state.schedules.total_steps)
 
 
 def newest_rows(memory: Memory, count: int) -> Int64[Tensor, " rows"]:
@@ -50,7 +49,7 @@ def watching(state: RunState) -> Iterator[dict[str, float | int]]:
         What was seen, the same on all ranks; filled in when the step is over, and left empty unless it is logged.
     """
     told: dict[str, float | int] = {}
-    if not is_logged(state.config.train, state.step + 1):
+    if not is_logged(state, state.step + 1):
         yield told
         return
     watch = _Watch(state)

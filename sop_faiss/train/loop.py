@@ -201,7 +201,8 @@ def fill_memories(state: RunState, batches: Batches) -> None:
         kept = normalise(batch.global_views[stored], batch.global_colours[stored], state.config.views, state.device)
         rows = torch.arange(images, device=state.device) * patches + state.draw_stored_patches(images, patches)
         with _autocast(state):
-            cls, patch = state.teacher(kept.flatten(0, 1), None, rows)
+            wanted = None if state.patch is None else rows
+            cls, patch = state.teacher(kept.flatten(0, 1), None, wanted, state.cls is not None)
         image_ids = distributed.gather_rows(batch.image_ids.to(state.device))
         for level, embeddings in ((state.cls, cls), (state.patch, patch)):
             if level is not None:

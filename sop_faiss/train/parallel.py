@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from jaxtyping import Shaped
@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sop_faiss import distributed
 from sop_faiss.config import Config
-from sop_faiss.errors import ConfigError
 from sop_faiss.model.teacher import Student
 
-__all__ = ["average_gradients", "here", "is_sharded", "like", "share_student", "whole"]
+__all__ = ["average_gradients", "copy_weights", "gets_sharded", "here", "is_sharded", "like", "share_student", "whole"]
 
 _SHARDED_FROM = 250_000_000
 """Parameters from which on `train.parallel: auto` shards: ViT-L has 304 million, ViT-B 86."""
@@ -40,18 +39,10 @@ def share_student(
 
     Returns:
         What to call, and whether its gradients have to be averaged by hand (`average_gradients`).
-
-    Raises:
-        ConfigError: the student cannot be sharded as configured.
     """
     if distributed.world_size() == 1:
         return student, False
-    if _shards(student, config):
-        if config.model.init or config.optim.projector_warmup_epochs:
-            raise ConfigError(
-                "train.parallel = fsdp with model.init or optim.projector_warmup_epochs is not built: set "
-                "train.parallel=ddp"
-            )
+    if gets_sharded(sum(parameter.numel() for parameter in student.parameters()), config, distributed.world_size()):
         mesh = init_device_mesh(device.type, (distributed.world_size(),))
         of_blocks = MixedPrecisionPolicy(autocast_dtype, torch.float32, cast_forward_inputs=False)
         for block in student.network.backbone.blocks():
@@ -67,10 +58,11 @@ def share_student(
     return shared, False
 
 
-def _shards(student: nn.Module, config: Config) -> bool:
-    if config.train.parallel == "auto":
-        return sum(p.numel() for p in student.parameters()) >= _SHARDED_FROM
-    return config.train.parallel == "fsdp"
+def gets_sharded(parameters: int, config: Config, world_size: int) -> bool:
+    """Whether a student of so many parameters is shared by FSDP2, as `train.parallel` means it."""
+    if world_size == 1 or config.train.parallel == "ddp":
+        return False
+    return config.train.parallel == "fsdp" or parameters >= _SHARDED_FROM
 
 
 def is_sharded(network: nn.Module) -> bool:
@@ -97,6 +89,12 @@ def like(target: Shaped[Tensor, "*shape"], value: Shaped[Tensor, "*shape"]) -> T
     if not isinstance(target, DTensor):
         return value
     return distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def copy_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Load whole tensors, which all ranks have, into a network of the same shape; of one in shards each rank's part."""
+    wanted = network.state_dict()
+    network.load_state_dict({name: like(wanted[name], value) for name, value in tensors.items()})
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:

@@ -73,7 +73,7 @@ def keep_records(
     epoch = state.step / state.schedules.steps_per_epoch
     told = {"step": state.step, "epoch": epoch, "images": state.images_seen, **values, **health}
     check_finite(state, told, run)
-    if is_logged(state.config.train, state.step):
+    if is_logged(state, state.step):
         if monitor is not None:
             monitor.log({**told, **monitor.speed(state.images_seen)})
         heed_alarms(state, told, run)
