@@ -73,7 +73,8 @@ def test_the_page_shows_the_run(trained, tmp_path):
     assert said.endswith(f"page: {run / 'report.html'}\n")
     for text in (
         *("Training run run", "Loss", "Health", "Schedules", "Speed", "Scores over time", "All numbers"),
-        *("Prototypes now, drawn for step 6", f"Prototypes early in training, drawn for step {early}", "Nearest neighbours"),
+        *("Prototypes now, drawn for step 6", f"Prototypes early in training, drawn for step {early}"),
+        "Nearest neighbours",
         *(
             "k-NN accuracy: top-1, k = 3",
             "Norms: gradient, before clipping",
