@@ -33,7 +33,7 @@ from sop_faiss.train.loop import train_step
 from sop_faiss.train.saver import CheckpointSaver
 from sop_faiss.train.state import RunState
 
-TARGET = "<= 1.03"
+TARGET = "<= 0.03"
 MEBIBYTE = 2**20
 SIDE = 1024  # of the matrices of the stand-in
 
@@ -110,15 +110,15 @@ def checkpoint_rows(quick: bool, out: Path) -> list[Row]:
     name = "ViT-Ti/16" if quick else "ViT-S/16"
     what = f"time that a save holds the loop, {name}, {state.device.type}"
     every = state.config.train.checkpoint_every_steps
-    overhead = 1 + (medians["copy"] + taken) / (every * step_seconds)
+    share = (medians["copy"] + taken) / (every * step_seconds)
     return [
         Row(what, "writing before the next step", medians["copy"] / medians["direct"], "", None, detail),
         Row(
-            f"{every} steps and a save, {name}, {state.device.type}",
-            "the same steps without",
-            overhead,
+            f"a save's time in all, {name}, {state.device.type}",
+            f"the {every} steps between two",
+            share,
             TARGET,
-            meets(overhead, TARGET),
+            meets(share, TARGET),
             {"step_seconds": step_seconds},
         ),
     ]

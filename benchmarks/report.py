@@ -168,7 +168,8 @@ def _git(*arguments: str) -> str:
 
 def _commit() -> str:
     try:
-        return _git("rev-parse", "--short", "HEAD") + (" with changes" if _git("status", "--porcelain") else "")
+        changed = _git("status", "--porcelain", "--", ".", ":!benchmarks/RESULTS.md")  # which `--record` itself changes
+        return _git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
