@@ -91,6 +91,8 @@ def build_command(
 ) -> None:
     """Build an index of a feature store, or of pictures.
 
+    Killed, it goes on where it was when the same command is given again.
+
     \b
     Examples:
       sop-index build --features features/ --out photos.index

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
+from sop_faiss.index.trained import forget_training, trained_once
 from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.choice import (
     choose_factory,
@@ -230,3 +231,35 @@ def test_the_least_effort_that_is_enough(rows: np.ndarray) -> None:
         recall = tune_effort(index, queries, 10, judge, 0.9)
         assert index.effort == min(effort for effort, share in by_effort.items() if share >= 0.9)
         assert recall.share == by_effort[index.effort] and (recall.k, recall.queries) == (10, 60)
+
+
+# trained once
+
+
+@pytest.mark.parametrize("factory", ["IVF8,SQ8", "PQ8x4", "HNSW8", "OPQ4_8,IVF4,PQ4x4"])
+def test_a_kept_training_gives_the_same_index(
+    factory: str, rows: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, trained = tmp_path / "photos.index", []
+    real = ApproximateIndex.train
+    monkeypatch.setattr(ApproximateIndex, "train", lambda self, rows: (trained.append(len(rows)), real(self, rows))[1])
+
+    def train(given: np.ndarray, factory: str = factory) -> bytes:
+        index = trained_once(make_approximate_index(factory, DIMENSION), given, out)
+        index.add(rows)
+        index.write(tmp_path / "written")
+        return (tmp_path / "written").read_bytes()
+
+    first = train(rows)
+    assert train(rows) == first and len(trained) == 1
+    train(rows[1:])
+    train(rows, "IVF4,Flat")
+    assert len(trained) == 3, "trained anew on other rows, and for another factory"
+    kept = tmp_path / ".photos.index.trained" / "trained.faiss"
+    content = bytearray(kept.read_bytes())
+    content[len(content) // 2] ^= 1
+    kept.write_bytes(content)
+    train(rows, "IVF4,Flat")
+    assert len(trained) == 4, "trained anew where the kept one is damaged"
+    forget_training(out)
+    assert not list(tmp_path.glob(".*"))

@@ -112,11 +112,24 @@ def test_index(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None
     assert not out.exists()
     with pytest.raises(IndexMismatchError, match="does not exist"):
         FeatureIndex.open(out)
+    assert "index.partial" in left(out), "the features are kept"
     assert run((*point[:2], 0), *words) == 0
     assert left(out) == ["index"] and len(FeatureIndex.open(out)) == 2 * SOME
 
 
 BUILD = ("index", "build", "--factory", "IVF4,SQ8")
+
+
+@pytest.mark.parametrize("point", [("sop_faiss.index.build", "_add", 1), ("sop_faiss.index.build", "measure", 1)])
+def test_index_does_not_train_twice(features: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
+    words = (*BUILD, "--features", features / "first", "--out")
+    assert run(point, *words, tmp_path / "index") == -signal.SIGKILL
+    assert ".index.trained" in left(tmp_path / "index")
+    never = ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.train", 1)
+    assert run(never, *words, tmp_path / "index") == 0, "trained, and so killed"
+    assert left(tmp_path / "index") == ["index"]
+    assert run((*point[:2], 0), *words, tmp_path / "whole") == 0
+    assert (tmp_path / "index" / "index.faiss").read_bytes() == (tmp_path / "whole" / "index.faiss").read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,13 @@ parts it left. Whitening is applied after the cache.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from jaxtyping import Float32
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from sop_faiss import distributed
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.files import atomic_file, read_json, write_json
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.model.preprocess import Preprocess
 
-__all__ = ["FeatureCache", "open_cache", "remove_cache"]
+__all__ = ["FeatureCache", "kept_until_whole", "open_cache", "remove_cache"]
 
 _log = logging.getLogger(__name__)
 FORMAT = "sop_faiss feature cache 1"
@@ -144,6 +146,33 @@ def open_cache(encoder: Encoder, preprocess: Preprocess) -> FeatureCache | None:
     if encoder.cache.exists() and not encoder.cache.is_dir():
         raise FeatureError(f"cache {encoder.cache} is a file: name a directory")
     return FeatureCache(encoder.cache / name, key, encoder.token_dimension)
+
+
+@contextlib.contextmanager
+def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
+    """Keep features in `OUT.partial/` while `out` is made of them: after a kill the same call goes on from there.
+
+    Where the encoder has a cache of its own, its features are kept there anyway.
+
+    Args:
+        encoder: makes the features inside.
+        out: what is made; once that has worked, the features are removed.
+    """
+    unfinished = out.with_name(f"{out.name}.partial") if encoder.cache is None else None
+    if unfinished is not None:
+        encoder.cache = unfinished
+    try:
+        cache = open_cache(encoder, encoder.preprocess)
+        if cache and distributed.is_main():
+            _log.warning(
+                "%s holds %d features of this encoder: its pictures are not encoded again", cache.folder, len(cache)
+            )
+        yield
+    finally:
+        if unfinished is not None:
+            encoder.cache = None
+    if unfinished is not None:
+        remove_cache(unfinished)
 
 
 def remove_cache(directory: Path) -> None:

@@ -14,11 +14,13 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.data.source import ImageSource
 from sop_faiss.errors import ConfigError, FeatureError
+from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
 from sop_faiss.index.plan import RECALL_K, plan_rows
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
+from sop_faiss.index.trained import forget_training, trained_once
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.neighbors.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.choice import IsNear, choose_factory, exact_similarities, near_by_vectors, tune_effort
@@ -103,7 +105,8 @@ def build_index(
 
     Args:
         store: unit-norm features of one encoder.
-        out: where the directory shall stand; it appears complete or not at all.
+        out: where the directory shall stand; it appears complete or not at all. What was trained stays beside it
+            until then: after a kill, the same call does not train again.
         options: which kind of index; None for the defaults.
         progress: called with vectors added and their total.
 
@@ -127,7 +130,7 @@ def build_index(
         index = empty_index(factory, dimension)
         plan = plan_rows(count, index)
         if isinstance(index, ApproximateIndex):
-            index.train(store.features[plan.training])
+            index = trained_once(index, store.features[plan.training], out)
         _add(index, store.features, plan.present, progress)
         measured = not_measured(options.recall)
         if isinstance(index, ApproximateIndex) and len(plan.held_out):
@@ -143,7 +146,9 @@ def build_index(
         )
         ids = IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
         described = replace(store_as_index(store, factory), search={"effort": index.effort, **measured, "why": why})
-        return write_index(directory, described, index, ids)
+        manifest = write_index(directory, described, index, ids)
+    forget_training(out)
+    return manifest
 
 
 def _blocks(count: int) -> list[tuple[int, int]]:
@@ -199,7 +204,7 @@ def build_index_of_pictures(
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
-    """As `build_index`, of pictures; the features are kept in the index only.
+    """As `build_index`, of pictures. After a kill the same call encodes only what is missing (`kept_until_whole`).
 
     Args:
         encoder: on the device it shall run on.
@@ -216,10 +221,11 @@ def build_index_of_pictures(
     options = options or IndexOptions()
     refuse_occupied(out)
     options.check(encoder.feature_dim)
-    store = extract_features(
-        encoder, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
-    )
-    return build_index(store, out, options)
+    with kept_until_whole(encoder, out):
+        store = extract_features(
+            encoder, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
+        )
+        return build_index(store, out, options)
 
 
 def store_as_index(store: FeatureStore, factory: str) -> IndexManifest:

@@ -7,7 +7,6 @@ an extraction which was killed goes on when the same command is given again.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from sop_faiss import distributed
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.results import write_result
-from sop_faiss.features.cache import open_cache, remove_cache
+from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore, require_dtype
 from sop_faiss.files import refuse_occupied
@@ -28,8 +27,6 @@ from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_file
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["EmbedOptions", "embed"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,19 +81,14 @@ def embed(
     source = open_source(data)
     learned_on = None if options.whiten is None else open_source(options.whiten)
     loaded = encoder.load()
-    unfinished = out.with_name(f"{out.name}.partial")
-    if encoder.cache is None:
-        loaded.cache = unfinished
-    _say_what_is_at_hand(loaded)
-    started = time.perf_counter()
     images = len(source) + (0 if learned_on is None else len(learned_on))
-    if learned_on is not None:
-        loaded.whiten_with(_learned(loaded, learned_on, options, _shifted(progress, 0, images)))
-    store = _extract(loaded, source, options, _shifted(progress, images - len(source), images))
-    seconds = time.perf_counter() - started
-    manifest = distributed.decide(lambda: store.write(out, feature_dtype=options.feature_dtype))
-    if encoder.cache is None:
-        remove_cache(unfinished)
+    with kept_until_whole(loaded, out):
+        started = time.perf_counter()
+        if learned_on is not None:
+            loaded.whiten_with(_learned(loaded, learned_on, options, _shifted(progress, 0, images)))
+        store = _extract(loaded, source, options, _shifted(progress, images - len(source), images))
+        seconds = time.perf_counter() - started
+        manifest = distributed.decide(lambda: store.write(out, feature_dtype=options.feature_dtype))
     if result_json is not None and distributed.is_main():
         _write_result(result_json, data, encoder, options, manifest, images, seconds)
     return manifest
@@ -123,14 +115,6 @@ def _join_ranks(encoder: EncoderSpec) -> EncoderSpec:
     if ":" in encoder.device:
         raise ConfigError(f"--device {encoder.device} under torchrun, where each rank takes its own: use --device cuda")
     return replace(encoder, device=str(distributed.join_process_group(encoder.device)))
-
-
-def _say_what_is_at_hand(encoder: Encoder) -> None:
-    cache = open_cache(encoder, encoder.preprocess)
-    if cache and distributed.is_main():
-        _log.warning(
-            "%s holds %d features of this encoder: its pictures are not encoded again", cache.folder, len(cache)
-        )
 
 
 def _extract(

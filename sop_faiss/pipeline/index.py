@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
+from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
@@ -111,7 +112,8 @@ def add(
         raise ConfigError(
             f"{len(there)} keys are in {index} already (first {there[0]!r}): remove them first, or rename"
         )
-    store = extract_features(
-        loaded, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
-    )
-    return add_to_index(index, store)
+    with kept_until_whole(loaded, index):
+        store = extract_features(
+            loaded, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
+        )
+        return add_to_index(index, store)

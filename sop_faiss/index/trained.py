@@ -1,0 +1,65 @@
+"""A trained index without a row, kept beside what is built until that is whole: a kill does not cost the training."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+
+from sop_faiss.errors import SopError
+from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
+from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
+
+__all__ = ["forget_training", "trained_once"]
+
+_INDEX, _MADE_OF = "trained.faiss", "trained.json"
+
+
+def trained_once(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"], out: Path) -> ApproximateIndex:
+    """An empty index trained on these rows: the one that a killed build of `out` has kept, or this one, then kept.
+
+    Raises:
+        ConfigError: the rows are too few for this factory.
+        OSError: the disk is full.
+    """
+    directory, made_of = _directory(out), _digest(index, rows)
+    kept = _kept(directory, made_of, index)
+    if kept is not None:
+        return kept
+    index.train(rows)
+    with atomic_directory(directory, overwrite=True) as temporary:
+        index.write(temporary / _INDEX)
+        write_json(temporary / _MADE_OF, {"made_of": made_of, "sha256": sha256_file(temporary / _INDEX)})
+    return index
+
+
+def forget_training(out: Path) -> None:
+    """Remove what `trained_once` has kept for `out`."""
+    shutil.rmtree(_directory(out), ignore_errors=True)
+
+
+def _directory(out: Path) -> Path:
+    return out.with_name(f".{out.name}.trained")
+
+
+def _digest(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"]) -> str:
+    """Of all that training depends on."""
+    digest = hashlib.sha256(f"{index.factory} {rows.shape} ".encode())
+    digest.update(np.ascontiguousarray(rows).data)
+    return digest.hexdigest()
+
+
+def _kept(directory: Path, made_of: str, index: ApproximateIndex) -> ApproximateIndex | None:
+    """What is there, if it is whole and was trained on the same."""
+    if not (directory / _MADE_OF).is_file():
+        return None
+    try:
+        told = read_json(directory / _MADE_OF)
+        if told["made_of"] != made_of or told["sha256"] != sha256_file(directory / _INDEX):
+            return None
+        return read_approximate_index(directory / _INDEX, index.factory, index.dimension, 0, mapped=False)
+    except (SopError, KeyError, TypeError, OSError):
+        return None
