@@ -77,7 +77,7 @@ def test_the_page_shows_the_run(trained, tmp_path):
         "Nearest neighbours",
         *(
             "k-NN accuracy: top-1, k = 3",
-            "Norms: gradient, before clipping",
+            "Gradient before clipping",
             "step 5",
             "optim.base_lr",
             "0.01",

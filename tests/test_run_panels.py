@@ -112,5 +112,7 @@ def test_odd_curves_can_be_drawn():
     drawing(Panel("a", "huge", "", {"a": curve(1e300, -1e300)}))
     drawing(Panel("a", "flat", "log", {"a": curve(1e-30, 1e-30)}, logarithmic=True))
     drawing(Panel("a", "many", "", {str(number): curve(number, 1.0) for number in range(20)}))
-    found, _ = panels_of_run({"gradient_norm": curve(0.0, 1.0)}, CONSTANTS)
-    assert not found[0].logarithmic
+    for values, logarithmic in (((0.0, 1.0), True), ((0.0, 0.0), False), ((-1.0, math.nan), False)):
+        found, _ = panels_of_run({"gradient_norm": curve(*values)}, CONSTANTS)
+        assert found[0].logarithmic == logarithmic
+        assert ("L2 norm, log" in words(drawing(found[0])[1])) == logarithmic

@@ -75,13 +75,13 @@ def _draw(axes: Axes, panel: Panel) -> None:
             before = "step 0" if len(panel.curves) == 1 else f"{name} at step 0"
             references.append(Reference(float(curve.values[0]), f"{before}: {curve.values[0]:.4g}"))
     if panel.logarithmic:
-        axes.set_yscale("log")
+        axes.set_yscale("log", nonpositive="mask")
     else:
         axes.ticklabel_format(useOffset=False)
     for reference in references:
         _draw_reference(axes, reference)
     finish_axes(axes)
-    axes.set_ylabel(panel.unit, parse_math=False)
+    axes.set_ylabel(f"{panel.unit}, log" if panel.logarithmic else panel.unit, parse_math=False)
     if len(panel.curves) > 1:
         _add_legend(axes, list(panel.curves))
 

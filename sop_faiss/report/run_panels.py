@@ -54,6 +54,7 @@ class Panel:
     """Name in the legend -> curve."""
     references: list[Reference] = field(default_factory=list)
     logarithmic: bool = False
+    """The unit's axis is; values that are not positive are left out."""
     is_score: bool = False
     """A score, where larger is better; its value at step 0 is the baseline."""
 
@@ -72,11 +73,9 @@ _LEGEND = {
     "feature_cosine": "features",
     "embedding_rankme": "embeddings",
     "feature_rankme": "features",
-    "gradient_norm": "gradient, before clipping",
-    "update_norm": "update",
     **dict.fromkeys(("learning_rate", "weight_decay", "momentum", "teacher_temp"), ""),
     **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes"), ""),
-    **dict.fromkeys(("view_recall_at_1", "view_auc", "trunk_lr_scale"), ""),
+    **dict.fromkeys(("view_recall_at_1", "view_auc", "trunk_lr_scale", "gradient_norm", "update_norm"), ""),
 }
 _GIB = 2.0**30
 
@@ -118,7 +117,7 @@ _KINDS = (
     _Kind(
         "Health",
         "RankMe: dimensions in use",
-        "dimensions, log",
+        "dimensions",
         r"((?:embedding|feature)_rankme)",
         lambda constants: [
             Reference(1.0, "1: one direction"),
@@ -144,7 +143,8 @@ _KINDS = (
     _Kind("Health", "Different rows that are members", "share of the memory", r"distinct_rows_(\w+)"),
     _Kind("Health", "Anchors with supports of one image", "share", r"one_image_share_(\w+)"),
     _Kind("Health", "Recall of the approximate search", "share", r"neighbor_recall_(\w+)", _always((1.0, "1: exact"))),
-    _Kind("Health", "Norms", "L2 norm, log", r"(gradient_norm|update_norm)", logarithmic=True),
+    _Kind("Health", "Gradient before clipping", "L2 norm", r"(gradient_norm)", logarithmic=True),
+    _Kind("Health", "A step's change of the weights", "over their norm", r"(update_norm)", logarithmic=True),
     _Kind("Schedules", "Learning rate", "per step", r"(learning_rate)"),
     _Kind("Schedules", "Backbone's rate over projector's", "ratio", r"(trunk_lr_scale)", _always((0.0, "0: frozen"))),
     _Kind("Schedules", "Weight decay", "factor", r"(weight_decay)"),
@@ -176,7 +176,7 @@ def panels_of_run(curves: Mapping[str, Curve], constants: RunConstants) -> tuple
                 kind.unit,
                 members,
                 kind.references(constants),
-                kind.logarithmic and all((curve.values > 0).all() for curve in members.values()),
+                kind.logarithmic and all((curve.values > 0).any() for curve in members.values()),
                 kind.is_score,
             )
         )
