@@ -11,7 +11,7 @@ import torch
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.model import backbone as backbone_module
-from sop_faiss.model.backbone import seeded_backbone
+from sop_faiss.model.build_backbone import seeded_backbone
 from sop_faiss.model.teacher import build_student_and_teacher
 from sop_faiss.train import compiled
 from sop_faiss.train.loop import train_step

@@ -11,7 +11,7 @@ from torch import nn
 
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.backbone import build_backbone, seeded_backbone
+from sop_faiss.model.build_backbone import build_backbone, seeded_backbone
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.teacher import build_student_and_teacher
 from sop_faiss.pipeline.index import build

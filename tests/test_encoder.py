@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.backbone import seeded_backbone
+from sop_faiss.model.build_backbone import seeded_backbone
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoder import encoder_of_backbone
 from sop_faiss.model.teacher import build_student_and_teacher

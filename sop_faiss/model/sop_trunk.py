@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from sop_faiss.config import Config, load_config
-from sop_faiss.model.backbone import Backbone, VitBackbone, seeded_backbone
+from sop_faiss.model.backbone import Backbone, VitBackbone
+from sop_faiss.model.build_backbone import seeded_backbone
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone, run_directory
 from sop_faiss.model.conv_backbone import ConvBackbone
 from sop_faiss.model.export import read_export

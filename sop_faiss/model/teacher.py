@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from sop_faiss.config import Config
-from sop_faiss.model.backbone import Backbone, build_backbone
+from sop_faiss.model.backbone import Backbone
+from sop_faiss.model.build_backbone import build_backbone
 from sop_faiss.model.projector import Projector
 
 __all__ = ["Network", "Student", "build_student_and_teacher", "update_teacher"]

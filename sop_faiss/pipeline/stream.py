@@ -13,7 +13,7 @@ from sop_faiss.data.shard_stream import ShardStream
 from sop_faiss.data.source import ImageSource, find_streams, open_source
 from sop_faiss.data.stream import Batches, split_holdout
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.backbone import seeded_backbone
+from sop_faiss.model.build_backbone import seeded_backbone
 from sop_faiss.model.initial_weights import resolve_init
 
 __all__ = [
