@@ -27,6 +27,7 @@ __all__ = [
     "read_json",
     "refuse_occupied",
     "remove_leftovers",
+    "require_readable",
     "require_writable",
     "restore_directory",
     "sha256_file",
@@ -65,6 +66,24 @@ def require_writable(path: Path | None) -> None:
     above = next(parent for parent in path.absolute().parents if parent.exists())
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise SopError(f"output {path} cannot be written: {above} is not a directory, or not writable")
+
+
+def require_readable(path: Path) -> None:
+    """Check that a file may be read, for libraries that tell a missing right as a missing or a damaged file.
+
+    Raises:
+        SopError: it may not be read.
+    """
+    try:
+        path.open("rb").close()
+    except PermissionError:
+        raise _may_not_be_read(path) from None
+    except OSError:  # whoever reads it will tell
+        return
+
+
+def _may_not_be_read(path: Path) -> SopError:
+    return SopError(f"{path} may not be read (permission denied): ask its owner, or change its mode")
 
 
 def sync_directory(directory: Path) -> None:
@@ -289,12 +308,14 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        SopError: the file is missing or is not JSON.
+        SopError: the file is missing, may not be read, or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SopError(f"{path} does not exist") from None
+    except PermissionError:
+        raise _may_not_be_read(path) from None
     except (OSError, ValueError, RecursionError) as error:  # not JSON or UTF-8, thousands of digits, or deeply nested
         reason = str(error).splitlines()[0]
         raise SopError(f"{path} cannot be read as JSON ({reason}); it is damaged or of another kind") from None
