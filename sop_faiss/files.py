@@ -44,10 +44,12 @@ def refuse_occupied(out: Path) -> None:
     """Refuse an output directory that holds something, before hours of work instead of after.
 
     Raises:
-        SopError: `out` is a file, or a directory that is not empty.
+        SopError: `out` is a file, or a directory that is not empty, or nothing can be made there.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
+    if not out.exists():
+        _require_place(out)
 
 
 def require_writable(path: Path | None) -> None:
@@ -63,9 +65,18 @@ def require_writable(path: Path | None) -> None:
     with contextlib.suppress(OSError):  # one look, as others may remove it
         if not stat.S_ISREG(path.stat().st_mode):  # a rename would put a file in the place of the device
             raise SopError(f"output {path} is a device or a pipe: name a file")
+    _require_place(path)
+
+
+def _require_place(path: Path) -> None:
+    """Refuse a path below a file, or below a directory that may not be written to."""
     above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise SopError(f"output {path} cannot be written: {above} is not a directory, or not writable")
+    if not above.is_dir():
+        raise SopError(f"output {path} cannot be written: {above} is a file, wanted a directory; name another place")
+    if not os.access(above, os.W_OK):
+        raise SopError(
+            f"output {path} cannot be written: {above} is not writable; name another place, or ask its owner"
+        )
 
 
 def require_readable(path: Path) -> None:

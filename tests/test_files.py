@@ -136,6 +136,8 @@ def test_occupied_outputs_are_refused(tmp_path):
     for out in (tmp_path, tmp_path / "file"):
         with pytest.raises(SopError, match="already exists and is not empty"):
             refuse_occupied(out)
+    with pytest.raises(SopError, match=r"file/deep/new cannot be written: .*/file is a file, wanted a directory; name"):
+        refuse_occupied(tmp_path / "file" / "deep" / "new")
 
 
 def test_places_that_cannot_be_written(tmp_path):
@@ -145,7 +147,7 @@ def test_places_that_cannot_be_written(tmp_path):
     require_writable(tmp_path / "file")
     with pytest.raises(SopError, match="is a directory"):
         require_writable(tmp_path)
-    with pytest.raises(SopError, match="cannot be written"):
+    with pytest.raises(SopError, match=r"cannot be written: .*/file is a file"):
         require_writable(tmp_path / "file" / "x.json")
     with pytest.raises(SopError, match="is a device or a pipe"):
         require_writable(Path(os.devnull))
