@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.idle_options import refuse_idle, refuse_without
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
@@ -50,9 +51,9 @@ _PATH = click.Path(path_type=Path)
     "pictures. They are streamed, never held.",
 )
 @click.option("--qe", type=int, default=0, metavar="N", help="alpha-QE: add the N nearest to each query.")
-@click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Weights similarity^alpha.")
+@click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Of --qe: weights similarity^alpha.")
 @click.option("--dba", type=int, default=0, metavar="N", help="Database augmentation: likewise to each gallery image.")
-@click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Weights similarity^alpha.")
+@click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Also write the result.")
@@ -114,6 +115,7 @@ def main(
       sop-retrieve --compare before.json after.json --plot gain.png
     """
     if compare:
+        refuse_idle("--compare", ["compare", "files", "plot"])
         _compare(files, plot)
         return
     if files or plot is not None:
@@ -121,10 +123,13 @@ def main(
     if dataset is None:
         raise click.UsageError("Missing option '--dataset'.")
     if make_gnd is not None:
+        refuse_idle("--make-gnd", ["make_gnd", "dataset", "data_root"])
         _make_gnd(dataset, data_root, make_gnd)
         return
     if encoder is None:
         raise click.UsageError("Missing option '--model'.")
+    refuse_without("qe_alpha", "--qe N", qe != 0)
+    refuse_without("dba_alpha", "--dba N", dba != 0)
     from sop_faiss.evaluate.expansion import Expansion
     from sop_faiss.pipeline.retrieve import RetrieveOptions, evaluate_retrieval
     from sop_faiss.pipeline.retrieve_output import write_per_query, write_retrieval_page
