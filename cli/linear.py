@@ -102,7 +102,8 @@ def main(
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
-    check_outputs({"--json": json_file, "--per-class": csv_file, "--confusion": png_file}, read)
+    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
+    check_outputs(outputs, read, figures=["--confusion"])
     choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
     options = LinearOptions(choices, batch_size, workers, max_bad_fraction, part)
     with (

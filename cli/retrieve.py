@@ -192,7 +192,7 @@ def _make_gnd(dataset: str, data_root: Path | None, out: Path) -> None:
 def _compare(files: tuple[Path, ...], plot: Path | None) -> None:
     from sop_faiss.evaluate.compare import compare_results
 
-    check_outputs({"--plot": plot}, files)
+    check_outputs({"--plot": plot}, files, figures=["--plot"])
     comparison = compare_results(files)
     for setup in comparison.setups:
         rows = [[comparison.names[0], *_interval(setup.scores[0]), "", "", "", ""]]
