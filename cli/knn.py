@@ -33,7 +33,8 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
     "ks",
     type=int,
     multiple=True,
-    help=f"Neighbours; may be repeated. All k come from one search.  [default: {', '.join(map(str, KS))}]",
+    help="Neighbours, at most as many as training pictures; may be repeated, all from one search.  "
+    f"[default: {', '.join(map(str, KS))}]",
 )
 @click.option(
     "--temperature",
@@ -101,7 +102,10 @@ def _print(result: ClassifierResult) -> None:
         f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
         f"pictures, {protocol['classes']:,} classes",
         ["k", "top-1 %", "top-5 %", ""],
-        [[str(k), *(f"{metrics[f'top{top}_k{k}']:.2f}" for top in (1, 5)), _remark(k, result)] for k in protocol["ks"]],
+        [
+            [str(k), *(f"{metrics[f'top{top}_k{k}']:.2f}" for top in (1, 5)), "best" * (k == protocol["best_k"])]
+            for k in protocol["ks"]
+        ],
     )
     dropped = protocol["train_dropped"] + protocol["test_dropped"]
     if dropped:
@@ -110,12 +114,6 @@ def _print(result: ClassifierResult) -> None:
         click.echo("one of the two sets has no class names: labels are compared by number", err=True)
     if unseen := protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
-
-
-def _remark(k: int, result: ClassifierResult) -> str:
-    clamped = result.protocol["ks_clamped_to_train_images"].get(str(k))
-    remarks = ["best"] if k == result.protocol["best_k"] else []
-    return ", ".join(remarks + ([f"all {clamped:,} training pictures"] if clamped else []))
 
 
 if __name__ == "__main__":
