@@ -41,7 +41,7 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
     type=float,
     default=TEMPERATURE,
     show_default=True,
-    help="In the votes: smaller lets the nearest decide.",
+    help="Of the votes, exp(similarity / temperature): the smaller, the more the nearest decide.",
 )
 @labelled_part_options
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")

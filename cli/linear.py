@@ -48,8 +48,10 @@ _DEFAULTS = LinearChoices()
 @click.option(
     "--train-batch", type=int, default=_DEFAULTS.batch_size, show_default=True, help="Training pictures per step."
 )
-@click.option("--momentum", type=float, default=_DEFAULTS.momentum, show_default=True, help="Of SGD.")
-@click.option("--weight-decay", type=float, default=_DEFAULTS.weight_decay, show_default=True, help="Of SGD.")
+@click.option("--momentum", type=float, default=_DEFAULTS.momentum, show_default=True, help="Momentum of SGD.")
+@click.option(
+    "--weight-decay", type=float, default=_DEFAULTS.weight_decay, show_default=True, help="Weight decay of SGD."
+)
 @click.option(
     "--held-out",
     type=float,

@@ -40,7 +40,7 @@ _PATH = click.Path(path_type=Path)
     help="revisitop: queries cropped to their boxes, easy/medium/hard. dino: whole queries, medium/hard. plain: sets "
     "with ok/junk.  [default: what suits the ground truth]",
 )
-@click.option("--gnd", type=_PATH, metavar="FILE", help="Another ground truth than the data set's own.")
+@click.option("--gnd", type=_PATH, metavar="FILE", help="Another ground truth (.json or .pkl) than the data set's own.")
 @click.option(
     "--square", is_flag=True, help="Crop pictures to a centred square of --size, instead of whole, longer side --size."
 )
@@ -50,19 +50,25 @@ _PATH = click.Path(path_type=Path)
     help="Pictures that show none of the queries (the benchmark's +R1M): a feature store of sop-embed --whole, or "
     "pictures. They are streamed, never held.",
 )
-@click.option("--qe", type=int, default=0, metavar="N", help="alpha-QE: add the N nearest to each query.")
+@click.option(
+    "--qe", type=int, default=0, metavar="N", help="Query expansion (alpha-QE): add the N nearest to each query."
+)
 @click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Of --qe: weights similarity^alpha.")
 @click.option("--dba", type=int, default=0, metavar="N", help="Database augmentation: likewise to each gallery image.")
 @click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Also write the result.")
+@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the result as JSON, too.")
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of the best and worst queries.")
-@click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write one line per query.")
-@click.option("--top", type=int, default=10, show_default=True, help="Found pictures shown per query in these files.")
-@click.option("--make-gnd", type=_PATH, metavar="FILE.json", help="Only write the ground truth of --dataset.")
-@click.option("--compare", is_flag=True, help="Compare results of --json with the first one.")
-@click.option("--plot", type=_PATH, metavar="FILE.png", help="Draw the comparison.")
+@click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write a table with one line per query.")
+@click.option(
+    "--top", type=int, default=10, show_default=True, help="Found pictures per query in --html and --per-query."
+)
+@click.option(
+    "--make-gnd", type=_PATH, metavar="FILE.json", help="Only write what --dataset means as a new ground truth."
+)
+@click.option("--compare", is_flag=True, help="Compare files that --json wrote with the first of them.")
+@click.option("--plot", type=_PATH, metavar="FILE.png", help="With --compare: draw it.")
 @run_command
 def main(
     encoder: EncoderSpec | None,
