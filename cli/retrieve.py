@@ -65,7 +65,7 @@ _PATH = click.Path(path_type=Path)
     "--top", type=int, default=10, show_default=True, help="Found pictures per query in --html and --per-query."
 )
 @click.option(
-    "--make-gnd", type=_PATH, metavar="FILE.json", help="Only write what --dataset means as a new ground truth."
+    "--make-gnd", type=_PATH, metavar="FILE.json", help="Write what --dataset means as a new ground truth, no more."
 )
 @click.option("--compare", is_flag=True, help="Compare files that --json wrote with the first of them.")
 @click.option("--plot", type=_PATH, metavar="FILE.png", help="With --compare: draw it.")
