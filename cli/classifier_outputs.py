@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 def classifier_output_options(per_class: str) -> Callable[[F], F]:
     """Give a click command `json_file`, `csv_file` and `png_file`; `per_class` is the help of the second."""
     options = (
-        click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Also write the result."),
+        click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the result as JSON, too."),
         click.option("--per-class", "csv_file", type=_FILE, metavar="FILE.csv", help=per_class),
         click.option(
             "--confusion", "png_file", type=_FILE, metavar="FILE.png", help="Draw which class was taken for which."

@@ -121,7 +121,7 @@ def check_command(shards: str, workers: int | None, max_pixels: int, duplicates:
 @click.argument("shards")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--config", required=True, metavar="C", help="YAML file or packaged configuration: views and masks.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The PNG to write.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.png", help="The figure to write.")
 @click.option("--images", default=4, show_default=True, help="How many to draw.")
 @click.option("--epoch", default=0, show_default=True, help="Whose order, views and masks.")
 @click.option("--seed", type=int, help="In place of the configuration's train.seed.")
@@ -144,7 +144,7 @@ def preview_command(
     from sop_faiss.pipeline.outputs import check_outputs, source_files
     from sop_faiss.pipeline.preview import draw_preview
 
-    check_outputs({"--out": out}, source_files(shards))
+    check_outputs({"--out": out}, source_files(shards), figures=["--out"])
     if seed is not None:
         overrides = (*overrides, f"train.seed={seed}")
     resolved = load_config(config, overrides)

@@ -22,8 +22,17 @@ __all__ = ["main"]
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")
-@click.option("--images", help="Your own pictures (folder, shards or list) instead of the built-in digits.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("demo"), show_default=True)
+@click.option(
+    "--images", metavar="SRC", help="Your own pictures (folder, shards or list) instead of the built-in digits."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=Path("demo"),
+    show_default=True,
+    help="Where the page, the run and the index go; an earlier demo there is replaced.",
+)
 @run_command
 def main(images: str | None, out: Path) -> None:
     """Train a small encoder, build an index, and write a page of pictures found by similarity.

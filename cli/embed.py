@@ -15,7 +15,7 @@ from sop_faiss.model.spec import EncoderSpec
 @click.command(
     context_settings=CONTEXT_SETTINGS,
     no_args_is_help=True,
-    epilog="Any Parquet reader opens the result. To search it: sop-index build --features FEATURES --out INDEX.",
+    epilog="Any Parquet reader opens the result. To search it: sop-index build --features OUT --out INDEX.",
 )
 @click.version_option(package_name="sop-faiss")
 @encoder_options
@@ -30,7 +30,12 @@ from sop_faiss.model.spec import EncoderSpec
     "--feature-dtype", default="float32", show_default=True, metavar="NAME", help="float32, or float16: half the size."
 )
 @click.option("--whiten", metavar="SRC", help="Learn a PCA whitening from these pictures, apply it, and keep it.")
-@click.option("--whiten-dim", type=int, metavar="D", help="Its directions.  [default: all that the pictures span]")
+@click.option(
+    "--whiten-dim",
+    type=int,
+    metavar="D",
+    help="With --whiten: dimensions to keep.  [default: all that the pictures span]",
+)
 @click.option(
     "--max-bad-fraction",
     type=float,
@@ -38,7 +43,9 @@ from sop_faiss.model.spec import EncoderSpec
     show_default=True,
     help="Unusable pictures up to this share are dropped and listed; more is an error.",
 )
-@click.option("--json", "result_json", type=click.Path(path_type=Path), metavar="FILE", help="Also write the result.")
+@click.option(
+    "--json", "result_json", type=click.Path(path_type=Path), metavar="FILE", help="Write what was done as JSON, too."
+)
 @run_command
 def main(
     encoder: EncoderSpec,

@@ -69,19 +69,29 @@ _OPTIONS = (
         metavar="SEED",
         help="Random weights from this seed, the baseline of timm: and config: models.",
     ),
-    click.option("--student", is_flag=True, help="Use the student instead of the teacher."),
+    click.option(
+        "--student", is_flag=True, help="Of a run or an official checkpoint: the student instead of the teacher."
+    ),
     click.option(
         "--pooling",
         metavar="NAME",
-        help="cls, mean (of the patch tokens), cls_mean (both), gem or pooled.  [default: the model's own]",
+        help="cls, mean (of the patch tokens), cls_mean (both), gem (generalised mean), or pooled (as the network does "
+        "it).  [default: the model's own]",
     ),
-    click.option("--last-blocks", type=int, metavar="N", help="[CLS] of the last N blocks, behind each other (ViTs)."),
-    click.option("--size", type=int, metavar="PIXELS", help="Side of the images.  [default: the model's own]"),
+    click.option(
+        "--last-blocks", type=int, metavar="N", help="Of ViTs: the [CLS] of each of the last N blocks, joined."
+    ),
+    click.option(
+        "--size",
+        type=int,
+        metavar="PIXELS",
+        help="Side of the images; of whole ones the longer.  [default: the model's own]",
+    ),
     click.option(
         "--mean",
         callback=_per_channel,
         metavar="R,G,B",
-        help="Mean of the images in [0, 1], or one number for all channels.  [default: the model's own]",
+        help="Mean to normalise images in [0, 1] with; one number is for all channels.  [default: the model's own]",
     ),
     click.option(
         "--std",
@@ -105,9 +115,15 @@ _OPTIONS = (
         "--cache",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="Keep features here, by the content of each picture, and take those that are kept.",
+        help="A directory that keeps features by the content of each picture: what it has is not computed again.",
     ),
-    click.option("--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."),
+    click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        metavar="NAME",
+        help="auto (CUDA where there is one), cpu, cuda or cuda:N.",
+    ),
 )
 _NAMES = tuple(EncoderSpec.__dataclass_fields__)
 

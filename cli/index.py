@@ -55,7 +55,9 @@ def main() -> None:
     metavar="F",
     help="Kind of index: auto (by number and memory), or a FAISS factory, as Flat (exact), IVF1024,SQ8 or HNSW32.",
 )
-@click.option("--max-memory", metavar="SIZE", help="For auto: most that the index may take, as 500MB or 1GB.")
+@click.option(
+    "--max-memory", metavar="SIZE", help="For auto: most that the index may take, as 500MB or 1GB.  [default: no limit]"
+)
 @click.option(
     "--recall",
     type=float,

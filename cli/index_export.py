@@ -14,7 +14,9 @@ __all__ = ["export_command"]
 
 @click.command("export", short_help="Write an index as Parquet, for a vector database.")
 @click.argument("index", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="A Parquet file.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The Parquet file to write."
+)
 @run_command
 def export_command(index: Path, out: Path) -> None:
     """Write names, classes and vectors of an index as Parquet, which Milvus, Qdrant and LanceDB import.

@@ -21,11 +21,13 @@ _EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
 @click.command("serve", short_help="Open an index as a web page.")
 @click.argument("index", type=_FOLDER)
 @optional_encoder_options
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="0.0.0.0: the whole network.")
-@click.option("--port", type=int, default=8000, show_default=True, metavar="N", help="0: a free one.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen; 0.0.0.0: for all."
+)
+@click.option("--port", type=int, default=8000, show_default=True, metavar="N", help="Port; 0: a free one.")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
 @click.option("--max-upload", default="16MB", show_default=True, metavar="SIZE", help="Largest picture file accepted.")
-@click.option("--max-pixels", type=int, default=64_000_000, show_default=True, help="Largest picture that is decoded.")
+@click.option("--max-pixels", type=int, default=64_000_000, show_default=True, help="Most pixels of a picture.")
 @click.option("--threads", type=int, default=2, show_default=True, help="Searches that run at once.")
 @run_command
 def serve_command(

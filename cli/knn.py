@@ -33,14 +33,15 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
     "ks",
     type=int,
     multiple=True,
-    help=f"Neighbours; may be repeated. All k come from one search.  [default: {', '.join(map(str, KS))}]",
+    help="Neighbours, at most as many as training pictures; may be repeated, all from one search.  "
+    f"[default: {', '.join(map(str, KS))}]",
 )
 @click.option(
     "--temperature",
     type=float,
     default=TEMPERATURE,
     show_default=True,
-    help="In the votes: smaller lets the nearest decide.",
+    help="Of the votes, exp(similarity / temperature): the smaller, the more the nearest decide.",
 )
 @labelled_part_options
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
@@ -84,7 +85,8 @@ def main(
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
-    check_outputs({"--json": json_file, "--per-class": csv_file, "--confusion": png_file}, read)
+    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
+    check_outputs(outputs, read, figures=["--confusion"])
     options = KnnOptions(ks or None, temperature, batch_size, workers, max_bad_fraction, part)
     with progress_reporter("embedding", "pictures") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)
@@ -100,7 +102,10 @@ def _print(result: ClassifierResult) -> None:
         f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
         f"pictures, {protocol['classes']:,} classes",
         ["k", "top-1 %", "top-5 %", ""],
-        [[str(k), *(f"{metrics[f'top{top}_k{k}']:.2f}" for top in (1, 5)), _remark(k, result)] for k in protocol["ks"]],
+        [
+            [str(k), *(f"{metrics[f'top{top}_k{k}']:.2f}" for top in (1, 5)), "best" * (k == protocol["best_k"])]
+            for k in protocol["ks"]
+        ],
     )
     dropped = protocol["train_dropped"] + protocol["test_dropped"]
     if dropped:
@@ -109,12 +114,6 @@ def _print(result: ClassifierResult) -> None:
         click.echo("one of the two sets has no class names: labels are compared by number", err=True)
     if unseen := protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
-
-
-def _remark(k: int, result: ClassifierResult) -> str:
-    clamped = result.protocol["ks_clamped_to_train_images"].get(str(k))
-    remarks = ["best"] if k == result.protocol["best_k"] else []
-    return ", ".join(remarks + ([f"all {clamped:,} training pictures"] if clamped else []))
 
 
 if __name__ == "__main__":

@@ -48,8 +48,10 @@ _DEFAULTS = LinearChoices()
 @click.option(
     "--train-batch", type=int, default=_DEFAULTS.batch_size, show_default=True, help="Training pictures per step."
 )
-@click.option("--momentum", type=float, default=_DEFAULTS.momentum, show_default=True, help="Of SGD.")
-@click.option("--weight-decay", type=float, default=_DEFAULTS.weight_decay, show_default=True, help="Of SGD.")
+@click.option("--momentum", type=float, default=_DEFAULTS.momentum, show_default=True, help="Momentum of SGD.")
+@click.option(
+    "--weight-decay", type=float, default=_DEFAULTS.weight_decay, show_default=True, help="Weight decay of SGD."
+)
 @click.option(
     "--held-out",
     type=float,
@@ -102,7 +104,8 @@ def main(
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
-    check_outputs({"--json": json_file, "--per-class": csv_file, "--confusion": png_file}, read)
+    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
+    check_outputs(outputs, read, figures=["--confusion"])
     choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
     options = LinearOptions(choices, batch_size, workers, max_bad_fraction, part)
     with (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.idle_options import refuse_idle, refuse_without
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
@@ -39,7 +40,7 @@ _PATH = click.Path(path_type=Path)
     help="revisitop: queries cropped to their boxes, easy/medium/hard. dino: whole queries, medium/hard. plain: sets "
     "with ok/junk.  [default: what suits the ground truth]",
 )
-@click.option("--gnd", type=_PATH, metavar="FILE", help="Another ground truth than the data set's own.")
+@click.option("--gnd", type=_PATH, metavar="FILE", help="Another ground truth (.json or .pkl) than the data set's own.")
 @click.option(
     "--square", is_flag=True, help="Crop pictures to a centred square of --size, instead of whole, longer side --size."
 )
@@ -49,19 +50,25 @@ _PATH = click.Path(path_type=Path)
     help="Pictures that show none of the queries (the benchmark's +R1M): a feature store of sop-embed --whole, or "
     "pictures. They are streamed, never held.",
 )
-@click.option("--qe", type=int, default=0, metavar="N", help="alpha-QE: add the N nearest to each query.")
-@click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Weights similarity^alpha.")
+@click.option(
+    "--qe", type=int, default=0, metavar="N", help="Query expansion (alpha-QE): add the N nearest to each query."
+)
+@click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Of --qe: weights similarity^alpha.")
 @click.option("--dba", type=int, default=0, metavar="N", help="Database augmentation: likewise to each gallery image.")
-@click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Weights similarity^alpha.")
+@click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Also write the result.")
+@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the result as JSON, too.")
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of the best and worst queries.")
-@click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write one line per query.")
-@click.option("--top", type=int, default=10, show_default=True, help="Found pictures shown per query in these files.")
-@click.option("--make-gnd", type=_PATH, metavar="FILE.json", help="Only write the ground truth of --dataset.")
-@click.option("--compare", is_flag=True, help="Compare results of --json with the first one.")
-@click.option("--plot", type=_PATH, metavar="FILE.png", help="Draw the comparison.")
+@click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write a table with one line per query.")
+@click.option(
+    "--top", type=int, default=10, show_default=True, help="Found pictures per query in --html and --per-query."
+)
+@click.option(
+    "--make-gnd", type=_PATH, metavar="FILE.json", help="Write what --dataset means as a new ground truth, no more."
+)
+@click.option("--compare", is_flag=True, help="Compare files that --json wrote with the first of them.")
+@click.option("--plot", type=_PATH, metavar="FILE.png", help="With --compare: draw it.")
 @run_command
 def main(
     encoder: EncoderSpec | None,
@@ -114,6 +121,7 @@ def main(
       sop-retrieve --compare before.json after.json --plot gain.png
     """
     if compare:
+        refuse_idle("--compare", ["compare", "files", "plot"])
         _compare(files, plot)
         return
     if files or plot is not None:
@@ -121,10 +129,13 @@ def main(
     if dataset is None:
         raise click.UsageError("Missing option '--dataset'.")
     if make_gnd is not None:
+        refuse_idle("--make-gnd", ["make_gnd", "dataset", "data_root"])
         _make_gnd(dataset, data_root, make_gnd)
         return
     if encoder is None:
         raise click.UsageError("Missing option '--model'.")
+    refuse_without("qe_alpha", "--qe N", qe != 0)
+    refuse_without("dba_alpha", "--dba N", dba != 0)
     from sop_faiss.evaluate.expansion import Expansion
     from sop_faiss.pipeline.retrieve import RetrieveOptions, evaluate_retrieval
     from sop_faiss.pipeline.retrieve_output import write_per_query, write_retrieval_page
@@ -187,7 +198,7 @@ def _make_gnd(dataset: str, data_root: Path | None, out: Path) -> None:
 def _compare(files: tuple[Path, ...], plot: Path | None) -> None:
     from sop_faiss.evaluate.compare import compare_results
 
-    check_outputs({"--plot": plot}, files)
+    check_outputs({"--plot": plot}, files, figures=["--plot"])
     comparison = compare_results(files)
     for setup in comparison.setups:
         rows = [[comparison.names[0], *_interval(setup.scores[0]), "", "", "", ""]]

@@ -27,6 +27,7 @@ __all__ = [
     "read_json",
     "refuse_occupied",
     "remove_leftovers",
+    "require_readable",
     "require_writable",
     "restore_directory",
     "sha256_file",
@@ -43,10 +44,12 @@ def refuse_occupied(out: Path) -> None:
     """Refuse an output directory that holds something, before hours of work instead of after.
 
     Raises:
-        SopError: `out` is a file, or a directory that is not empty.
+        SopError: `out` is a file, or a directory that is not empty, or nothing can be made there.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
+    if not out.exists():
+        _require_place(out)
 
 
 def require_writable(path: Path | None) -> None:
@@ -62,9 +65,36 @@ def require_writable(path: Path | None) -> None:
     with contextlib.suppress(OSError):  # one look, as others may remove it
         if not stat.S_ISREG(path.stat().st_mode):  # a rename would put a file in the place of the device
             raise SopError(f"output {path} is a device or a pipe: name a file")
+    _require_place(path)
+
+
+def _require_place(path: Path) -> None:
+    """Refuse a path below a file, or below a directory that may not be written to."""
     above = next(parent for parent in path.absolute().parents if parent.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise SopError(f"output {path} cannot be written: {above} is not a directory, or not writable")
+    if not above.is_dir():
+        raise SopError(f"output {path} cannot be written: {above} is a file, wanted a directory; name another place")
+    if not os.access(above, os.W_OK):
+        raise SopError(
+            f"output {path} cannot be written: {above} is not writable; name another place, or ask its owner"
+        )
+
+
+def require_readable(path: Path) -> None:
+    """Check that a file may be read, for libraries that tell a missing right as a missing or a damaged file.
+
+    Raises:
+        SopError: it may not be read.
+    """
+    try:
+        path.open("rb").close()
+    except PermissionError:
+        raise _may_not_be_read(path) from None
+    except OSError:  # whoever reads it will tell
+        return
+
+
+def _may_not_be_read(path: Path) -> SopError:
+    return SopError(f"{path} may not be read (permission denied): ask its owner, or change its mode")
 
 
 def sync_directory(directory: Path) -> None:
@@ -289,12 +319,14 @@ def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        SopError: the file is missing or is not JSON.
+        SopError: the file is missing, may not be read, or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SopError(f"{path} does not exist") from None
+    except PermissionError:
+        raise _may_not_be_read(path) from None
     except (OSError, ValueError, RecursionError) as error:  # not JSON or UTF-8, thousands of digits, or deeply nested
         reason = str(error).splitlines()[0]
         raise SopError(f"{path} cannot be read as JSON ({reason}); it is damaged or of another kind") from None

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from sop_faiss.cli.knn import main
 from sop_faiss.features.store import FeatureStore
+from sop_faiss.model.encoder import Encoder
 from tests.images import encode, make_image, write_folder, write_shards
 from tests.messages import command_fails
 
@@ -76,7 +77,7 @@ def test_two_feature_stores_without_a_model(stores: tuple[Path, Path], tmp_path:
     assert content["command"] == "sop-knn"
     assert content["metrics"]["top1_k3"] == content["metrics"]["top1_best"] == 100.0
     assert set(content["metrics"]) == {"top1_k3", "top5_k3", "top1_k12", "top5_k12", "top1_best"}
-    assert content["protocol"]["ks_clamped_to_train_images"] == {}
+    assert content["protocol"]["ks"] == [3, 12] and content["protocol"]["best_k"] == 3
     assert content["per_class"] == {str(label): {"images": 4, "right": 4, "top1": 100.0} for label in range(3)}
     assert content["encoder"] == MANIFEST["encoder"]
     environment = content["environment"]
@@ -84,24 +85,44 @@ def test_two_feature_stores_without_a_model(stores: tuple[Path, Path], tmp_path:
     assert not any(str(value).startswith("/") for value in environment.values())
 
 
-def test_default_ks_and_progress_on_stderr_only(tmp_path: Path) -> None:
-    write_folder(tmp_path / "train", classes=3, per_class=5, seed=1)
-    write_shards(tmp_path / "test", classes=3, per_class=2, seed=2)
-    result = run(*RESNET, "--train", tmp_path / "train", "--test", tmp_path / "test")
+def test_default_ks(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    many = write_store(tmp_path / "many", 3, np.arange(200) % 3, rows=200)
+    result = run("--train", many, "--test", stores[1])
     assert result.exit_code == 0, result.output
     assert [line.split()[0] for line in result.stdout.splitlines() if "%" not in line and line.split()][-4:] == [
         *("10", "20", "100", "200")
     ]
+
+
+def test_progress_on_stderr_only(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", classes=3, per_class=5, seed=1)
+    write_shards(tmp_path / "test", classes=3, per_class=2, seed=2)
+    result = run(*RESNET, "--train", tmp_path / "train", "--test", tmp_path / "test", "-k", 15)
+    assert result.exit_code == 0, result.output
     assert "embedding" in result.stderr and "embedding" not in result.stdout
 
 
-def test_k_above_the_training_pictures(stores: tuple[Path, Path], tmp_path: Path) -> None:
-    """Of the default ks those that are too large use all pictures, and say so; one that was asked for is an error."""
-    result = run("--train", stores[0], "--test", stores[1], "--json", tmp_path / "knn.json")
-    assert result.exit_code == 0 and "all 12 training pictures" in result.stdout
-    clamped = json.loads((tmp_path / "knn.json").read_text())["protocol"]["ks_clamped_to_train_images"]
-    assert clamped == {"20": 12, "100": 12, "200": 12}
-    assert "wanted k <= 12" in fails("--train", stores[0], "--test", stores[1], "-k", 3, "-k", 13)
+def test_k_above_the_training_pictures(
+    stores: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--train", stores[0], "--test", stores[1])
+    told = fails(*where)
+    assert "the default numbers of neighbours go up to 200, but 12 training pictures vote: wanted k <= 12" in told
+    assert "such as -k 12" in told
+    assert "-k 13, but 12 training pictures vote: wanted k <= 12" in fails(*where, "-k", 3, "-k", 13)
+    assert "-k 7, but 6 training pictures vote" in fails(*where, "-k", 7, "-k", 7, "--images-per-class", 2)
+    photos = write_folder(tmp_path / "photos", classes=3, per_class=5)
+    monkeypatch.setattr(Encoder, "forward", lambda *_: pytest.fail("pictures were encoded first"))
+    assert "go up to 200, but 15 training pictures" in fails(*RESNET, "--train", photos, "--test", stores[1])
+
+
+def test_one_test_picture_is_classified_as_among_others(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    one = write_store(tmp_path / "one", 5, np.array([1]), rows=1)
+    arguments = ("--train", stores[0], "--test", one, "-k", 1, "-k", 12, "--json", tmp_path / "one.json")
+    result = run(*arguments, "--confusion", tmp_path / "one.png")
+    assert result.exit_code == 0 and "1 test and 12 training" in result.stdout, result.output
+    metrics = json.loads((tmp_path / "one.json").read_text())["metrics"]
+    assert metrics == dict.fromkeys(["top1_k1", "top5_k1", "top1_k12", "top5_k12", "top1_best"], 100.0)
 
 
 def test_part_of_the_training_pictures(stores: tuple[Path, Path], tmp_path: Path) -> None:
@@ -119,7 +140,7 @@ def test_part_of_the_training_pictures(stores: tuple[Path, Path], tmp_path: Path
         assert protocol["train_part"] == part
         assert f"and {count} training pictures" in result.stdout
         assert "wanted k <=" in fails("--train", stores[0], "--test", stores[1], "-k", count + 1, *arguments)
-    sets = ("--train", stores[0], "--test", stores[1])
+    sets = ("--train", stores[0], "--test", stores[1], "-k", 3)
     assert "in one way" in fails(*sets, "--train-share", 0.5, "--images-per-class", 1)
     assert "train_share = 0" in fails(*sets, "--train-share", 0)
     assert "lower it" in fails(*sets, "--images-per-class", 5)
@@ -168,9 +189,9 @@ def test_store_and_pictures_of_the_same_encoder(tmp_path: Path) -> None:
     assert first["metrics"] == second["metrics"]
     assert first["encoder"] == second["encoder"]
     other_seed = ("--model", "timm:test_resnet", "--random-weights", 1, "--size", 32)
-    assert "their fingerprint differs" in fails(*other_seed, "--train", tmp_path / "store", "--test", test)
+    assert "their fingerprint differs" in fails(*other_seed, "--train", tmp_path / "store", "--test", test, "-k", 3)
     other_size = (*RESNET[:-1], 48)
-    assert "their preprocess differs" in fails(*other_size, "--train", tmp_path / "store", "--test", test)
+    assert "their preprocess differs" in fails(*other_size, "--train", tmp_path / "store", "--test", test, "-k", 3)
 
 
 def test_classes_are_compared_by_name(tmp_path: Path) -> None:
@@ -187,12 +208,6 @@ def test_classes_are_compared_by_name(tmp_path: Path) -> None:
     assert content["protocol"]["test_images_of_unseen_classes"] == 1
     assert content["protocol"]["labels_compared_by"] == "name"
     assert "1 test pictures are of classes without training pictures" in result.stderr
-
-
-def test_one_test_picture(tmp_path: Path) -> None:
-    train = write_folder(tmp_path / "train", classes=2, per_class=2)
-    test = write_folder(tmp_path / "test", classes=1, per_class=1, seed=5)
-    assert run(*RESNET, "--train", train, "--test", test).exit_code == 0
 
 
 def test_help_shows_an_example() -> None:
@@ -242,7 +257,7 @@ def test_sources_that_cannot_be(stores: tuple[Path, Path], tmp_path: Path) -> No
     for picture in corrupt.rglob("*.jpg"):
         picture.write_bytes(picture.read_bytes()[:100])
     good = write_folder(tmp_path / "good", classes=2, per_class=2)
-    assert "unusable" in fails(*RESNET, "--train", good, "--test", corrupt)
+    assert "unusable" in fails(*RESNET, "--train", good, "--test", corrupt, "-k", 3)
 
 
 def test_damaged_stores(stores: tuple[Path, Path], tmp_path: Path) -> None:
@@ -285,7 +300,7 @@ def test_features_with_nan(stores: tuple[Path, Path]) -> None:
     ],
 )
 def test_impossible_options(stores: tuple[Path, Path], arguments: tuple[object, ...], message: str) -> None:
-    assert message in fails("--train", stores[0], "--test", stores[1], *arguments)
+    assert message in fails("--train", stores[0], "--test", stores[1], "-k", 3, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +318,7 @@ def test_impossible_options(stores: tuple[Path, Path], arguments: tuple[object, 
 )
 def test_impossible_encoders(tmp_path: Path, arguments: tuple[object, ...], message: str) -> None:
     train, test = write_folder(tmp_path / "a"), write_folder(tmp_path / "b", seed=1)
-    assert message in fails(*arguments, "--train", train, "--test", test)
+    assert message in fails(*arguments, "--train", train, "--test", test, "-k", 3)
 
 
 def test_usage_errors_of_click() -> None:

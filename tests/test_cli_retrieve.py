@@ -298,6 +298,9 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
     ("arguments", "message"),
     [
         (("--qe", -1), "query_neighbors = -1"),
+        (("--qe-alpha", 3), "--qe-alpha says how --qe weights: give --qe N too"),
+        (("--qe", 2, "--dba-alpha", 1), "--dba-alpha says how --dba weights"),
+        (("--make-gnd", "new.json"), "--model, --random-weights, --size: not read with --make-gnd, leave them out"),
         (("--dba", 12), "database_neighbors = 12 of 12"),
         (("--distractors", "nowhere"), "nowhere does not exist"),
         (("--top", 0), "top = 0"),
@@ -315,6 +318,13 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
 )
 def test_impossible_options(plain: Path, arguments: tuple[object, ...], message: str) -> None:
     assert message in fails(*RESNET, "--dataset", plain, *arguments)
+
+
+def test_options_that_are_not_read_are_refused(plain: Path) -> None:
+    assert "--top: not read with --compare, leave it out" in fails("--compare", "a.json", "b.json", "--top", 10)
+    message = fails("--compare", "a.json", "b.json", "--dataset", plain, "--make-gnd", "new.json", "--qe", 2)
+    assert "--dataset, --qe, --make-gnd: not read with --compare" in message
+    assert "--protocol: not read with --make-gnd" in fails("--dataset", plain, "--make-gnd", "n.json", "--protocol", 1)
 
 
 def test_models_that_are_not_there(plain: Path, tmp_path: Path) -> None:

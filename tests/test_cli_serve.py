@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
 import sys
 import urllib.request
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 from click.testing import CliRunner, Result
 
 from sop_faiss.cli.index import main
 from sop_faiss.errors import ConfigError
+from sop_faiss.serve.prompt_requests import prompt_protocol
 from sop_faiss.serve.run import address_of, listen
 from tests.servers_of_indices import serve_index, write_served
 
@@ -93,3 +98,99 @@ def test_served_and_ended_by_ctrl_c(place: Path) -> None:
         said, complained = process.communicate(timeout=30)
         kept.close()
     assert (process.returncode, said, complained) == (0, "", "")
+
+
+# clients that do not ask
+
+
+HEADERS = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n"
+SECONDS = 0.4
+PAUSE = 0.06
+LONGEST = 30.0
+
+Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]]
+
+
+async def answer_slowly(_: Any, receive: Any, send: Any) -> None:
+    """The body, sent back after a while."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    await asyncio.sleep(1.5 * SECONDS)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def with_clients(*clients: Client) -> list[bytes]:
+    """What each client says at its end, all at once."""
+    config = uvicorn.Config(answer_slowly, http=prompt_protocol(SECONDS), log_level="critical", lifespan="off")
+    config.load()
+    state = uvicorn.server.ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),  # type: ignore[call-arg]
+        "127.0.0.1",
+        0,
+    )
+
+    async def run(client: Client) -> bytes:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            return await asyncio.wait_for(client(reader, writer), LONGEST)
+        finally:
+            writer.close()
+
+    async with server:
+        return await asyncio.gather(*map(run, clients))
+
+
+async def until_closed(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> bytes:
+    return await until_closed(reader)
+
+
+async def trickling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """A letter now and then: with no end if it is not closed."""
+    closed = asyncio.ensure_future(until_closed(reader))
+    writer.write(b"GET / HTTP/1.1\r\n")
+    while not closed.done():
+        writer.write(b"x")
+        await asyncio.sleep(PAUSE)
+    return await closed
+
+
+async def stopping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """A whole request, then a part of one."""
+    writer.write(HEADERS + b"abcdef")
+    answer = (await reader.readuntil(b"\r\n\r\n")) + await reader.readexactly(6)
+    writer.write(HEADERS[:20])
+    return answer + await until_closed(reader)
+
+
+async def slow_but_asking(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Twice a whole request, whose body takes longer than headers may, on one connection."""
+    bodies = b""
+    for _ in range(2):
+        writer.write(HEADERS)
+        for letter in b"abcdef":
+            await asyncio.sleep(2 * SECONDS / 6)
+            writer.write(bytes([letter]))
+        await reader.readuntil(b"\r\n\r\n")
+        bodies += await reader.readexactly(6)
+    return bodies
+
+
+def test_connections_that_do_not_ask_are_closed_and_others_served() -> None:
+    clients: list[Client] = [silent, trickling, stopping, *[slow_but_asking] * 50]
+    silence, trickle, stopped, *bodies = asyncio.run(with_clients(*clients))
+    assert silence == b""
+    assert b"200 OK" not in trickle
+    assert stopped.startswith(b"HTTP/1.1 200 OK") and stopped.endswith(b"abcdef")
+    assert bodies == [b"abcdefabcdef"] * 50

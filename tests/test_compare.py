@@ -106,6 +106,8 @@ def test_what_cannot_be_compared(files: list[Path], tmp_path: Path) -> None:
         compare_results(files[:1])
     with pytest.raises(DataError, match="does not exist"):
         compare_results([files[0], tmp_path / "nowhere.json"])
+    with pytest.raises(DataError, match="is a directory: name the file in it"):
+        compare_results([files[0], tmp_path])
     other.write_text("{")
     with pytest.raises(DataError, match=r"other\.json"):
         compare_results([files[0], other])

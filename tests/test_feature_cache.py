@@ -131,8 +131,28 @@ def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(FeatureError, match="of another encoder"):
         extract(run, photos, tmp_path / "cache")
     key_file.write_text("{")
-    with pytest.raises(FeatureError, match="cannot be read as JSON"):
+    with pytest.raises(FeatureError, match=r"cannot be read as JSON.*once the folder .* is removed, its pictures are"):
         extract(run, photos, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("features-00000.parquet", "a feature store"),
+        ("manifest.json", "a feature store, an index or a folder of shards"),
+        ("config.yaml", "a run"),
+        ("state.json", "a checkpoint"),
+        ("index.faiss", "an index"),
+        ("photos-000000.tar", "a folder of shards"),
+        ("key.json", "one part of a cache"),
+    ],
+)
+def test_directory_of_something_else_is_no_cache(run: Path, tmp_path: Path, name: str, what: str) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / name).write_text("")
+    with pytest.raises(FeatureError, match=f"is {what}, and nothing is written into it"):
+        extract(run, write_folder(tmp_path / "photos"), tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [name]
 
 
 def test_parts_are_written_as_they_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sop_faiss.data.check import check
+from sop_faiss.data.pack import pack
 from sop_faiss.errors import SopError
+from sop_faiss.features.store import read_names
 from sop_faiss.files import (
     atomic_directory,
     atomic_file,
@@ -24,6 +30,12 @@ from sop_faiss.files import (
     sha256_file,
     write_json,
 )
+from sop_faiss.model.weights import read_weights
+from sop_faiss.model.whitening import read_whitening
+from sop_faiss.neighbors.faiss_files import load
+from tests.images import write_folder
+from tests.messages import assert_one_line
+from tests.test_feature_store import make_store
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -72,6 +84,51 @@ def test_json_and_checksums(tmp_path):
         read_json(tmp_path / "none.json")
 
 
+def forbid(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    """No file whose name ends so may be read; for the tests run as root, who may read everything."""
+    really = io.open
+
+    def guarded(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(file).endswith(ending):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return really(file, *args, **kwargs)
+
+    monkeypatch.setattr(io, "open", guarded)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("a.json", read_json),
+        ("a.safetensors", read_weights),
+        ("a.pth", read_weights),
+        ("whitening.safetensors", read_whitening),
+        ("index.faiss", lambda path: load(path, mapped=True)),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, read: Callable[[Path], object]
+) -> None:
+    (tmp_path / name).write_bytes(b"")
+    forbid(monkeypatch, name)
+    with pytest.raises(SopError) as error:
+        read(tmp_path / name)
+    assert_one_line(error, str(tmp_path / name), "may not be read")
+    assert "damaged" not in str(error.value)
+
+
+def test_what_may_not_be_read_within_a_store_or_beside_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_store().write(tmp_path / "store")
+    forbid(monkeypatch, ".parquet")
+    with pytest.raises(SopError, match=r"parquet may not be read"):
+        read_names(tmp_path / "store")
+    photos = write_folder(tmp_path / "photos", classes=0, per_class=2)
+    shards = tmp_path / "shards"
+    pack(str(photos), shards)
+    forbid(monkeypatch, "manifest.json")
+    assert any("manifest.json may not be read" in problem for problem in check(f"{shards}/*.tar").problems)
+
+
 def test_occupied_outputs_are_refused(tmp_path):
     refuse_occupied(tmp_path / "new")
     refuse_occupied(tmp_path)
@@ -79,6 +136,8 @@ def test_occupied_outputs_are_refused(tmp_path):
     for out in (tmp_path, tmp_path / "file"):
         with pytest.raises(SopError, match="already exists and is not empty"):
             refuse_occupied(out)
+    with pytest.raises(SopError, match=r"file/deep/new cannot be written: .*/file is a file, wanted a directory; name"):
+        refuse_occupied(tmp_path / "file" / "deep" / "new")
 
 
 def test_places_that_cannot_be_written(tmp_path):
@@ -88,7 +147,7 @@ def test_places_that_cannot_be_written(tmp_path):
     require_writable(tmp_path / "file")
     with pytest.raises(SopError, match="is a directory"):
         require_writable(tmp_path)
-    with pytest.raises(SopError, match="cannot be written"):
+    with pytest.raises(SopError, match=r"cannot be written: .*/file is a file"):
         require_writable(tmp_path / "file" / "x.json")
     with pytest.raises(SopError, match="is a device or a pipe"):
         require_writable(Path(os.devnull))

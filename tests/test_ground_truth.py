@@ -173,6 +173,8 @@ def test_ground_truth_that_contradicts_itself(tmp_path: Path, content: Any, mess
 def test_files_that_are_missing_too_large_or_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="does not exist"):
         read_ground_truth(tmp_path / "gnd.json")
+    with pytest.raises(DataError, match="is a directory: name the file in it"):
+        read_ground_truth(tmp_path)
     with pytest.raises(DataError, match=r"wanted \.json or \.pkl"):
         read_ground_truth(write_json(tmp_path / "gnd.mat", GRADED_GND))
     file = write_json(tmp_path / "gnd.json", GRADED_GND)

@@ -130,6 +130,15 @@ def test_lists_with_numbers_or_nothing(tmp_path: Path) -> None:
     assert source.class_names == ["07", "b1"]
 
 
+def test_line_breaks_within_a_cell_of_a_list_stay(tmp_path: Path) -> None:
+    write_folder(tmp_path / "a", classes=0, per_class=3)
+    names = ["two\nlines.jpg", "a\u2028b.jpg"]
+    for name in names:
+        (tmp_path / name).write_bytes(PICTURE)
+    source = listed(tmp_path, f'"{names[0]}","a\nb"\r\n{names[1]},c\r\n')
+    assert [source.member_of(place) for place in range(2)] == names and source.class_names == ["a\nb", "c"]
+
+
 def test_lists_with_paths_elsewhere(tmp_path: Path) -> None:
     write_folder(tmp_path / "b", classes=0, per_class=2)
     (tmp_path / "lists").mkdir()

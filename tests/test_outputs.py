@@ -108,6 +108,10 @@ SEARCH = ("index", "search", "index", "queries.txt", "--model", "absent")
     ("words", "message"),
     [
         ((*KNN, "queries.txt"), "--json queries.txt is read by this command"),
+        ((*KNN, "a.json", "--confusion", "who.txt"), "--confusion who.txt would be a PNG: wanted a name that ends in"),
+        (("linear", *KNN[1:-1], "--confusion", "who.jpg"), "--confusion who.jpg would be a PNG"),
+        (("retrieve", "--compare", "a.json", "b.json", "--plot", "gain"), "--plot gain would be a PNG"),
+        (("data", "preview", "queries.txt", "--config", "photos_demo", "--out", "v.pdf"), "--out v.pdf would be a PNG"),
         ((*KNN, "-"), "--json - would be stdout"),
         ((*EMBED, "features/manifest.json"), "--json features/manifest.json lies in"),
         ((*EMBED, "-"), "--json - would be stdout"),

@@ -69,6 +69,18 @@ def test_groups(tmp_path: Path) -> None:
     assert [(query.name, query.lists["ok"].tolist()) for query in data.truth.queries] == [("1.jpg", [0])]
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_line_breaks_within_a_cell_stay(tmp_path: Path, line_end: str) -> None:
+    file = tmp_path / "groups.csv"
+    lines = ["image,group", '1.jpg,"two\nlines"', "2.jpg,twolines", "3.jpg,y\u2028z", '4.jpg,"two\nlines"', "5.jpg"]
+    file.write_bytes(line_end.join(lines[:-1]).encode())
+    content = read_plain_set(file).content
+    assert content["qimlist"] == ["1.jpg", "4.jpg"] and len(content["imlist"]) == 4
+    file.write_bytes(line_end.join(lines).encode())
+    with pytest.raises(DataError, match="line 8: wanted 2 filled columns"):
+        read_plain_set(file)
+
+
 def test_pairs(tmp_path: Path) -> None:
     touch(tmp_path, "q.jpg", "1.jpg", "2.jpg", "3.jpg")
     file = table(

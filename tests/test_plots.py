@@ -74,12 +74,17 @@ def test_a_cut_last_line_nulls_and_words_leave_no_point(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_curves(tmp_path / "odd.jsonl")["loss"].steps, [2])
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "3", '{"loss": 1}', '{"step": "x"}', '{"step": null}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "3", '{"loss": 1}', '{"step": "x"}', '{"step": null}', "\0" * 9, "[" * 100_000]
+)
 def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     with pytest.raises(DataError, match="line 2 is damaged"):
         read_curves(path)
+    left_out: list[int] = []
+    np.testing.assert_array_equal(read_curves(path, left_out)["step"].steps, [1, 3])
+    assert left_out == [2]
 
 
 def test_no_metrics(tmp_path: Path) -> None:

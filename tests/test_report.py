@@ -235,6 +235,14 @@ def test_secrets_of_addresses_are_hidden(run):
     assert "hunter2" not in text and "https://host/a.tar" in text
 
 
+def test_damaged_records_are_left_out_and_counted(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([lines[0], "{", *lines[1:], "\0" * 20, lines[-1]]) + "\n")
+    told = "2 damaged lines of metrics.jsonl are left out, the first is line 2."
+    assert told in report(run, "--no-pictures")[1].splitlines()
+    assert told in (run / "report.html").read_text()
+
+
 def test_mistakes_are_one_line(run, tmp_path):
     assert "does not exist" in command_fails(main, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -244,8 +252,8 @@ def test_mistakes_are_one_line(run, tmp_path):
     assert "would be stdout" in command_fails(main, run, "--out", "-")
     (run / "metrics.jsonl").write_text("")
     assert "has no line in metrics.jsonl yet" in command_fails(main, run)
-    (run / "metrics.jsonl").write_text('{"step": 1}\n{\n{"step": 2}\n')
-    assert "line 2 is damaged" in command_fails(main, run)
+    (run / "metrics.jsonl").write_text("{\n[\n")
+    assert "has no whole line in metrics.jsonl yet" in command_fails(main, run)
     (run / "config.yaml").write_text("data: {traim: x}")
     assert "did you mean" in command_fails(main, run)
     assert not (run / "report.html").exists()

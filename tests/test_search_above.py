@@ -230,6 +230,7 @@ def test_duplicates_command(place: Path, store: FeatureStore, tmp_path: Path) ->
     assert lines[0]["group"] == "1" and lines[-1]["group"] == str(len(wanted))
     page = (tmp_path / "a.html").read_text()
     assert page.count("<article") == min(200, len(wanted)) and f"{len(wanted[0])} alike" in page
+    assert "Each group&#39;s first picture on the left" in page and "Query" not in page
     assert invoke("duplicates", place / "Flat", "--csv", "-").stdout_bytes == (tmp_path / "a.csv").read_bytes()
     refused = invoke("duplicates", place / "Flat", "--threshold", 1.5, ok=False)
     assert (

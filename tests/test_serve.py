@@ -310,6 +310,7 @@ def test_every_status_is_described(client: TestClient) -> None:
         {"max_upload_bytes": 10**9},
         {"max_upload_pixels": 10**9},
         {"upload_seconds": 0.0},
+        {"header_seconds": 0.0},
     ],
 )
 def test_impossible_options(wrong: dict[str, Any]) -> None:

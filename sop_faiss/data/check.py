@@ -195,9 +195,13 @@ def _check_manifest(folder: Path, paths: Sequence[Path], sources: Sequence[Image
         return
     try:
         manifest = read_json(folder / MANIFEST_NAME)
+    except SopError as error:
+        report.problems.append(str(error))
+        return
+    try:
         entries = {str(entry["name"]): entry for entry in manifest["shards"]}
         expected = {name: (int(e["samples"]), int(e["bytes"]), str(e["sha256"])) for name, e in entries.items()}
-    except (SopError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         report.problems.append(f"{folder / MANIFEST_NAME} is damaged or not a manifest of shards")
         return
     report.has_manifest = True

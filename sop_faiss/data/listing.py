@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import stat
 from collections.abc import Sequence
@@ -207,7 +208,7 @@ def _split_comma(line: str, base: Path) -> tuple[str, str, str]:
 
 
 def _read_csv(description: str, text: str) -> list[_Line]:
-    reader = csv.reader(text.splitlines(), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)  # cells may hold line breaks
     lines: list[_Line] = []
     try:
         for row in reader:

@@ -212,7 +212,7 @@ def find_class_names(folder: Path, labels: Int64[np.ndarray, " n"] | None) -> li
         try:
             manifest = read_json(folder / MANIFEST_NAME)
         except SopError as error:
-            raise DataError(f"{error}; make it again with `sop-data pack` or remove it") from None
+            raise DataError(f"{error}; or make it again with `sop-data pack`, or remove it") from None
         listed = manifest.get("classes") if isinstance(manifest, dict) else None
         names = [str(name) for name in listed] if isinstance(listed, list) else []
     elif (folder / "classes.txt").is_file():

@@ -162,7 +162,7 @@ def _check_complete(folder: Path, shards: set[str]) -> None:
     try:
         manifest = read_json(folder / MANIFEST_NAME)
     except SopError as error:
-        raise DataError(f"{error}: remove it or pack again") from None
+        raise DataError(f"{error}; or remove it, or pack again") from None
     entries = manifest.get("shards") if isinstance(manifest, dict) else None
     if not isinstance(entries, list):
         return

@@ -82,8 +82,10 @@ def compare_results(files: Sequence[Path]) -> Comparison:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
+    if file.is_dir():
+        raise DataError(f"result {file} is a directory: name the file in it that sop-retrieve --json wrote")
     if not file.is_file():
-        raise DataError(f"result {file} does not exist")
+        raise DataError(f"result {file} does not exist: wanted what sop-retrieve --json wrote")
     if file.stat().st_size > _MAX_BYTES:
         raise DataError(f"result {file} is larger than any result of sop-retrieve")
     try:

@@ -97,8 +97,10 @@ def read_ground_truth(path: Path) -> GroundTruth:
     Raises:
         DataError: the file is missing, too large, not of this format, or contradicts itself.
     """
+    if path.is_dir():
+        raise DataError(f"ground truth {path} is a directory: name the file in it, such as gnd.json")
     if not path.is_file():
-        raise DataError(f"ground truth {path} does not exist")
+        raise DataError(f"ground truth {path} does not exist: wanted a .json or .pkl file")
     if path.suffix not in (".json", ".pkl"):
         raise DataError(f"ground truth {path} has the ending {path.suffix!r}; wanted .json or .pkl")
     if (size_bytes := path.stat().st_size) > MAX_FILE_BYTES:

@@ -14,6 +14,7 @@ Paths in a CSV are relative to its folder. The result is a `gnd.json`'s content,
 from __future__ import annotations
 
 import csv
+import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -156,7 +157,8 @@ _Lines = Sequence[tuple[int, dict[str, str]]]
 def _read_table(file: Path) -> tuple[list[str], _Lines]:
     """Headings in lower case, and each line by heading with its number."""
     try:
-        reader = csv.reader(file.read_text(encoding="utf-8-sig").splitlines(), strict=True)
+        text = io.StringIO(file.read_bytes().decode("utf-8-sig"), newline="")  # cells may hold line breaks
+        reader = csv.reader(text, strict=True)
         rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
     except UnicodeDecodeError:
         raise DataError(f"{file} is not UTF-8 text: save it as UTF-8") from None

@@ -39,6 +39,17 @@ FORMAT = "sop_faiss feature cache 1"
 KEY_FILE = "key.json"
 _PART = re.compile(r"part-([0-9a-f]{64})\.safetensors")
 _FOLDER = re.compile(r"[0-9a-f]{64}")
+_OF_OTHERS = {
+    "features-*.parquet": "a feature store",
+    "index.faiss": "an index",
+    "config.yaml": "a run",
+    "state.json": "a checkpoint",
+    "config.json": "an export",
+    "*.tar": "a folder of shards",
+    "manifest.json": "a feature store, an index or a folder of shards",
+    KEY_FILE: "one part of a cache",
+}
+"""Files that tell what else a directory is."""
 PART_ROWS = 4096
 """A part is written after so many new features ..."""
 PART_SECONDS = 30.0
@@ -100,7 +111,9 @@ class FeatureCache:
         if not self.folder.is_dir():
             return
         if (self.folder / KEY_FILE).exists() and _key_in(self.folder) != self._key:
-            raise FeatureError(f"cache {self.folder} is of another encoder, though its name says not: remove it")
+            raise FeatureError(
+                f"cache {self.folder} is of another encoder, though its name says not: remove that folder"
+            )
         for file in sorted(self.folder.glob("part-*.safetensors")):
             self._read_part(file)
 
@@ -125,7 +138,9 @@ def _key_in(folder: Path) -> Any:
     try:
         return read_json(folder / KEY_FILE)
     except SopError as error:
-        raise FeatureError(f"cache: {error}") from None
+        raise FeatureError(
+            f"cache: {error}; once the folder {folder} is removed, its pictures are encoded again"
+        ) from None
 
 
 def open_cache(encoder: Encoder, preprocess: Preprocess) -> FeatureCache | None:
@@ -143,8 +158,7 @@ def open_cache(encoder: Encoder, preprocess: Preprocess) -> FeatureCache | None:
         "preprocess": preprocess.to_dict(),
     }
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    if encoder.cache.exists() and not encoder.cache.is_dir():
-        raise FeatureError(f"cache {encoder.cache} is a file: name a directory")
+    _require_place(encoder.cache)
     return FeatureCache(encoder.cache / name, key, encoder.token_dimension)
 
 
@@ -173,6 +187,15 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
             encoder.cache = None
     if unfinished is not None:
         remove_cache(unfinished)
+
+
+def _require_place(directory: Path) -> None:
+    """Refuse to keep features in a file, or among the files of something else."""
+    if directory.exists() and not directory.is_dir():
+        raise FeatureError(f"cache {directory} is a file: name a directory")
+    what = next((what for pattern, what in _OF_OTHERS.items() if any(directory.glob(pattern))), None)
+    if what is not None:
+        raise FeatureError(f"cache {directory} is {what}, and nothing is written into it: name a directory of its own")
 
 
 def remove_cache(directory: Path) -> None:

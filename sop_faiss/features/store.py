@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import FeatureError, SopError
-from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
+from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
 from sop_faiss.model.whitening import WHITENING_FILE, Whitening
 from sop_faiss.unit_rows import require_unit_rows
 
@@ -181,6 +181,8 @@ def read_names(directory: Path) -> FeatureStore:
     """
     manifest = read_store_manifest(directory)
     names = ["key", "label", "source", "member"]
+    for part in manifest["files"]:
+        require_readable(directory / part["name"])
     try:
         table = pa.concat_tables(pq.read_table(directory / part["name"], columns=names) for part in manifest["files"])
     except (pa.ArrowException, ValueError, OSError) as error:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sop_faiss.errors import CheckpointError
+from sop_faiss.files import require_readable
 
 __all__ = ["fit_tensors", "fit_tensors_by_position", "read_official", "read_weights"]
 
@@ -43,6 +44,7 @@ def _read_file(path: Path) -> Any:
         raise CheckpointError(f"weights file {path} is a directory: name a file in it")
     if not path.is_file():
         raise CheckpointError(f"weights file {path} does not exist; check the path")
+    require_readable(path)
     if path.suffix == ".safetensors":
         try:
             return load_file(path, device="cpu")

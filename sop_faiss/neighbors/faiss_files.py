@@ -9,6 +9,7 @@ from typing import Any
 import faiss
 
 from sop_faiss.errors import IndexMismatchError
+from sop_faiss.files import require_readable
 
 __all__ = ["load", "reason", "save"]
 
@@ -30,7 +31,9 @@ def load(path: Path, *, mapped: bool) -> Any:
 
     Raises:
         IndexMismatchError: FAISS cannot read it.
+        SopError: it may not be read.
     """
+    require_readable(path)
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:

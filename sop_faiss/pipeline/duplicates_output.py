@@ -87,6 +87,8 @@ def write_duplicates_page(
     shown = f" The {_MOST_GROUPS} largest groups are shown." if len(groups) > _MOST_GROUPS else ""
     subtitle = (
         f"{len(groups):,} groups of {alike:,} of the {len(index):,} pictures, joined by pairs of similarity "
-        f"{threshold:g} or more. On the left each first picture, below the others their similarity to it.{shown}"
+        f"{threshold:g} or more.{shown}"
     )
-    write_contact_sheet(path, "Near duplicates", strips, subtitle=subtitle, footer=footer, progress=progress)
+    legend = "Each group's first picture on the left, nearest to it first; the number is the cosine similarity to it."
+    title = "Near duplicates"
+    write_contact_sheet(path, title, strips, subtitle=subtitle, legend=legend, footer=footer, progress=progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.confusion import Confusion, count_confusions
 from sop_faiss.evaluate.knn import knn_scores
-from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices, used_ks
+from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices
 from sop_faiss.evaluate.labelled_part import LabelledPart
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.classifier_result import ClassifierResult
@@ -24,8 +25,7 @@ class KnnOptions:
     """How to classify, and how to extract features where there is no store."""
 
     ks: tuple[int, ...] | None = None
-    """Numbers of neighbours, none above the number of training pictures. None: DINO's 10, 20, 100 and 200, of which
-    those above it use all training pictures."""
+    """Numbers of neighbours, none above the number of training pictures that vote. None: DINO's 10, 20, 100 and 200."""
     temperature: float = TEMPERATURE
     """Of the votes: weight exp(similarity / temperature)."""
     batch_size: int = 64
@@ -70,6 +70,7 @@ def evaluate_knn(
         encoder,
         options.part,
         what="k-NN",
+        check_count=functools.partial(_require_voters, options),
         batch_size=options.batch_size,
         workers=options.workers,
         max_bad_fraction=options.max_bad_fraction,
@@ -82,27 +83,31 @@ def evaluate_knn(
 
 def _classify(sets: LabelledSets, options: KnnOptions) -> tuple[dict[str, float], dict[str, Any], Confusion]:
     """The metrics, the protocol that they depend on, and what was taken for what."""
-    count = len(sets.train_features)
-    if options.ks is not None and max(options.ks) > count:
-        raise ConfigError(
-            f"k = {max(options.ks)} neighbours asked, but {count} training pictures vote: wanted k <= {count}"
-        )
-    used = used_ks(KS if options.ks is None else options.ks, count)
+    ks = list(dict.fromkeys(KS if options.ks is None else options.ks))
     scores = knn_scores(
         sets.train_features,
         sets.train_labels,
         sets.test_features,
         sets.test_labels,
-        list(used),
+        ks,
         options.temperature,
     )
-    best = max(used, key=lambda k: scores.metrics[f"top1_k{k}"])
+    best = max(ks, key=lambda k: scores.metrics[f"top1_k{k}"])
     protocol = {
-        "ks": list(used),
-        "ks_clamped_to_train_images": {str(k): rows for k, rows in used.items() if rows < k},
+        "ks": ks,
         "best_k": best,
         "temperature": options.temperature,
         **sets.choices,
     }
     confusion = count_confusions(sets.test_labels, scores.predicted[best], sets.class_names)
     return {**scores.metrics, "top1_best": scores.metrics[f"top1_k{best}"]}, protocol, confusion
+
+
+def _require_voters(options: KnnOptions, count: int) -> None:
+    """Check that there are as many training pictures as neighbours."""
+    largest = max(KS if options.ks is None else options.ks)
+    if largest > count:
+        asked = f"-k {largest}" if options.ks is not None else f"the default numbers of neighbours go up to {largest}"
+        raise ConfigError(
+            f"{asked}, but {count} training pictures vote: wanted k <= {count}, such as -k {min(20, count)}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ def labelled_sets(
     part: LabelledPart,
     *,
     what: str,
+    check_count: Callable[[int], None] = lambda count: None,
     batch_size: int,
     workers: int | None,
     max_bad_fraction: float,
@@ -62,6 +64,8 @@ def labelled_sets(
         encoder: which encoder; None where both are feature stores.
         part: which training pictures may be used.
         what: wants the labels, for messages.
+        check_count: raises if so many training pictures are not enough; called before the long work with as many as
+            there may be, and after it with as many as are used.
         batch_size: pictures per forward pass.
         workers: threads that read and decode; None: one per CPU, at most 8.
         max_bad_fraction: share of unusable pictures that is dropped.
@@ -81,6 +85,7 @@ def labelled_sets(
         _require_labels(each, what)
     _in_training_numbers(sets[0], sets[1], what)
     require_encoder_or_stores(sets, encoder)
+    check_count(len(_require_labels(sets[0], what)))
     if encoder is not None:
         sets = fill_stores(
             sets,
@@ -90,7 +95,9 @@ def labelled_sets(
             max_bad_fraction=max_bad_fraction,
             progress=progress,
         )
-    return _chosen(sets[0], sets[1], part, what)
+    chosen = _chosen(sets[0], sets[1], part, what)
+    check_count(len(chosen.train_labels))
+    return chosen
 
 
 def _chosen(train: FeatureSet, test: FeatureSet, part: LabelledPart, what: str) -> LabelledSets:

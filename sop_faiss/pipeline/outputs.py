@@ -35,7 +35,11 @@ _RUN_FILES = (
 
 
 def check_outputs(
-    outputs: Mapping[str, Path | None], inputs: Iterable[Path], *, to_stdout: Collection[str] = ()
+    outputs: Mapping[str, Path | None],
+    inputs: Iterable[Path],
+    *,
+    to_stdout: Collection[str] = (),
+    figures: Collection[str] = (),
 ) -> None:
     """Check before any work where its results shall be written.
 
@@ -43,9 +47,11 @@ def check_outputs(
         outputs: the file of each option; None where it is not given.
         inputs: files and directories that are read; no output may be one of them, or lie in one.
         to_stdout: options of which `-` stands for stdout.
+        figures: options whose file is a PNG, and must end so.
 
     Raises:
-        ConfigError: an output is an input or in one, or a file of data, or another output too.
+        ConfigError: an output is an input or in one, or a file of data, or another output too, or a figure of another
+            ending.
         SopError: an output cannot be written.
     """
     read = {path.resolve() for path in inputs}
@@ -68,6 +74,8 @@ def check_outputs(
             raise ConfigError(f"{option} {path} {what} read by this command: name another file")
         if path.suffix.lower() in _DATA_SUFFIXES and path.exists():
             raise ConfigError(f"{option} {path} exists and is data by its ending: name another file")
+        if option in figures and path.suffix.lower() != ".png":
+            raise ConfigError(f"{option} {path} would be a PNG: wanted a name that ends in .png")
 
 
 def source_files(src: str | None) -> list[Path]:

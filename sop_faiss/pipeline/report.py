@@ -59,7 +59,7 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
         footer: how the page was made.
 
     Returns:
-        Why pictures are missing, one line each; empty if none is.
+        What is missing in the page and why, one line each; empty if nothing is.
 
     Raises:
         ConfigError: its configuration cannot be read.
@@ -67,7 +67,7 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
         OSError: the page cannot be written.
     """
     options = options or ReportOptions()
-    config, curves = _read_run(run)
+    config, curves, damage = _read_run(run)
     checkpoint, state = _last_checkpoint(run)
     with stage("looking for neighbours", "pictures") as progress:
         sections = _Pictures(config, run, checkpoint, state, options).sections(progress) if options.pictures else []
@@ -81,7 +81,9 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     page = RunPage(
         title=f"Training run {run.resolve().name}",
         subtitle=f"{run}: {config.model.backbone} on {hide_secrets(config.data.train)}",
-        notices=score_notices(panels) + ([] if options.pictures else ["Pictures were left out (--no-pictures)."]),
+        notices=score_notices(panels)
+        + damage
+        + ([] if options.pictures else ["Pictures were left out (--no-pictures)."]),
         facts=[table for table in tables if table is not None],
         panels=panels,
         panels_left_out=left_out,
@@ -91,18 +93,23 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     )
     with stage("drawing", "pictures") as progress:
         write_run_report(out, page, progress)
-    return [section.problem for section in sections if section.problem]
+    return damage + [section.problem for section in sections if section.problem]
 
 
-def _read_run(run: Path) -> tuple[Config, dict[str, Curve]]:
+def _read_run(run: Path) -> tuple[Config, dict[str, Curve], list[str]]:
+    """The configuration, the curves, and what of their records could not be read: a line, or none."""
     if not run.is_dir() or not (run / "config.yaml").is_file():
         what = "has no config.yaml" if run.is_dir() else "is no directory" if run.exists() else "does not exist"
         raise DataError(f"{run} is no training run (it {what}): wanted the --output of sop-train")
     config = load_config(run / "config.yaml")
-    curves = read_curves(run) if (run / METRICS_FILE).is_file() else {}
+    left_out: list[int] = []
+    curves = read_curves(run, left_out) if (run / METRICS_FILE).is_file() else {}
     if not curves:
-        raise DataError(f"run {run} has no line in {METRICS_FILE} yet: let it train some steps first")
-    return config, curves
+        raise DataError(
+            f"run {run} has no {'whole ' * bool(left_out)}line in {METRICS_FILE} yet: let it train some steps"
+        )
+    lines = f"{len(left_out):,} damaged lines of {METRICS_FILE} are left out"
+    return config, curves, [f"{lines}, the first is line {left_out[0]:,}."] if left_out else []
 
 
 def _last_checkpoint(run: Path) -> tuple[Path | None, dict[str, Any]]:

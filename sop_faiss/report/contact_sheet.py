@@ -94,6 +94,7 @@ def write_contact_sheet(
     strips: Sequence[Strip],
     *,
     subtitle: str = "",
+    legend: str = "Query on the left, nearest first; the number is the cosine similarity.",
     summary: Sequence[Table] = (),
     charts: Sequence[Chart] = (),
     footer: str = "",
@@ -109,6 +110,7 @@ def write_contact_sheet(
         title: of the page.
         strips: rows of the page, in order.
         subtitle: one or two sentences below the title.
+        legend: how to read a row.
         summary: tables above the strips.
         charts: PNG pictures above the strips.
         footer: how the page was made, as in the command and the date.
@@ -121,6 +123,7 @@ def write_contact_sheet(
     values = {
         "title": title,
         "subtitle": subtitle,
+        "legend": legend,
         "summary": summary,
         "charts": [_show_chart(chart) for chart in charts],
         "strips": show_strips(strips, progress),

@@ -82,7 +82,7 @@ class Curve(NamedTuple):
     values: Float64[np.ndarray, " n"]
 
 
-def read_curves(run: str | Path) -> dict[str, Curve]:
+def read_curves(run: str | Path, left_out: list[int] | None = None) -> dict[str, Curve]:
     """Read every number of a run's metrics.
 
     A run that was killed and resumed writes some steps again: the later line counts. A last line that was cut in the
@@ -90,9 +90,10 @@ def read_curves(run: str | Path) -> dict[str, Curve]:
 
     Args:
         run: a run directory, or a metrics file.
+        left_out: damaged lines are left out, and their numbers, from 1, added here; None: they are an error.
 
     Raises:
-        DataError: there is no metrics file, or a line of it is damaged.
+        DataError: there is no metrics file, or a line of it is damaged and may not be left out.
     """
     path = Path(run)
     if path.is_dir():
@@ -107,9 +108,12 @@ def read_curves(run: str | Path) -> dict[str, Curve]:
         try:
             record = dict(json.loads(line))
             step = float(record["step"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             if number == len(lines):
                 break
+            if left_out is not None:
+                left_out.append(number)
+                continue
             raise DataError(f"{path} line {number} is damaged: wanted a JSON object with a step") from None
         for key, value in record.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value):

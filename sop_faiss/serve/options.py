@@ -33,6 +33,8 @@ class ServeOptions:
     """Pictures that are being received or wait for their turn, together."""
     upload_seconds: float = 60.0
     """Longest that a picture may take to arrive."""
+    header_seconds: float = 20.0
+    """Longest that a connection may take to ask for something."""
     thumbnail_cache_bytes: int = 64_000_000
     """Thumbnails kept in memory."""
 
@@ -51,7 +53,9 @@ class ServeOptions:
             )
         if self.max_upload_pixels > MAX_PIXELS:
             raise ConfigError(f"max_upload_pixels = {self.max_upload_pixels}: wanted at most {MAX_PIXELS}")
-        if self.upload_seconds <= 0 or self.thumbnail_cache_bytes < 0:
-            raise ConfigError("upload_seconds and thumbnail_cache_bytes: wanted a time above 0 and a size of 0 or more")
+        if not (self.upload_seconds > 0 and self.header_seconds > 0):
+            raise ConfigError("upload_seconds and header_seconds: wanted times above 0")
+        if self.thumbnail_cache_bytes < 0:
+            raise ConfigError(f"thumbnail_cache_bytes = {self.thumbnail_cache_bytes}: wanted 0 or more")
         if self.images_root is not None and not self.images_root.is_dir():
             raise DataError(f"--images-root {self.images_root} is not a folder: wanted the one the pictures are in")

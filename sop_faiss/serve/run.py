@@ -17,6 +17,7 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions
+from sop_faiss.serve.prompt_requests import prompt_protocol
 
 __all__ = ["serve"]
 
@@ -55,6 +56,8 @@ def serve(
         app = create_app(index, None if encoder is None else encoder.load(), options)
         config = uvicorn.Config(
             app,
+            http=prompt_protocol(options.header_seconds),
+            ws="none",
             log_level="warning",
             access_log=False,
             proxy_headers=False,

@@ -1,0 +1,53 @@
+"""Options that a command would not read: given all the same, they are an error, not ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import click
+from click.core import ParameterSource
+
+from sop_faiss.errors import ConfigError
+
+__all__ = ["refuse_idle", "refuse_without"]
+
+
+def _given() -> dict[str, str]:
+    """The running command's options and arguments that were given, by the name of the function's parameter."""
+    context = click.get_current_context()
+    return {
+        parameter.name: parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+        for parameter in context.command.params
+        if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    }
+
+
+def refuse_idle(option: str, used: Collection[str]) -> None:
+    """Refuse whatever else was given beside an option that lets the command do something else.
+
+    Args:
+        option: as `--compare`.
+        used: the parameters that are read with it, its own among them.
+
+    Raises:
+        ConfigError: others were given.
+    """
+    idle = [name for parameter, name in _given().items() if parameter not in used]
+    if idle:
+        raise ConfigError(f"{', '.join(idle)}: not read with {option}, leave {'it' if len(idle) == 1 else 'them'} out")
+
+
+def refuse_without(parameter: str, needed: str, is_there: bool) -> None:
+    """Refuse an option that only says how another one works.
+
+    Args:
+        parameter: the function's parameter of the option.
+        needed: the other option, as `--qe N`.
+        is_there: whether that one is in force.
+
+    Raises:
+        ConfigError: the option was given without the other one.
+    """
+    name = _given().get(parameter)
+    if name is not None and not is_there:
+        raise ConfigError(f"{name} says how {needed.split()[0]} weights: give {needed} too, or leave it out")
