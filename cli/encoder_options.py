@@ -138,7 +138,7 @@ def encoder_options(command: Callable[..., R]) -> Callable[..., R]:
         @click.option("--data", required=True)
         @run_command
         def main(encoder: EncoderSpec, data: str) -> None:
-            ...encoder.load()...
+            ...encoder_of_spec(encoder)...
     """
 
     @functools.wraps(command)

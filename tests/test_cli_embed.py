@@ -41,7 +41,7 @@ def test_help_explains_itself() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
     assert "sop-embed --model runs/photos --data photos/ --out features/" in result.output
-    assert "sop-index build --features FEATURES --out INDEX" in " ".join(result.output.split())
+    assert "sop-index build --features OUT --out INDEX" in " ".join(result.output.split())
 
 
 def test_run_embeds_a_folder(run: Path, photos: Path, tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_dropped_pictures_are_told(run: Path, tmp_path: Path) -> None:
 def test_occupied_output_is_refused_before_anything_is_computed(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(self: EncoderSpec) -> None:
+    def load(spec: EncoderSpec) -> None:
         raise AssertionError("the encoder was loaded first")
 
-    monkeypatch.setattr(EncoderSpec, "load", load)
+    monkeypatch.setattr("sop_faiss.pipeline.embed.encoder_of_spec", load)
     (tmp_path / "mine.txt").write_text("mine")
     result = invoke("--model", "runs/none", "--data", photos, "--out", tmp_path)
     assert_one_line_error(result, "not empty")

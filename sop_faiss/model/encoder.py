@@ -297,4 +297,4 @@ def load_encoder(
         by_position=by_position,
         device=device,
     )
-    return spec.load()
+    return encoder_of_spec(spec)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sop_faiss.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sop_faiss.model.encoder import Encoder
 
 __all__ = ["EncoderSpec"]
 
@@ -24,7 +20,7 @@ _READ_BY = {
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """Which encoder a user means; `load` finds and checks it. The commands' options of the same names fill it."""
+    """Which encoder a user means; `encoder_of_spec` makes it. The commands' options of the same names fill it."""
 
     model: str
     """M: a run directory or a checkpoint in it, an export, `timm:NAME`, `dino:FILE`, or `config:NAME|FILE`."""
@@ -55,17 +51,6 @@ class EncoderSpec:
     """Match the tensors of `weights` by order and shape: weights of the same network saved under other names."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:N`, or `auto`: CUDA where there is one."""
-
-    def load(self) -> Encoder:
-        """Make the encoder, in evaluation mode, on its device.
-
-        Raises:
-            CheckpointError: weights are missing, damaged, or of another model.
-            ConfigError: the model is unknown, or an option does not apply to it.
-        """
-        from sop_faiss.model.encoder import encoder_of_spec
-
-        return encoder_of_spec(self)
 
     @property
     def kind(self) -> str:

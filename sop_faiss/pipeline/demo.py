@@ -22,7 +22,7 @@ from sop_faiss.evaluate.retrieval import choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import Encoder, EncoderSpec
+from sop_faiss.model.encoder import Encoder, EncoderSpec, encoder_of_spec
 from sop_faiss.pipeline.index import build
 from sop_faiss.pipeline.search import search_by_key, search_by_pictures
 from sop_faiss.pipeline.search_output import write_search_page
@@ -123,14 +123,14 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
     with stage("scoring raw pixels and random weights", "steps") as progress:
         scores = [_score("raw pixels", _pixels, data)]
         progress(1, 2)
-        before = EncoderSpec("config:digits_demo", random_weights=config.train.seed, device="cpu").load()
+        before = encoder_of_spec(EncoderSpec("config:digits_demo", random_weights=config.train.seed, device="cpu"))
         scores.append(_score_encoder("before (random weights)", before, data))
         progress(2, 2)
     with stage("training", "steps") as progress:
         _train(config, out, progress)
     after = EncoderSpec(str(out / "run"), device="cpu")
     with stage("scoring the trained encoder", "steps") as progress:
-        scores.append(_score_encoder("after (trained)", after.load(), data))
+        scores.append(_score_encoder("after (trained)", encoder_of_spec(after), data))
         progress(1, 1)
     _, untrained, trained = scores
     reached = (
@@ -200,7 +200,7 @@ def _index_and_page(
     if queries is None:
         result = search_by_key(index, [index.ids.keys[row] for row in shown], k)
     else:
-        result = search_by_pictures(index, encoder.load(), Subset(queries, shown), k)
+        result = search_by_pictures(index, encoder_of_spec(encoder), Subset(queries, shown), k)
     page = out / "results.html"
     with stage("drawing the page", "pictures") as progress:
         write_search_page(

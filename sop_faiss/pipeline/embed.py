@@ -20,7 +20,7 @@ from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore, require_dtype
 from sop_faiss.files import refuse_occupied
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.whitening import Whitening, WhiteningOrigin, learn_whitening
 from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
@@ -72,7 +72,7 @@ def embed(
         The manifest of the store.
 
     Raises:
-        SopError: the output is occupied, or as `EncoderSpec.load`, `open_source` and `extract_features`.
+        SopError: the output is occupied, or as `encoder_of_spec`, `open_source` and `extract_features`.
     """
     options = options or EmbedOptions()
     encoder = _join_ranks(encoder)
@@ -80,7 +80,7 @@ def embed(
     distributed.decide(lambda: _check_request(encoder, data, out, options, result_json))
     source = open_source(data)
     learned_on = None if options.whiten is None else open_source(options.whiten)
-    loaded = encoder.load()
+    loaded = encoder_of_spec(encoder)
     images = len(source) + (0 if learned_on is None else len(learned_on))
     with kept_until_whole(loaded, out):
         started = time.perf_counter()

@@ -15,6 +15,7 @@ from sop_faiss.index.change import add_to_index
 from sop_faiss.index.cluster import build_on_cluster
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest
+from sop_faiss.model.encoder import encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 
@@ -48,7 +49,7 @@ def build(
 
     Raises:
         ConfigError: neither or both of features and pictures are given, or the options are impossible.
-        SopError: as `build_index`, `EncoderSpec.load` and `open_source`.
+        SopError: as `build_index`, `encoder_of_spec` and `open_source`.
     """
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("--features holds all that an index needs: leave --model and --data out")
@@ -63,7 +64,7 @@ def build(
         raise ConfigError("name what to index: --features STORE, or --model M with --data SRC")
     source = open_source(data)
     return build_index_of_pictures(
-        encoder.load(),
+        encoder_of_spec(encoder),
         source,
         out,
         options,
@@ -96,7 +97,7 @@ def add(
 
     Raises:
         ConfigError: neither or both of features and pictures are given, or a key is there already.
-        SopError: as `add_to_index`, `EncoderSpec.load` and `open_source`.
+        SopError: as `add_to_index`, `encoder_of_spec` and `open_source`.
     """
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("--features holds all that an index needs: leave --model and --data out")
@@ -105,7 +106,7 @@ def add(
     if encoder is None or data is None:
         raise ConfigError("name what to add: --features STORE, or --model M with --data SRC")
     opened = FeatureIndex.open(index)
-    source, loaded = open_source(data), encoder.load()
+    source, loaded = open_source(data), encoder_of_spec(encoder)
     opened.check_encoder(loaded)
     there = [key for key in source.keys if opened.has(key)]
     if there:

@@ -13,6 +13,7 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.labelled_part import LabelledPart
 from sop_faiss.features.store import FeatureStore
+from sop_faiss.model.encoder import encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
 from sop_faiss.progress import ProgressCallback
@@ -75,7 +76,7 @@ def labelled_sets(
         ConfigError: the encoder is missing or idle, or the part is impossible.
         DataError: a source is unusable or lacks labels, both are the same, or their labels are of two label sets.
         FeatureError: a store is damaged, or the two were made by different encoders, preprocessings or poolings.
-        SopError: as `EncoderSpec.load` and `extract_features`.
+        SopError: as `encoder_of_spec` and `extract_features`.
     """
     part.check()
     if Path(train).resolve() == Path(test).resolve():
@@ -89,7 +90,7 @@ def labelled_sets(
     if encoder is not None:
         sets = fill_stores(
             sets,
-            encoder.load(),
+            encoder_of_spec(encoder),
             batch_size=batch_size,
             workers=workers,
             max_bad_fraction=max_bad_fraction,

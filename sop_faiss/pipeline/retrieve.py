@@ -17,7 +17,7 @@ from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_que
 from sop_faiss.evaluate.results import write_result
 from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.preprocess import Preprocess
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.distractors import Distractors, open_distractors
@@ -126,7 +126,7 @@ def evaluate_retrieval(
 
     Raises:
         DataError: the data set is incomplete or damaged, or does not fit the protocol.
-        SopError: as `EncoderSpec.load` and `extract_features`.
+        SopError: as `encoder_of_spec` and `extract_features`.
     """
     options = options or RetrieveOptions()
     _check(options)
@@ -134,7 +134,7 @@ def evaluate_retrieval(
     data = open_retrieval_set(dataset, data_root, gnd)
     rules = choose_protocol(protocol, data.truth)
     queries = data.whole_queries if rules.box == "ignored" else data.queries
-    loaded = encoder.load()
+    loaded = encoder_of_spec(encoder)
     preprocess = loaded.preprocess if options.square else loaded.preprocess.keeping_aspect()
     extra = _open_distractors(options, loaded, preprocess, progress)
     query_features, gallery_features = _features(loaded, data, queries, preprocess, options, progress)

@@ -11,6 +11,7 @@ from sop_faiss.config import Config
 from sop_faiss.data.subset import Subset
 from sop_faiss.errors import DataError
 from sop_faiss.features.extract import extract_features
+from sop_faiss.model.encoder import encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.pipeline.run_images import RunImages
@@ -58,7 +59,7 @@ def neighbor_section(
     queries, searched = choose_images(images, gallery, config.train.seed)
     if len(queries) == 0 or len(searched) == 0:
         raise DataError(f"{images.source.description} has too few images to search among")
-    encoder = EncoderSpec(str(checkpoint)).load()
+    encoder = encoder_of_spec(EncoderSpec(str(checkpoint)))
     chosen = Subset(images.source, np.concatenate([queries, searched]))
     store = extract_features(encoder, chosen, max_bad_fraction=1.0, progress=progress)  # bad ones are left out
     place = {key: number for number, key in enumerate(chosen.keys)}

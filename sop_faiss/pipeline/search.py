@@ -22,7 +22,7 @@ from sop_faiss.index.change import check_same_features
 from sop_faiss.index.pictures import IndexPictures, index_pictures
 from sop_faiss.index.search import FeatureIndex, Neighbors
 from sop_faiss.index.store import IdTable
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.search_result import Found, SearchedQuery, SearchResult
 from sop_faiss.progress import ProgressCallback
@@ -81,7 +81,7 @@ def search_index(
     Raises:
         ConfigError: none or several kinds of query are given, the encoder is missing or idle, or an option is
             impossible.
-        SopError: as `search_by_pictures`, `search_by_key`, `search_by_features`, `EncoderSpec.load`, `open_source`.
+        SopError: as `search_by_pictures`, `search_by_key`, `search_by_features`, `encoder_of_spec`, `open_source`.
     """
     options = options or SearchOptions()
     if sum([bool(pictures), data is not None, bool(keys), features is not None]) != 1:
@@ -102,7 +102,7 @@ def search_index(
     source = open_pictures(pictures) if data is None else open_source(data)
     return search_by_pictures(
         index,
-        encoder.load(),
+        encoder_of_spec(encoder),
         source,
         options.k,
         threshold=options.threshold,

@@ -14,6 +14,7 @@ import uvicorn
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.model.encoder import encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions
@@ -53,7 +54,7 @@ def serve(
         root = Path(index.manifest.root) if options.images_root is None else options.images_root
         if not root.is_dir():
             _log.warning("the pictures are not at %s any more: give --images-root to show them", root)
-        app = create_app(index, None if encoder is None else encoder.load(), options)
+        app = create_app(index, None if encoder is None else encoder_of_spec(encoder), options)
         config = uvicorn.Config(
             app,
             http=prompt_protocol(options.header_seconds),
