@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import errno
 import functools
+import gc
 import importlib.metadata
 import logging
 import math
@@ -72,25 +73,31 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
         _tame_reports()
         try:
             return function(*args, **kwargs)
-        except RunStoppedError as error:
-            _fail(str(error), EXIT_STOPPED)
-        except SopError as error:
-            _fail(str(error), EXIT_USER)
         except BrokenPipeError:
             _leave_closed_pipe()
-        except OSError as error:
-            _fail(_os_message(error), EXIT_USER)
-        except KeyboardInterrupt as error:
-            _fail(str(error) or "interrupted", EXIT_INTERRUPTED)
+        except (SopError, OSError, KeyboardInterrupt) as error:
+            failure = _failure(error)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            _fail(_memory_message(error), EXIT_USER)
+            failure = _memory_message(error), EXIT_USER
+        _fail(*failure)  # here no error is alive any more, nor what its frames held
 
     return guarded
 
 
+def _failure(error: SopError | OSError | KeyboardInterrupt) -> tuple[str, int]:
+    """What is told, and the exit status."""
+    if isinstance(error, SopError):
+        return str(error), EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
+    if isinstance(error, OSError):
+        return _os_message(error), EXIT_USER
+    return str(error) or "interrupted", EXIT_INTERRUPTED
+
+
 def _fail(message: str, status: int) -> NoReturn:
+    if "WORLD_SIZE" in os.environ:
+        gc.collect()  # a process group that cycles keep would end with the interpreter, which its threads may abort
     if _speaks():
         click.echo(f"error: {one_line(message)}", err=True)
     sys.exit(status)
