@@ -126,6 +126,13 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, config, shards, overr
     assert not output.exists()
 
 
+def test_an_output_below_a_file_is_refused(tmp_path, config, shards):
+    (tmp_path / "notes.txt").write_text("mine")
+    result = run(config, f"data.train={shards}", "--output", tmp_path / "notes.txt" / "run")
+    assert f"{tmp_path / 'notes.txt'} is a file, wanted a directory" in one_line_error(result)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 def test_unlabelled_images_cannot_be_scored(tmp_path, config):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=16, size=20)
     result = run(

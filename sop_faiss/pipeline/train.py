@@ -10,7 +10,7 @@ from typing import Any
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig, flat_settings, load_config, to_yaml
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.files import atomic_file, remove_leftovers
+from sop_faiss.files import atomic_file, refuse_occupied, remove_leftovers
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
 from sop_faiss.model.teacher import build_student_and_teacher
@@ -113,6 +113,8 @@ def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -
         remove_leftovers(output / "config.yaml")  # of a kill while the first one was written
         if resume:
             (output / REQUEUE_NAME).unlink(missing_ok=True)
+    if not output.exists():
+        refuse_occupied(output)  # which knows what else is in the way
     started = output.exists() and (not output.is_dir() or any(path.name != LOCK_NAME for path in output.iterdir()))
     if started and not resume:
         raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
