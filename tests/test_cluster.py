@@ -101,7 +101,7 @@ def test_what_was_done_is_not_done_again(store: FeatureStore, tmp_path: Path, mo
     part = tmp_path / ".out.parts" / "part-00001"
     (part / "part.faiss").write_bytes(b"damaged")
     build_by_tasks(tmp_path / "store", tmp_path / "out", options, run=run_here)
-    assert len(done) == 3 + 3 + 1  # the damaged one, two missing ones, and what they are joined in
+    assert len(done) == 3 + 3 + 2  # the damaged one, two missing ones, and twice what they are joined in
     build_index(store, tmp_path / "whole", options)
     assert_same(tmp_path / "whole", tmp_path / "out")
     assert not (tmp_path / ".out.parts").exists()

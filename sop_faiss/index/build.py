@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,7 @@ def build_index(
         )
         ids = IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
         described = replace(store_as_index(store, factory), search={"effort": index.effort, **measured, "why": why})
-        manifest = write_index(directory, described, index, ids)
+        manifest = write_index(directory, described, index.write, ids)
     forget_training(out)
     return manifest
 
@@ -184,9 +185,11 @@ def measure(
     return {"recall": round(recall.share, 4), "k": k, "queries": recall.queries, "target": target}
 
 
-def write_index(directory: Path, described: IndexManifest, index: VectorIndex, ids: IdTable) -> IndexManifest:
+def write_index(
+    directory: Path, described: IndexManifest, write_vectors: Callable[[Path], None], ids: IdTable
+) -> IndexManifest:
     """Write the three files into a directory that is renamed when complete; the manifest with their checksums."""
-    index.write(directory / INDEX_FILE)
+    write_vectors(directory / INDEX_FILE)
     ids.write(directory / IDS_FILE)
     files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
     manifest = replace(described, files=files)

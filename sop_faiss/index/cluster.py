@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +15,14 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, SopError
-from sop_faiss.features.store import FeatureStore, read_names, read_store_manifest
+from sop_faiss.features.store import read_names, read_store_manifest
 from sop_faiss.files import atomic_directory, atomic_file, locked_directory, refuse_occupied, sha256_file
 from sop_faiss.index import parts as work
 from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index, write_index
 from sop_faiss.index.parts import Part
 from sop_faiss.index.plan import RECALL_K, RowPlan, plan_rows
 from sop_faiss.index.store import IdTable, IndexManifest
-from sop_faiss.neighbors.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
 from sop_faiss.neighbors.choice import near_by_table
 from sop_faiss.neighbors.factories import VectorIndex, empty_index
 from sop_faiss.progress import ProgressCallback
@@ -102,8 +103,17 @@ def build_by_tasks(
             counts.append(rows)
             if progress is not None:
                 progress(done, len(tasks))
-        whole = work.merge_parts(tasks, counts, dimension)
-        manifest = _finish(whole, tasks, names, plan, queries, factory, why, options.recall, out)
+        join = functools.partial(work.join_parts, tasks, counts, dimension)
+        search, last = {"effort": index.effort, **not_measured(options.recall), "why": why}, None
+        if queries is not None:
+            last, joined = np.load(queries), place / "joined.faiss"
+            join(joined)
+            search.update(_measured(joined, tasks, len(plan.present), last, factory, options.recall))
+        ids = IdTable(names.keys, names.sources, names.members, names.labels).take(plan.order)
+        told = replace(store_as_index(names, factory), dimension=dimension, search=search)
+        with atomic_directory(out) as directory:
+            write = functools.partial(join, last=last, effort=search["effort"])
+            manifest = write_index(directory, told, write, ids)
         shutil.rmtree(place, ignore_errors=True)
     return manifest
 
@@ -174,28 +184,14 @@ def _plan_parts(
     return parts
 
 
-def _finish(
-    index: VectorIndex,
-    tasks: list[Part],
-    names: FeatureStore,
-    plan: RowPlan,
-    queries_file: Path | None,
-    factory: str,
-    why: str,
-    target: float,
-    out: Path,
-) -> IndexManifest:
-    """Measure, add the rows held out, and write the directory."""
-    measured = not_measured(target)
-    if isinstance(index, ApproximateIndex) and queries_file is not None:
-        queries, k = np.load(queries_file), min(RECALL_K, len(plan.present))
-        measured = measure(index, queries, k, near_by_table(work.read_nearest(tasks), k), target)
-        index.add(queries)
-    ids = IdTable(names.keys, names.sources, names.members, names.labels).take(plan.order)
-    described = store_as_index(names, factory)
-    search = {"effort": index.effort, **measured, "why": why}
-    with atomic_directory(out) as directory:
-        return write_index(directory, replace(described, dimension=index.dimension, search=search), index, ids)
+def _measured(
+    joined: Path, tasks: list[Part], rows: int, queries: Float32[np.ndarray, "q d"], factory: str, target: float
+) -> dict[str, Any]:
+    """What the manifest says of searches, tuned on the rows held out, in an index of all others."""
+    k = min(RECALL_K, rows)
+    index = read_approximate_index(joined, factory, queries.shape[1], rows)
+    recall = measure(index, queries, k, near_by_table(work.read_nearest(tasks), k), target)
+    return {"effort": index.effort, **recall}
 
 
 @contextmanager

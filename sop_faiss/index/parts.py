@@ -21,10 +21,12 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import SopError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
+from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, nearest_rows
 from sop_faiss.neighbors.factories import VectorIndex, append, empty_index, read_index
+from sop_faiss.neighbors.joined_lists import joins_on_disk, write_joined
 
-__all__ = ["TABLE_ROWS", "Part", "digest", "index_part", "merge_parts", "part_vectors", "read_nearest", "rows_by_part"]
+__all__ = ["TABLE_ROWS", "Part", "digest", "index_part", "join_parts", "part_vectors", "read_nearest", "rows_by_part"]
 
 TABLE_ROWS = 64
 """Exact neighbours of each held-out query that are kept: more than recall is measured of, for ties."""
@@ -123,17 +125,52 @@ def read_nearest(parts: list[Part]) -> NearestRows:
     return NearestRows(found.similarities[:, :TABLE_ROWS].copy(), found.rows[:, :TABLE_ROWS].copy())
 
 
-def merge_parts(parts: list[Part], counts: list[int], dimension: int) -> VectorIndex:
-    """One index of all parts, their lists laid end to end; one part is in memory at a time beside it.
+def join_parts(
+    parts: list[Part],
+    counts: list[int],
+    dimension: int,
+    path: Path,
+    *,
+    last: Float32[np.ndarray, "q d"] | None = None,
+    effort: int | None = None,
+) -> None:
+    """Write one index of all parts: of lists as `write_joined` does, of others one part after the other, in memory.
+
+    Args:
+        parts: what the tasks were given.
+        counts: rows of each.
+        dimension: of the vectors.
+        path: the index file.
+        last: more rows, which come behind those of the parts.
+        effort: of the index, if not the least.
 
     Raises:
         IndexMismatchError: a part was damaged since.
+        OSError: the disk is full or the place cannot be written.
     """
     first = parts[0]
     whole = _empty(first.factory, dimension, first.trained)
-    for part, count in zip(parts, counts, strict=True):
-        append(whole, read_index(Path(part.directory) / _VECTORS, part.factory, dimension, count, mapped=False))
-    return whole
+    files = [
+        (Path(part.directory) / _VECTORS, part.factory, dimension, count)
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    if isinstance(whole, ApproximateIndex):
+        if effort is not None:
+            whole.effort = effort
+        if joins_on_disk(whole):
+            opened = [read_approximate_index(*file) for file in files]
+            if last is not None:
+                opened.append(
+                    read_approximate_index(Path(str(first.trained)), first.factory, dimension, 0, mapped=False)
+                )
+                opened[-1].add(last)
+            write_joined(whole, opened, path)
+            return
+    for file in files:
+        append(whole, read_index(*file, mapped=False))
+    if last is not None:
+        whole.add(last)
+    whole.write(path)
 
 
 def digest(*values: Any) -> str:
