@@ -27,6 +27,7 @@ __all__ = [
     "read_json",
     "refuse_occupied",
     "remove_leftovers",
+    "require_name",
     "require_readable",
     "require_writable",
     "restore_directory",
@@ -46,10 +47,24 @@ def refuse_occupied(out: Path) -> None:
     Raises:
         SopError: `out` is a file, or a directory that is not empty, or nothing can be made there.
     """
+    require_name(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
     if not out.exists():
         _require_place(out)
+
+
+def require_name(directory: Path) -> None:
+    """Refuse a directory that is named from inside, as `.` or `..`: nothing can be put beside it, or in its place.
+
+    Raises:
+        SopError: the last part of the path is not its name.
+    """
+    if directory.name in ("", ".."):
+        raise SopError(
+            f"directory {directory} cannot be written under this name, as it is put in place whole: name it from "
+            "outside, as ../NAME"
+        )
 
 
 def require_writable(path: Path | None) -> None:
@@ -266,9 +281,10 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         overwrite: replace what stands there (moved aside first, removed after the rename).
 
     Raises:
-        SopError: `path` exists, is not empty, and `overwrite` is off.
+        SopError: `path` exists, is not empty, and `overwrite` is off; or it is `.` or `..`.
         OSError: the place cannot be written, or is full; it names `path`, or the file in it.
     """
+    require_name(path)
     if not overwrite:
         refuse_occupied(path)
     temporary, descriptor = _make_temporary(path, Path.mkdir)

@@ -140,6 +140,17 @@ def test_occupied_outputs_are_refused(tmp_path):
         refuse_occupied(tmp_path / "file" / "deep" / "new")
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/.."])
+def test_a_directory_named_from_inside_is_one_line(tmp_path, monkeypatch, name):
+    (tmp_path / "inside" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "inside")
+    for write in (refuse_occupied, lambda path: atomic_directory(path, overwrite=True).__enter__()):
+        with pytest.raises(SopError) as error:
+            write(Path(name))
+        assert_one_line(error, f"directory {name} cannot be written", "name it from outside, as ../NAME")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "inside"]
+
+
 def test_places_that_cannot_be_written(tmp_path):
     require_writable(None)
     require_writable(tmp_path / "a" / "b" / "c.json")

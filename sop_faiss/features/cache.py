@@ -28,7 +28,7 @@ from safetensors.numpy import load, save
 
 from sop_faiss import distributed
 from sop_faiss.errors import FeatureError, SopError
-from sop_faiss.files import atomic_file, read_json, write_json
+from sop_faiss.files import atomic_file, read_json, require_name, write_json
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.model.preprocess import Preprocess
 
@@ -171,7 +171,11 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
     Args:
         encoder: makes the features inside.
         out: what is made; once that has worked, the features are removed.
+
+    Raises:
+        SopError: `out` is `.` or `..`.
     """
+    require_name(out)
     unfinished = out.with_name(f"{out.name}.partial") if encoder.cache is None else None
     if unfinished is not None:
         encoder.cache = unfinished
