@@ -23,6 +23,7 @@ from sop_faiss.cli.index_output import counted
 from sop_faiss.cli.index_search import search_command
 from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.model.spec import EncoderSpec
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def build_command(
     log_to_stderr(logging.INFO)
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall)
     verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "pictures")
-    with progress_reporter(verb, things) as progress:
+    with ranks_of_torchrun() as is_main, progress_reporter(verb, things) as progress:
         manifest = build(
             out,
             features=features,
@@ -119,6 +120,8 @@ def build_command(
             max_bad_fraction=max_bad_fraction,
             progress=progress,
         )
+    if not is_main:
+        return
     click.echo(one_line(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}"))
 
 

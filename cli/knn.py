@@ -11,6 +11,7 @@ from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outp
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labelled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
 from sop_faiss.evaluate.labelled_part import LabelledPart
@@ -88,8 +89,10 @@ def main(
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, figures=["--confusion"])
     options = KnnOptions(ks or None, temperature, batch_size, workers, max_bad_fraction, part)
-    with progress_reporter("embedding", "pictures") as progress:
+    with ranks_of_torchrun() as is_main, progress_reporter("embedding", "pictures") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)
+    if not is_main:
+        return
     title = f"k-NN, k = {result.protocol['best_k']}: {result.metrics['top1_best']:.2f} % top-1"
     write_outputs(result, title, json_file, csv_file, png_file)
     _print(result)

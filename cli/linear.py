@@ -11,6 +11,7 @@ from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outp
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labelled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.labelled_part import LabelledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
@@ -109,10 +110,13 @@ def main(
     choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
     options = LinearOptions(choices, batch_size, workers, max_bad_fraction, part)
     with (
+        ranks_of_torchrun() as is_main,
         progress_reporter("training", "epochs") as training_progress,
         progress_reporter("embedding", "pictures") as progress,
     ):
         result = evaluate_linear(train, test, encoder, options, progress=progress, training_progress=training_progress)
+    if not is_main:
+        return
     title = f"Linear probe: {result.metrics['top1']:.2f} % top-1"
     write_outputs(result, title, json_file, csv_file, png_file)
     _print(result)

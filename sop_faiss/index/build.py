@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from sop_faiss import distributed
 from sop_faiss.data.source import ImageSource
 from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.cache import kept_until_whole
@@ -131,6 +132,7 @@ def build_index(
         index = empty_index(factory, dimension)
         plan = plan_rows(count, index)
         if isinstance(index, ApproximateIndex):
+            _log.info("learning %s from %d of %d vectors", factory, len(plan.training), count)
             index = trained_once(index, store.features[plan.training], out)
         _add(index, store.features, plan.present, progress)
         measured = not_measured(options.recall)
@@ -209,6 +211,8 @@ def build_index_of_pictures(
 ) -> IndexManifest:
     """As `build_index`, of pictures. After a kill the same call encodes only what is missing (`kept_until_whole`).
 
+    Ranks share the encoding, and the main one builds.
+
     Args:
         encoder: on the device it shall run on.
         source: the pictures.
@@ -226,9 +230,14 @@ def build_index_of_pictures(
     options.check(encoder.feature_dim)
     with kept_until_whole(encoder, out):
         store = extract_features(
-            encoder, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
+            encoder,
+            source,
+            batch_size=batch_size,
+            max_bad_fraction=max_bad_fraction,
+            progress=progress,
+            across_ranks=True,
         )
-        return build_index(store, out, options)
+        return distributed.decide(lambda: build_index(store, out, options))
 
 
 def store_as_index(store: FeatureStore, factory: str) -> IndexManifest:

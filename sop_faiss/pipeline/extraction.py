@@ -24,7 +24,7 @@ def extract_each(
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
 ) -> list[FeatureStore]:
-    """Extract one source after the other; arguments and errors as of `extract_features`."""
+    """Extract one source after the other, all ranks together; arguments and errors as of `extract_features`."""
     total = sum(len(source) for source in sources)
     stores: list[FeatureStore] = []
     before = 0
@@ -38,6 +38,7 @@ def extract_each(
                 workers=workers,
                 max_bad_fraction=max_bad_fraction,
                 progress=None if progress is None else _after(progress, before, total),
+                across_ranks=True,
             )
         )
         before += len(source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sop_faiss import distributed
 from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.cache import kept_until_whole
@@ -57,9 +58,9 @@ def build(
     if cluster is not None:
         if features is None:
             raise ConfigError("--cluster builds of --features STORE, which sop-embed writes: name it")
-        return build_on_cluster(features, out, options, address=cluster, progress=progress)
+        return distributed.decide(lambda: build_on_cluster(features, out, options, address=cluster, progress=progress))
     if features is not None:
-        return build_index(FeatureStore.read(features), out, options, progress=progress)
+        return distributed.decide(lambda: build_index(FeatureStore.read(features), out, options, progress=progress))
     if encoder is None or data is None:
         raise ConfigError("name what to index: --features STORE, or --model M with --data SRC")
     source = open_source(data)
