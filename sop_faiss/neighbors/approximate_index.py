@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float32, Int64
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
 from sop_faiss.neighbors.faiss_files import load, reason, save
+from sop_faiss.neighbors.gpu_lists import FilledByGpus, learning_on_gpus
 
 __all__ = ["ApproximateIndex", "make_approximate_index", "read_approximate_index"]
 
@@ -42,6 +43,7 @@ class ApproximateIndex:
         self.factory = factory
         self._faiss = index
         self._ivf: Any = faiss.try_extract_index_ivf(index)
+        self._gpus = FilledByGpus(index, self._ivf)
         self._changing = threading.Lock()
         self._effort: int | None = None
         if self.knob is not None:
@@ -110,7 +112,8 @@ class ApproximateIndex:
             ConfigError: the rows are too few for this factory.
         """
         try:
-            self._faiss.train(np.ascontiguousarray(rows))
+            with learning_on_gpus(self._ivf, len(rows)):
+                self._faiss.train(np.ascontiguousarray(rows))
         except RuntimeError as error:
             raise ConfigError(
                 f"index factory {self.factory!r} cannot be trained on {len(rows)} vectors ({reason(error)}): "
@@ -119,7 +122,9 @@ class ApproximateIndex:
 
     def add(self, rows: Float32[np.ndarray, "m d"]) -> None:
         """Append finite unit vectors."""
-        self._faiss.add(np.ascontiguousarray(rows))
+        rows = np.ascontiguousarray(rows)
+        if not self._gpus.add(rows):
+            self._faiss.add(rows)
 
     def features(self, rows: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "m d"]:
         """Some rows, as the index remembers them."""
