@@ -25,8 +25,10 @@ __all__ = [
     "atomic_file",
     "locked_directory",
     "read_json",
+    "refuse_foreign",
     "refuse_occupied",
     "remove_leftovers",
+    "require_name",
     "require_readable",
     "require_writable",
     "restore_directory",
@@ -44,12 +46,38 @@ def refuse_occupied(out: Path) -> None:
     """Refuse an output directory that holds something, before hours of work instead of after.
 
     Raises:
-        SopError: `out` is a file, or a directory that is not empty, or nothing can be made there.
+        SopError: `out` is a file, or a directory that is not empty, or has no name of its own, or nothing can be made
+            there.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
+    require_name(out)
     if not out.exists():
         _require_place(out)
+
+
+def require_name(path: Path) -> None:
+    """Check that a directory can be replaced by renaming: `.` and `..` cannot.
+
+    Raises:
+        SopError: the path ends in one of them.
+    """
+    if path.name in ("", ".."):
+        outside = f"../{path.resolve().name}"
+        raise SopError(f"{path} has no name of its own, and is written by renaming: name it from outside, as {outside}")
+
+
+def refuse_foreign(directory: Path, ours: re.Pattern[str], purpose: str) -> None:
+    """Refuse to use, and later to remove, a directory that holds anything but files of these names.
+
+    Raises:
+        SopError: it does, or is a file.
+    """
+    foreign = directory.name if os.path.lexists(directory) and not directory.is_dir() else None
+    if foreign is None and directory.is_dir():
+        foreign = next((path.name for path in sorted(directory.iterdir()) if not ours.fullmatch(path.name)), None)
+    if foreign is not None:
+        raise SopError(f"{directory} is wanted for {purpose}, and holds something else ({foreign}): move it away")
 
 
 def require_writable(path: Path | None) -> None:
@@ -120,6 +148,7 @@ def _make_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int
     Returns:
         It, and the descriptor that holds the lock until it is closed.
     """
+    require_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
     while True:

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from sop_faiss.files import (
     atomic_directory,
     atomic_file,
     read_json,
+    refuse_foreign,
     refuse_occupied,
     remove_leftovers,
     require_writable,
@@ -138,6 +140,30 @@ def test_occupied_outputs_are_refused(tmp_path):
             refuse_occupied(out)
     with pytest.raises(SopError, match=r"file/deep/new cannot be written: .*/file is a file, wanted a directory; name"):
         refuse_occupied(tmp_path / "file" / "deep" / "new")
+
+
+def test_a_directory_is_named_from_outside(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    for out, overwrite in ((Path(), False), (Path(), True), (Path(".."), True)):
+        with pytest.raises(SopError, match="has no name of its own"), atomic_directory(out, overwrite=overwrite):
+            pytest.fail("not reached")
+    with pytest.raises(SopError, match=r"^\. has no name of its own, .* as \.\./mine$"):
+        refuse_occupied(Path())
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
+def test_foreign_files_are_refused(tmp_path):
+    place, ours = tmp_path / "place", re.compile(r"ours\..*")
+    refuse_foreign(place, ours, "things")
+    place.mkdir()
+    (place / "ours.json").touch()
+    refuse_foreign(place, ours, "things")
+    (place / "notes.txt").touch()
+    with pytest.raises(SopError, match=r"place is wanted for things, and holds something else \(notes.txt\): move it"):
+        refuse_foreign(place, ours, "things")
+    with pytest.raises(SopError, match="is wanted for things"):
+        refuse_foreign(place / "notes.txt", ours, "things")
 
 
 def test_places_that_cannot_be_written(tmp_path):

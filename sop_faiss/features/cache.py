@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -28,7 +29,7 @@ from safetensors.numpy import load, save
 
 from sop_faiss import distributed
 from sop_faiss.errors import FeatureError, SopError
-from sop_faiss.files import atomic_file, read_json, write_json
+from sop_faiss.files import atomic_file, read_json, require_name, write_json
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.model.preprocess import Preprocess
 
@@ -172,8 +173,11 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
         encoder: makes the features inside.
         out: what is made; once that has worked, the features are removed.
     """
+    require_name(out)
     unfinished = out.with_name(f"{out.name}.partial") if encoder.cache is None else None
     if unfinished is not None:
+        if os.path.lexists(unfinished) and not unfinished.is_dir():
+            raise FeatureError(f"{unfinished} is wanted for features until {out} is whole, and is a file: move it away")
         encoder.cache = unfinished
     try:
         cache = open_cache(encoder, encoder.preprocess)
