@@ -25,6 +25,7 @@ __all__ = [
     "atomic_file",
     "locked_directory",
     "read_json",
+    "refuse_foreign",
     "refuse_occupied",
     "remove_leftovers",
     "require_name",
@@ -45,7 +46,8 @@ def refuse_occupied(out: Path) -> None:
     """Refuse an output directory that holds something, before hours of work instead of after.
 
     Raises:
-        SopError: `out` is a file, or a directory that is not empty, or nothing can be made there.
+        SopError: `out` is a file, or a directory that is not empty, or has no name of its own, or nothing can be made
+            there.
     """
     require_name(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -54,17 +56,28 @@ def refuse_occupied(out: Path) -> None:
         _require_place(out)
 
 
-def require_name(directory: Path) -> None:
-    """Refuse a directory that is named from inside, as `.` or `..`: nothing can be put beside it, or in its place.
+def require_name(path: Path) -> None:
+    """Check that a directory can be replaced by renaming: `.` and `..` cannot.
 
     Raises:
-        SopError: the last part of the path is not its name.
+        SopError: the path ends in one of them.
     """
-    if directory.name in ("", ".."):
-        raise SopError(
-            f"directory {directory} cannot be written under this name, as it is put in place whole: name it from "
-            "outside, as ../NAME"
-        )
+    if path.name in ("", ".."):
+        outside = f"../{path.resolve().name}"
+        raise SopError(f"{path} has no name of its own, and is written by renaming: name it from outside, as {outside}")
+
+
+def refuse_foreign(directory: Path, ours: re.Pattern[str], purpose: str) -> None:
+    """Refuse to use, and later to remove, a directory that holds anything but files of these names.
+
+    Raises:
+        SopError: it does, or is a file.
+    """
+    foreign = directory.name if os.path.lexists(directory) and not directory.is_dir() else None
+    if foreign is None and directory.is_dir():
+        foreign = next((path.name for path in sorted(directory.iterdir()) if not ours.fullmatch(path.name)), None)
+    if foreign is not None:
+        raise SopError(f"{directory} is wanted for {purpose}, and holds something else ({foreign}): move it away")
 
 
 def require_writable(path: Path | None) -> None:
@@ -135,6 +148,7 @@ def _make_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int
     Returns:
         It, and the descriptor that holds the lock until it is closed.
     """
+    require_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
     while True:
@@ -284,7 +298,6 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         SopError: `path` exists, is not empty, and `overwrite` is off; or it is `.` or `..`.
         OSError: the place cannot be written, or is full; it names `path`, or the file in it.
     """
-    require_name(path)
     if not overwrite:
         refuse_occupied(path)
     temporary, descriptor = _make_temporary(path, Path.mkdir)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
+from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError, SopError
 from sop_faiss.index.trained import forget_training, trained_once
 from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.choice import (
@@ -263,3 +263,15 @@ def test_a_kept_training_gives_the_same_index(
     assert len(trained) == 4, "trained anew where the kept one is damaged"
     forget_training(out)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_files_of_others_in_the_place_of_a_training_stay(rows: np.ndarray, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / ".photos.index.trained"
+    mine = place if kind == "file" else place / "mine.txt"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(SopError, match=r"trained is wanted for what was trained, and holds .*: move it away"):
+        trained_once(make_approximate_index("IVF8,SQ8", DIMENSION), rows, tmp_path / "photos.index")
+    forget_training(tmp_path / "photos.index")
+    assert mine.read_text() == "mine" and sum(path.is_file() for path in tmp_path.rglob("*")) == 1

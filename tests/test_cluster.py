@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.index import main
-from sop_faiss.errors import ConfigError, FeatureError
+from sop_faiss.errors import ConfigError, FeatureError, SopError
 from sop_faiss.features.store import FeatureStore, read_names
 from sop_faiss.index import cluster
 from sop_faiss.index import parts as work
@@ -75,6 +75,14 @@ def test_parts_make_the_same_index(store: FeatureStore, tmp_path: Path, factory:
     if factory != "Flat":
         index = FeatureIndex.open(tmp_path / "parts")
         assert manifest.search["queries"] == 70 and index.ids.keys[:3] != store.keys[-3:]
+
+
+def test_files_of_others_in_the_place_of_the_parts_stay(store: FeatureStore, tmp_path: Path) -> None:
+    (tmp_path / ".out.parts").mkdir()
+    (tmp_path / ".out.parts" / "mine.txt").write_text("mine")
+    with pytest.raises(SopError, match=r"parts is wanted for the parts of the index, and holds .* \(mine.txt\)"):
+        build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions("IVF8,Flat"), run=run_here)
+    assert [path.name for path in (tmp_path / ".out.parts").iterdir()] == ["mine.txt"]
 
 
 def test_rows_held_out_are_a_fair_sample(store: FeatureStore, tmp_path: Path) -> None:

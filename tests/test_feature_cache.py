@@ -20,7 +20,7 @@ from sop_faiss.cli.embed import main  # type: ignore[import-not-found]
 from sop_faiss.data.source import open_source
 from sop_faiss.errors import FeatureError
 from sop_faiss.features import cache as cache_module
-from sop_faiss.features.cache import FeatureCache, remove_cache
+from sop_faiss.features.cache import FeatureCache, kept_until_whole, remove_cache
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoder import Encoder, load_encoder
@@ -302,6 +302,14 @@ def test_killed_command_goes_on(
     plain = extract(run, photos, None)
     np.testing.assert_allclose(FeatureStore.read(tmp_path / "f").features, plain.features, atol=TOLERANCE)
     assert not parts.exists()
+
+
+def test_a_file_in_the_place_of_unfinished_features_stays(run: Path, tmp_path: Path) -> None:
+    encoder, told = load_encoder(str(run)), r"f.partial is wanted for features until .*f is whole, and is a file: move"
+    (tmp_path / "f.partial").write_text("mine")
+    with pytest.raises(FeatureError, match=told), kept_until_whole(encoder, tmp_path / "f"):
+        pytest.fail("not reached")
+    assert (tmp_path / "f.partial").read_text() == "mine"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from sop_faiss.files import (
     atomic_directory,
     atomic_file,
     read_json,
+    refuse_foreign,
     refuse_occupied,
     remove_leftovers,
     require_writable,
@@ -140,15 +142,28 @@ def test_occupied_outputs_are_refused(tmp_path):
         refuse_occupied(tmp_path / "file" / "deep" / "new")
 
 
-@pytest.mark.parametrize("name", [".", "..", "a/.."])
-def test_a_directory_named_from_inside_is_one_line(tmp_path, monkeypatch, name):
-    (tmp_path / "inside" / "a").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "inside")
-    for write in (refuse_occupied, lambda path: atomic_directory(path, overwrite=True).__enter__()):
-        with pytest.raises(SopError) as error:
-            write(Path(name))
-        assert_one_line(error, f"directory {name} cannot be written", "name it from outside, as ../NAME")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "inside"]
+def test_a_directory_is_named_from_outside(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    for out, overwrite in ((Path(), False), (Path(), True), (Path(".."), True)):
+        with pytest.raises(SopError, match="has no name of its own"), atomic_directory(out, overwrite=overwrite):
+            pytest.fail("not reached")
+    with pytest.raises(SopError, match=r"^\. has no name of its own, .* as \.\./mine$"):
+        refuse_occupied(Path())
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
+def test_foreign_files_are_refused(tmp_path):
+    place, ours = tmp_path / "place", re.compile(r"ours\..*")
+    refuse_foreign(place, ours, "things")
+    place.mkdir()
+    (place / "ours.json").touch()
+    refuse_foreign(place, ours, "things")
+    (place / "notes.txt").touch()
+    with pytest.raises(SopError, match=r"place is wanted for things, and holds something else \(notes.txt\): move it"):
+        refuse_foreign(place, ours, "things")
+    with pytest.raises(SopError, match="is wanted for things"):
+        refuse_foreign(place / "notes.txt", ours, "things")
 
 
 def test_places_that_cannot_be_written(tmp_path):

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -178,6 +179,8 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
     require_name(out)
     unfinished = out.with_name(f"{out.name}.partial") if encoder.cache is None else None
     if unfinished is not None:
+        if os.path.lexists(unfinished) and not unfinished.is_dir():
+            raise FeatureError(f"{unfinished} is wanted for features until {out} is whole, and is a file: move it away")
         encoder.cache = unfinished
     try:
         cache = open_cache(encoder, encoder.preprocess)

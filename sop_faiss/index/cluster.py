@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,14 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, SopError
 from sop_faiss.features.store import read_names, read_store_manifest
-from sop_faiss.files import atomic_directory, atomic_file, locked_directory, refuse_occupied, sha256_file
+from sop_faiss.files import (
+    atomic_directory,
+    atomic_file,
+    locked_directory,
+    refuse_foreign,
+    refuse_occupied,
+    sha256_file,
+)
 from sop_faiss.index import parts as work
 from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index, write_index
 from sop_faiss.index.parts import Part
@@ -30,6 +38,9 @@ from sop_faiss.progress import ProgressCallback
 __all__ = ["Run", "build_by_tasks", "build_on_cluster", "run_here"]
 
 _log = logging.getLogger(__name__)
+_JOINED = "joined.faiss"
+_OURS = re.compile(rf"\.?(?:trained|queries|part)-.*|{re.escape(_JOINED)}")
+"""What is kept beside the index until it is whole, and what a kill leaves of that."""
 _RETRIES = 5
 """How often a task is done again whose worker was lost."""
 
@@ -93,6 +104,7 @@ def build_by_tasks(
     names = read_names(store)
     plan = plan_rows(count, index)
     place = out.with_name(f".{out.name}.parts")
+    refuse_foreign(place, _OURS, "the parts of the index")
     place.mkdir(parents=True, exist_ok=True)
     with locked_directory(place):
         sizes = [int(part["rows"]) for part in described["files"]]
@@ -106,7 +118,7 @@ def build_by_tasks(
         join = functools.partial(work.join_parts, tasks, counts, dimension)
         search, last = {"effort": index.effort, **not_measured(options.recall), "why": why}, None
         if queries is not None:
-            last, joined = np.load(queries), place / "joined.faiss"
+            last, joined = np.load(queries), place / _JOINED
             join(joined)
             search.update(_measured(joined, tasks, len(plan.present), last, factory, options.recall))
         ids = IdTable(names.keys, names.sources, names.members, names.labels).take(plan.order)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 import shutil
 from pathlib import Path
 
@@ -10,12 +12,13 @@ import numpy as np
 from jaxtyping import Float32
 
 from sop_faiss.errors import SopError
-from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
+from sop_faiss.files import atomic_directory, read_json, refuse_foreign, sha256_file, write_json
 from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
 
 __all__ = ["forget_training", "trained_once"]
 
 _INDEX, _MADE_OF = "trained.faiss", "trained.json"
+_OURS = re.compile(rf"{re.escape(_INDEX)}|{re.escape(_MADE_OF)}")
 
 
 def trained_once(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"], out: Path) -> ApproximateIndex:
@@ -23,9 +26,11 @@ def trained_once(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"], out:
 
     Raises:
         ConfigError: the rows are too few for this factory.
+        SopError: what is in the place is not ours.
         OSError: the disk is full.
     """
     directory, made_of = _directory(out), _digest(index, rows)
+    refuse_foreign(directory, _OURS, "what was trained")
     kept = _kept(directory, made_of, index)
     if kept is not None:
         return kept
@@ -37,8 +42,10 @@ def trained_once(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"], out:
 
 
 def forget_training(out: Path) -> None:
-    """Remove what `trained_once` has kept for `out`."""
-    shutil.rmtree(_directory(out), ignore_errors=True)
+    """Remove what `trained_once` has kept for `out`; what others have put there stays."""
+    with contextlib.suppress(SopError):
+        refuse_foreign(_directory(out), _OURS, "what was trained")
+        shutil.rmtree(_directory(out), ignore_errors=True)
 
 
 def _directory(out: Path) -> Path:
