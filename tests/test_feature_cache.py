@@ -142,6 +142,7 @@ def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:
         ("manifest.json", "a feature store, an index or a folder of shards"),
         ("config.yaml", "a run"),
         ("state.json", "a checkpoint"),
+        ("step_00000003", "the checkpoints of a run"),
         ("index.faiss", "an index"),
         ("photos-000000.tar", "a folder of shards"),
         ("key.json", "one part of a cache"),

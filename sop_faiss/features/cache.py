@@ -45,6 +45,7 @@ _OF_OTHERS = {
     "index.faiss": "an index",
     "config.yaml": "a run",
     "state.json": "a checkpoint",
+    "step_*": "the checkpoints of a run",
     "config.json": "an export",
     "*.tar": "a folder of shards",
     "manifest.json": "a feature store, an index or a folder of shards",
