@@ -163,7 +163,12 @@ def test_what_does_not_belong_together(
 def test_what_cannot_be_removed(store: FeatureStore, tmp_path: Path) -> None:
     build_index(store, tmp_path / "index")
     before = digest(tmp_path / "index")
-    for keys, message in ((["bild-0001", "no\nsuch"], r"first 'no\\nsuch'"), (store.keys, "all 60 pictures")):
+    for keys, message in (
+        (["bild-0001", "no\nsuch"], r"key 'no\\nsuch' is not in"),
+        (["bild-0001.jpg"], r"nothing was removed; did you mean 'bild-0001'\?"),
+        (["bild-0001", "no\nsuch", "other"], r"2 keys are not in .* \(first 'no\\nsuch'\)"),
+        (store.keys, "all 60 pictures"),
+    ):
         with pytest.raises(ConfigError, match=message) as error:
             remove_from_index(tmp_path / "index", keys)
         assert "\n" not in str(error.value)

@@ -375,3 +375,13 @@ def test_a_reader_that_leaves_early(place: Path) -> None:
         process.stdout.close()  # as `| head -1` does; the rest is more than a pipe holds
         assert process.stderr.read() == ""
     assert process.returncode == 1
+
+
+def test_an_index_of_fewer_than_ten_pictures_is_searched_without_k(place: Path, tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", classes=1, per_class=4)
+    invoke("build", "--model", place / "run", "--data", photos, "--out", tmp_path / "index", ok=True)
+    picture = photos / "class_0" / "0002.jpg"
+    result = invoke("search", tmp_path / "index", picture, "--model", place / "run", "--json", "-", ok=True)
+    assert len(json.loads(result.stdout)["queries"][0]["neighbors"]) == 4
+    result = invoke("search", tmp_path / "index", "--key", "0002", "--json", "-", ok=True)
+    assert len(json.loads(result.stdout)["queries"][0]["neighbors"]) == 3

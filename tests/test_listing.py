@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.data.decode import drop_reason
+from sop_faiss.data.listing import open_folder
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image, write_folder, write_shards
@@ -45,6 +46,16 @@ def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(PICTURE)
     assert open_source(tmp_path).keys == ["a"]
+
+
+def test_pictures_of_kinds_that_are_not_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_folder(tmp_path, classes=1, per_class=2)
+    for name in ("a.HEIC", "class_0/b.heic", "c.dng", ".d.heic", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    assert len(open_folder("photos/", tmp_path).keys) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "folder photos/: pictures that cannot be read are passed over (1 .dng, 2 .heic): save as JPEG"
+    ]
 
 
 def test_links_in_folders(tmp_path: Path) -> None:

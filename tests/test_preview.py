@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sop_faiss.config import load_config
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.pipeline import preview
@@ -80,6 +81,14 @@ def test_no_boxes_where_the_picture_is_turned(tmp_path: Path, drawn: list[Viewed
     config = tiny_config(tmp_path, f"data.train={shards}", "views.max_rotation_degrees=20", "train.batch_size=2")
     draw_preview(config, tmp_path / "views.png")
     assert [image.boxes for image in drawn] == [[], []]
+
+
+def test_a_configuration_that_wants_weights_is_drawn_without_them(tmp_path: Path, drawn: list[ViewedImage]) -> None:
+    shards = write_shards(tmp_path / "set", classes=1, per_class=2, size=40)
+    config = load_config("continue_conv", [f"data.train={shards}"])
+    assert config.model.init.startswith("timm:") and not config.model.weights
+    draw_preview(config, tmp_path / "views.png", images=1)
+    assert drawn[0].global_views.shape[1:3] == (config.views.global_size, config.views.global_size)
 
 
 def test_a_mask_covers_its_patches() -> None:

@@ -17,7 +17,9 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError, DataError, IndexMismatchError
+from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
@@ -107,6 +109,18 @@ def test_search_by_a_sent_picture(client: TestClient, place: Path) -> None:
             query = index.features([row])[0].astype(np.float64)
             assert_found(answer["found"], by_brute_force(index, query, list(range(36)))[:5])
             assert answer["found"][0]["row"] == row and answer["query"] is None
+
+
+@pytest.mark.parametrize("size", [32, 96], ids=["no border cropped", "a border cropped"])
+def test_a_sent_picture_is_seen_as_the_index_saw_it(place: Path, tmp_path: Path, size: int) -> None:
+    """Resized and cropped once: a picture of the index that is sent is as near to itself as can be."""
+    other = load_encoder(str(place / "run"), size=size)
+    assert (other.preprocess.resize > other.preprocess.crop) == (size == 96)
+    build_index(extract_features(other, open_source(place / "photos")), tmp_path / "index")
+    with client_of(tmp_path, other) as client:
+        for row, photo in enumerate(sorted((place / "photos").rglob("*.*"))[:12]):
+            found = client.post("/api/search?k=1", content=photo.read_bytes(), headers=STREAM).json()["found"]
+            assert found[0]["row"] == row and found[0]["similarity"] == pytest.approx(1, abs=1e-6)
 
 
 def test_more_than_there_are(client: TestClient) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 
 from sop_faiss.errors import DataError
 
-__all__ = ["PICTURE_SUFFIXES", "SHARD_SUFFIXES", "require_utf8", "split_name", "unique_keys"]
+__all__ = ["PICTURE_SUFFIXES", "SHARD_SUFFIXES", "UNREAD_SUFFIXES", "require_utf8", "split_name", "unique_keys"]
 
 SHARD_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 """Picture members of a shard, in lower case."""
 
 PICTURE_SUFFIXES = (*SHARD_SUFFIXES, ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 """Picture files of a folder, in lower case."""
+
+UNREAD_SUFFIXES = (".heic", ".heif", ".hif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
+"""Picture files of telephones and cameras that are not read, in lower case."""
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.data.keys import PICTURE_SUFFIXES, require_utf8, split_name, unique_keys
+from sop_faiss.data.keys import PICTURE_SUFFIXES, UNREAD_SUFFIXES, require_utf8, split_name, unique_keys
 from sop_faiss.data.shards import common_folder
 from sop_faiss.errors import DataError
 
 __all__ = ["FileSource", "open_files", "open_folder", "open_list"]
 
+_log = logging.getLogger(__name__)
 _HEADINGS = ("path", "file", "filename", "image", "img")
 _LIST_BYTES_LIMIT = 4 << 30
 
@@ -99,13 +102,17 @@ def open_files(
 def open_folder(description: str, folder: Path) -> FileSource:
     """All pictures below a folder, sorted by path; each first-level sub-folder is a class, by sorted name.
 
-    Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are passed over.
+    Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are passed over; so are
+    pictures of kinds that are not read, with a warning.
 
     Raises:
         DataError: the folder cannot be read, holds no picture, or holds shards in a sub-folder.
     """
     root = folder.absolute()
-    members, shards = _walk_folder(root)
+    members, shards, unread = _walk_folder(root)
+    if unread:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items()))
+        _log.warning("folder %s: pictures that cannot be read are passed over (%s): save as JPEG", description, kinds)
     if shards:
         what = "both pictures and shards" if members else "shards only"
         raise DataError(f"folder {description} has {what} in its sub-folders: name one, such as {min(shards)}")
@@ -122,10 +129,11 @@ def open_folder(description: str, folder: Path) -> FileSource:
     return open_files(description, root, members, labels, names)
 
 
-def _walk_folder(root: Path) -> tuple[list[str], list[str]]:
-    """The pictures below a folder, relative to it, and the folders that hold shards; in no order."""
+def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
+    """The pictures below a folder, relative to it, the folders that hold shards, and what is not read, by suffix."""
     members: list[str] = []
     shards: list[str] = []
+    unread: Counter[str] = Counter()
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
     while waiting:
         prefix, above = waiting.pop()  # `above`: (device, inode) of the folders on the way down, against link loops
@@ -148,7 +156,9 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str]]:
                 members.append(prefix + entry.name)
             elif suffix == ".tar":
                 shards.append(str(folder))
-    return members, shards
+            elif suffix in UNREAD_SUFFIXES:
+                unread[suffix] += 1
+    return members, shards, unread
 
 
 class _Line(NamedTuple):

@@ -16,7 +16,7 @@ from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
 from sop_faiss.index.build import store_as_index
-from sop_faiss.index.search import read_vectors
+from sop_faiss.index.search import closest_key, read_vectors
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
 from sop_faiss.neighbors.factories import VectorIndex, append
 
@@ -95,7 +95,12 @@ def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
         wanted = set(keys)
         unknown = sorted(wanted - set(index.ids.keys))
         if unknown:
-            raise ConfigError(f"{len(unknown)} keys are not in {directory} (first {unknown[0]!r}): nothing was removed")
+            hint = closest_key(unknown[0], index.ids.keys)
+            if len(unknown) == 1:
+                raise ConfigError(f"key {unknown[0]!r} is not in {directory}: nothing was removed{hint}")
+            raise ConfigError(
+                f"{len(unknown)} keys are not in {directory} (first {unknown[0]!r}): nothing was removed{hint}"
+            )
         rows = np.array([key not in wanted for key in index.ids.keys])
         if not rows.any():
             raise ConfigError(f"all {len(rows)} pictures of {directory} would be removed: delete the directory instead")

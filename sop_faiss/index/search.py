@@ -22,7 +22,7 @@ from sop_faiss.neighbors.exact import NearestRows
 from sop_faiss.neighbors.factories import METRIC, VectorIndex, read_index
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["EncoderLike", "FeatureIndex", "Neighbors", "read_vectors"]
+__all__ = ["EncoderLike", "FeatureIndex", "Neighbors", "closest_key", "read_vectors"]
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class FeatureIndex:
             ConfigError: no image of the index has this key.
         """
         if not self.has(key):
-            raise ConfigError(f"key {key!r} is not in the index{_closest(key, self.ids.keys)}")
+            raise ConfigError(f"key {key!r} is not in the index{closest_key(key, self.ids.keys)}")
         return self._rows[key]
 
     def has(self, key: str) -> bool:
@@ -273,7 +273,7 @@ def _check_similarity(similarity: float) -> None:
         raise ConfigError(f"similarity {similarity}: wanted a cosine from -1 to 1")
 
 
-def _closest(key: str, keys: Sequence[str]) -> str:
+def closest_key(key: str, keys: Sequence[str]) -> str:
     """`; did you mean 'x'?`, or nothing."""
     import difflib
 

@@ -39,7 +39,7 @@ class _Source(NamedTuple):
     std: tuple[float, float, float]
 
 
-def resolve_init(config: Config, stored: Config | None = None) -> Config:
+def resolve_init(config: Config, stored: Config | None = None, *, weights_needed: bool = True) -> Config:
     """The configuration with what `model.init` determines filled in: the backbone's shape, and mean and std of views.
 
     A field at its default follows the encoder, with a line in the log; any other must agree (the backbone's) or stands
@@ -48,6 +48,7 @@ def resolve_init(config: Config, stored: Config | None = None) -> Config:
     Args:
         config: of a run.
         stored: the same as a run was started with: it is then asked instead of another run, which may be gone.
+        weights_needed: False where the shape alone is wanted: `model.init=timm:NAME` may then be without its file.
 
     Raises:
         CheckpointError: the run that `model.init` names cannot be used.
@@ -55,7 +56,7 @@ def resolve_init(config: Config, stored: Config | None = None) -> Config:
     """
     if not config.model.init:
         return config
-    spec = _spec(config.model)
+    spec = _spec(config.model, weights_needed)
     if spec.kind == "run" and stored is not None and stored.model.init == config.model.init:
         source = _source_of_config(stored)
     else:
@@ -84,7 +85,7 @@ def _say(*line: object) -> None:
         _log.info(*line)  # type: ignore[arg-type]
 
 
-def _spec(model: ModelConfig) -> EncoderSpec:
+def _spec(model: ModelConfig, weights_needed: bool = True) -> EncoderSpec:
     spec = EncoderSpec(model.init, Path(model.weights) if model.weights else None, by_position=model.by_position)
     if spec.kind == "config":
         raise ConfigError(
@@ -92,7 +93,7 @@ def _spec(model: ModelConfig) -> EncoderSpec:
             "dino:FILE, a run directory or a checkpoint in one"
         )
     spec.refuse_idle_options()
-    if spec.kind == "timm" and spec.weights is None:
+    if spec.kind == "timm" and spec.weights is None and weights_needed:
         raise ConfigError(f"model.init = {model.init} comes without weights: give --weights FILE (model.weights)")
     return spec
 

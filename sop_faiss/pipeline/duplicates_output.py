@@ -86,8 +86,8 @@ def write_duplicates_page(
     alike = sum(len(group.rows) for group in groups)
     shown = f" The {_MOST_GROUPS} largest groups are shown." if len(groups) > _MOST_GROUPS else ""
     subtitle = (
-        f"{len(groups):,} groups of {alike:,} of the {len(index):,} pictures, joined by pairs of similarity "
-        f"{threshold:g} or more.{shown}"
+        f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'} of {alike:,} of the {len(index):,} pictures, "
+        f"joined by pairs of similarity {threshold:g} or more.{shown}"
     )
     legend = "Each group's first picture on the left, nearest to it first; the number is the cosine similarity to it."
     title = "Near duplicates"

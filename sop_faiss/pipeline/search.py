@@ -44,7 +44,7 @@ class SearchOptions:
     """How to search."""
 
     k: int | None = None
-    """Neighbours of each query. None: 10; with a threshold all that reach it."""
+    """Neighbours of each query. None: 10, or all where there are fewer; with a threshold all that reach it."""
     threshold: float | None = None
     """Leave out neighbours of a smaller similarity."""
     images_root: Path | None = None
@@ -219,7 +219,7 @@ def search_by_key(
     if k is None and threshold is not None:
         lines = [(found, 0) for found in index.search_rows_above(rows, threshold)]
     else:
-        neighbors = index.search_rows(rows, k or _K)
+        neighbors = index.search_rows(rows, k or min(_K, len(index) - 1))
         lines = [(neighbors, number) for number in range(len(rows))]
     pictures = index_pictures(index, images_root)
     queries = []
@@ -236,7 +236,7 @@ def _search(
     """For each query what was found, and which line of it is the query's."""
     if k is None and threshold is not None:
         return [(found, 0) for found in index.search_above(features, threshold)]
-    neighbors = index.search(features, k or _K)
+    neighbors = index.search(features, k or min(_K, len(index)))
     return [(neighbors, number) for number in range(len(features))]
 
 
@@ -264,7 +264,7 @@ def _judged(
 def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
     """Refuse what would fail later, before pictures are encoded."""
     if k is None and threshold is None:
-        k = _K
+        k = min(_K, max(limit, 1))
     if k is not None and not 1 <= k <= limit:
         raise ConfigError(f"k = {k} neighbours asked, {limit} can be found: wanted 1 <= k <= {limit}")
     if threshold is not None and not -1 <= threshold <= 1:

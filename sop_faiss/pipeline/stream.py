@@ -112,7 +112,7 @@ def mask_unit(config: Config) -> int:
     Raises:
         ConfigError: the backbone is unknown, or a global view cannot be cut into such units.
     """
-    config = resolve_init(config)
+    config = resolve_init(config, weights_needed=False)
     backbone = seeded_backbone(config.model, config.views.global_size, config.train.seed)
     backbone.check_size("views.global_size", config.views.global_size)
     return backbone.patch_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -117,8 +117,9 @@ class Searcher:
         try:
             # Decoded and resized side by side with others; the network runs for one at a time.
             image = encoder.preprocess.apply(decode_image(encoded, self._max_pixels))
+            as_it_is = replace(encoder.preprocess, resize=encoder.preprocess.crop)  # it is cropped: not once more
             with self._encoding:
-                features = embed_images(encoder, [image], preprocess=encoder.preprocess)
+                features = embed_images(encoder, [image], preprocess=as_it_is)
         except DataError as error:
             raise refused_picture(error) from None
         except FeatureError:
