@@ -143,7 +143,9 @@ def _said(result: TrainingResult, output: Path, data: str) -> str:
     reached = f"{result.step:,} of {result.steps:,} steps; saved in {output}; "
     if not result.finished:
         return one_line(f"{reached}stopped by a signal: go on with the same command and --resume")
-    build = shlex.join(["sop-index", "build", "--model", str(output), "--data", data, "--out", "photos.index"])
+    is_last_best = result.last_metrics.get("best_step", result.step) in (0, result.step)
+    model = output if is_last_best else output / "best"
+    build = shlex.join(["sop-index", "build", "--model", str(model), "--data", data, "--out", "photos.index"])
     return one_line(f"{reached}next: {build}")
 
 

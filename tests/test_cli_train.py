@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sop_faiss.cli.train import main
+from sop_faiss.cli.train import _said, main
 from sop_faiss.config import config_summary, packaged_configs
+from sop_faiss.pipeline.train import TrainingResult
 from sop_faiss.train.monitor import read_metrics
 from sop_faiss.train.run_lock import LOCK_NAME, RunLock
 from tests.images import write_folder, write_shards
@@ -74,6 +75,13 @@ def test_train_then_resume_to_the_end(tmp_path, config, shards):
     for name in ("config.yaml", "metrics.jsonl", "latest", "checkpoints", "events"):
         assert (tmp_path / "run" / name).exists()
     assert (tmp_path / "run" / "latest").read_text() == "step_00000004\n"
+
+
+@pytest.mark.parametrize(("best_step", "model"), [(None, "run"), (0, "run"), (4, "run"), (3, "run/best")])
+def test_the_next_command_takes_the_best_teacher(best_step, model):
+    scores = {} if best_step is None else {"best_step": best_step}
+    said = _said(TrainingResult(True, 4, 4, scores), Path("run"), "shards")
+    assert f"next: sop-index build --model {model} --data" in said
 
 
 def test_dry_run_prints_and_writes_nothing(tmp_path, config, shards):
