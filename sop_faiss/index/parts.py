@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from sop_faiss.errors import SopError
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
+from sop_faiss.files import atomic_directory
+from sop_faiss.index.made_once import read_made, write_made
 from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, nearest_rows
 from sop_faiss.neighbors.factories import VectorIndex, append, empty_index, read_index
@@ -82,8 +82,7 @@ def index_part(part: Part) -> int:
         index.write(temporary / _VECTORS)
         if part.held_out is not None:
             _write_nearest(temporary / _NEAREST, np.load(part.held_out), rows, part.first_row)
-        content = {"made_of": part.made_of, "rows": len(rows), "sha256": sha256_file(temporary / _VECTORS)}
-        write_json(temporary / _MADE_OF, content)
+        write_made(temporary, _MADE_OF, _VECTORS, part.made_of, rows=len(rows))
     return len(rows)
 
 
@@ -103,15 +102,11 @@ def _write_nearest(path: Path, queries: Any, rows: Float32[np.ndarray, "m d"], f
 
 def _rows_done(directory: Path, made_of: str) -> int | None:
     """Rows of a part that is whole and made of the same, else None."""
-    if not (directory / _MADE_OF).is_file():
-        return None
+    told = read_made(directory, _MADE_OF, _VECTORS, made_of)
     try:
-        told = read_json(directory / _MADE_OF)
-        if told["made_of"] == made_of and told["sha256"] == sha256_file(directory / _VECTORS):
-            return int(told["rows"])
-    except (SopError, KeyError, TypeError, OSError):
+        return None if told is None else int(told["rows"])
+    except (KeyError, TypeError, ValueError):
         return None
-    return None
 
 
 def read_nearest(parts: list[Part]) -> NearestRows:

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from sop_faiss.errors import SopError
-from sop_faiss.files import atomic_directory, read_json, refuse_foreign, sha256_file, write_json
+from sop_faiss.files import atomic_directory, refuse_foreign
+from sop_faiss.index.made_once import read_made, write_made
 from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
 
 __all__ = ["forget_training", "trained_once"]
@@ -37,7 +38,7 @@ def trained_once(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"], out:
     index.train(rows)
     with atomic_directory(directory, overwrite=True) as temporary:
         index.write(temporary / _INDEX)
-        write_json(temporary / _MADE_OF, {"made_of": made_of, "sha256": sha256_file(temporary / _INDEX)})
+        write_made(temporary, _MADE_OF, _INDEX, made_of)
     return index
 
 
@@ -61,12 +62,9 @@ def _digest(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"]) -> str:
 
 def _kept(directory: Path, made_of: str, index: ApproximateIndex) -> ApproximateIndex | None:
     """What is there, if it is whole and was trained on the same."""
-    if not (directory / _MADE_OF).is_file():
+    if read_made(directory, _MADE_OF, _INDEX, made_of) is None:
         return None
     try:
-        told = read_json(directory / _MADE_OF)
-        if told["made_of"] != made_of or told["sha256"] != sha256_file(directory / _INDEX):
-            return None
         return read_approximate_index(directory / _INDEX, index.factory, index.dimension, 0, mapped=False)
-    except (SopError, KeyError, TypeError, OSError):
+    except (SopError, OSError):
         return None

@@ -46,11 +46,12 @@ def write_joined(empty: ApproximateIndex, parts: Sequence[ApproximateIndex], pat
     lists, sources = _lists(empty), [_lists(part) for part in parts]
     sizes = np.array([[source.list_size(number) for number in range(lists.nlist)] for source in sources], np.int64)
     sizes = sizes.reshape(-1, lists.nlist)
+    totals = sizes.sum(0)
     first_rows = np.cumsum([0, *(part.count for part in parts)])
     with path.open("wb") as stream:
         stream.write(_written(empty, rows=int(first_rows[-1])).removesuffix(_no_lists(lists)))
-        stream.write(_opening(lists) + _told_sizes(sizes.sum(0)))
-        for number in np.flatnonzero(sizes.sum(0)).tolist():
+        stream.write(_opening(lists) + _told_sizes(totals))
+        for number in np.flatnonzero(totals).tolist():
             _write_list(stream, number, sources, sizes[:, number], first_rows, int(lists.code_size))
 
 
