@@ -7,6 +7,7 @@ that a false one can do is to name wrong bytes inside the shard, which then are 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -23,7 +24,7 @@ import numpy as np
 from sop_faiss.data.keys import SHARD_SUFFIXES
 from sop_faiss.data.shard_index import ShardIndex, walk_shard
 from sop_faiss.data.tar import BLOCK_BYTES
-from sop_faiss.errors import DataError
+from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import atomic_file
 
 __all__ = [
@@ -56,6 +57,8 @@ def sidecar_of(shard: Path) -> Path:
 def load_index(shard: Path) -> ShardIndex:
     """The index of a shard: from its sidecar, else by walking it; then the sidecar is written where that is allowed.
 
+    Where it is not, as on a read-only mount, the index is in memory only.
+
     Raises:
         DataError: as `walk_shard`.
     """
@@ -71,7 +74,7 @@ def load_index(shard: Path) -> ShardIndex:
 
 
 def write_sidecar(shard: Path, index: ShardIndex) -> None:
-    """Write the sidecar of a shard, atomically; nothing happens where nothing may be written."""
+    """Write the sidecar of a shard, atomically; where nothing may be written, that is logged once per folder."""
     content = {
         "format": _FORMAT,
         "shard_bytes": index.size,
@@ -85,8 +88,13 @@ def write_sidecar(shard: Path, index: ShardIndex) -> None:
     try:
         with atomic_file(sidecar_of(shard)) as temporary:
             temporary.write_text(text, encoding="ascii")
-    except OSError as error:
-        _log.debug("no sidecar for %s: %s", shard, error.strerror)
+    except (OSError, SopError):
+        _log_unwritable(shard.parent)
+
+
+@functools.cache
+def _log_unwritable(folder: Path) -> None:
+    _log.info("indices of shards cannot be written to %s: the shards are indexed in memory at each start", folder)
 
 
 def read_sidecar(shard: Path, size: int, changed_ns: int) -> ShardIndex | None:
