@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from sop_faiss.config import DataConfig
 from sop_faiss.data import sidecar
 from sop_faiss.data.pack import pack
-from sop_faiss.data.shard_index import walk_shard
+from sop_faiss.data.shard_index import LINK, walk_shard
 from sop_faiss.data.sidecar import index_digest, load_index, parse_sidecar, sidecar_of
 from sop_faiss.data.source import open_source
 from sop_faiss.errors import DataError
@@ -36,6 +36,7 @@ MEMBERS = [
     ("Größe 写真.webp", b"y" * 700),
     ("orphan.cls", b"1"),
     ("no suffix", b""),
+    ("._a.jpg", b""),
 ]
 
 
@@ -56,8 +57,13 @@ def count_walks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_a_sidecar_says_what_a_walk_says(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(shard, "a") as tar:
+        link = tarfile.TarInfo("link.jpg")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
+        tar.addfile(link)
     expected = walk_shard(shard)
-    assert expected.ignored and expected.labels == [3, -1, -1]
+    assert expected.ignored and expected.labels == [3, -1, -1, -1]
+    assert expected.sizes[-1] == LINK and expected.stray_label == "orphan"
     walked = count_walks(monkeypatch)
     assert [load_index(shard) for _ in range(3)] == [expected] * 3
     assert walked == [shard]
@@ -132,6 +138,8 @@ def changed(name: str, position: int, value: Any) -> Callable[[dict[str, Any]], 
         with_field("ignored", ["x"]),
         with_field("ignored", {"x": -1}),
         with_field("ignored", {"x": "y"}),
+        with_field("stray_label", 1),
+        with_field("format", "sop_faiss shard index 1"),
         changed("offsets", 0, -512),
         changed("offsets", 0, 0),
         changed("offsets", 1, 512),
@@ -141,7 +149,7 @@ def changed(name: str, position: int, value: Any) -> Callable[[dict[str, Any]], 
         changed("offsets", 2, 2**64),
         changed("offsets", 2, 1e3),
         changed("offsets", 2, True),
-        changed("sizes", 0, -1),
+        changed("sizes", 0, -2),
         changed("sizes", 2, 10**9),
         changed("sizes", 2, 2**63 - 1),
         changed("sizes", 0, 2**70),
