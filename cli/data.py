@@ -101,6 +101,10 @@ def check_command(shards: str, workers: int | None, max_pixels: int, duplicates:
     SHARDS is a folder of shards, one .tar, or a pattern such as 'shards/photos-{000000..000012}.tar'; a folder or list
     of pictures works too. Prints a report; exit status 1 when there is any problem.
 
+    The label of KEY.jpg is KEY.cls, an integer; webdataset's KEY.image.jpg with KEY.cls and KEY.input.jpg with
+    KEY.label.cls are understood. Hidden members and __MACOSX/ are passed over. Links cannot be read: make tars with
+    --dereference --hard-dereference.
+
     \b
     Examples:
       sop-data check shards/

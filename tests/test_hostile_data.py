@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 import struct
@@ -18,6 +19,7 @@ from PIL import Image, ImageFile
 from sop_faiss.data.check import check
 from sop_faiss.data.decode import decode_image, decode_pillow, drop_reason
 from sop_faiss.data.pack import pack
+from sop_faiss.data.shard_stream import Damage, ShardStream
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.errors import DataError
@@ -92,13 +94,6 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: write_tar(path, [*GOOD, ("caf\udce9.jpg", PICTURE)], tarfile.GNU_FORMAT),
         "not UTF-8",
     ),
-    "a symbolic link": (member("a.jpg", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "--dereference"),
-    "a hard link": (member("a.jpg", b"", type=tarfile.LNKTYPE, linkname="good_1.jpg"), "--dereference"),
-    "a sparse file (GNU)": (member("a.jpg", b"", type=tarfile.GNUTYPE_SPARSE), "--sparse"),
-    "a sparse file (pax)": (
-        member("GNUSparseFile.7/a.jpg", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.name": "a.jpg"}),
-        "--sparse",
-    ),
 }
 
 
@@ -114,6 +109,60 @@ def test_a_shard_that_is_refused(tmp_path: Path, case: str) -> None:
     write_tar(tmp_path / "good.tar", GOOD)
     report = check(tmp_path)  # names it, and goes on
     assert report.good == 6 and len(report.problems) == 1 and message in report.problems[0]
+
+
+def sparse_with_a_long_map(path: Path) -> None:
+    """As GNU tar writes a sparse file of many pieces: its map goes on in three blocks after the header."""
+    write_tar(path, GOOD)
+    header = bytearray(tarfile.TarInfo("a.jpg").tobuf(tarfile.GNU_FORMAT))
+    header[156:157], header[482] = b"S", 1
+    header[148:156] = b"%06o\0 " % (sum(header[:148]) + 8 * 32 + sum(header[156:]))
+    chain = b"".join(b"7" * 504 + bytes([more]) + bytes(7) for more in (1, 1, 0))
+    path.write_bytes(bytes(header) + chain + path.read_bytes())
+
+
+LINKS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a symbolic link": (member("a.jpg", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "--dereference"),
+    "a hard link": (member("a.jpg", b"", type=tarfile.LNKTYPE, linkname="good_1.jpg"), "--hard-dereference"),
+    "a sparse file (GNU)": (member("a.jpg", b"", type=tarfile.GNUTYPE_SPARSE), "--sparse"),
+    "a sparse file (GNU) with a long map": (sparse_with_a_long_map, "--sparse"),
+    "a sparse file (pax)": (
+        member("GNUSparseFile.7/a.jpg", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.name": "a.jpg"}),
+        "--sparse",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LINKS)
+def test_a_link_spoils_one_image_and_not_the_shard(tmp_path: Path, case: str) -> None:
+    write, remedy = LINKS[case]
+    path = tmp_path / "x.tar"
+    write(path)
+    for source in (open_source(path), open_source(path)):  # walked, then from the sidecar
+        position = source.keys.index("a")
+        assert [source.read(other) for other in range(7) if other != position] == [PICTURE] * 6
+        with pytest.raises(DataError) as error:
+            source.read(position)
+        assert drop_reason(error.value) == "link"
+        assert_one_line(error, "a.jpg in x.tar", remedy)
+    report = check(path)
+    assert report.bad_by_reason == {"link": 1} and report.good == 6
+    bad = Batches(source, np.arange(7), tiny_config(tmp_path, "train.batch_size=7"), 4).make(0).bad
+    assert [(sample.key, sample.reason) for sample in bad] == [("a", "link")]
+    items = list(itertools.islice(ShardStream("x", [str(path)]).pictures(0, 1, 1, 0, 0), 7))
+    assert [(item.key, item.reason) for item in items if isinstance(item, Damage)] == [("x/a", "link")]
+
+
+def test_a_label_that_is_a_link_spoils_its_image(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name in ("a", "b"):
+            add(tar, f"{name}.jpg", PICTURE)
+        add(tar, "a.cls", b"3")
+        add(tar, "b.cls", type=tarfile.LNKTYPE, linkname="a.cls")
+    source = open_source(tmp_path / "x.tar")
+    assert source.labels is not None and source.labels.tolist() == [3, -1] and source.read(0) == PICTURE
+    with pytest.raises(DataError, match=r"label .*--hard-dereference"):
+        source.read(1)
 
 
 def bomb(width: int, height: int) -> bytes:

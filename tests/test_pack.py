@@ -93,6 +93,16 @@ def test_dots_become_unique_keys(tmp_path: Path) -> None:
     assert {"a_b", "a_b_2"} < set(keys)
 
 
+def test_hidden_names_of_a_list_are_made_visible(tmp_path: Path) -> None:
+    """A list may name what a folder or a shard passes over."""
+    names = [".x.jpg", ".d/a.jpg", "e/.f/a.jpg", "__MACOSX/b.jpg", "a/b.jpg"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encode(make_image(RNG, 8)))
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    assert pack(tmp_path / "list.txt", tmp_path / "out").samples == len(open_source(tmp_path / "out")) == 5
+
+
 def test_resize_shrinks_the_shorter_side_and_never_enlarges(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()

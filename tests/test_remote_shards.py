@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -18,9 +19,11 @@ import pytest
 
 from sop_faiss.config import DataConfig
 from sop_faiss.data import remote
+from sop_faiss.data.address import hide_secrets
 from sop_faiss.data.cache import ShardCache
 from sop_faiss.data.pack import pack
 from sop_faiss.data.remote import RemoteFile
+from sop_faiss.data.shard_stream import ShardStream
 from sop_faiss.data.sidecar import sidecar_of
 from sop_faiss.data.source import ImageSource, find_streams, open_source
 from sop_faiss.data.stream import Batches, batch_loader
@@ -105,6 +108,34 @@ def test_memory_and_file_addresses(shards: Path, settings: DataConfig) -> None:
         open_source("file://elsewhere/x.tar")
 
 
+@pytest.mark.parametrize("name", ["a#1", "a?b", "50%", "a?b=c#d"])
+def test_names_that_would_be_queries_on_the_web(tmp_path: Path, settings: DataConfig, name: str) -> None:
+    """In an object store `?` and `#` are letters like others."""
+    expected = contents(open_source(write_shards(tmp_path / "plain", shards=1)))
+    files, base = fsspec.filesystem("memory"), f"memory://{uuid.uuid4().hex}"
+    shard = (tmp_path / "plain" / "photos-000000.tar").read_bytes()
+    for folder in (f"{name}/x", "axb/x", f"x/{name}", "x/axb", "x/.hidden"):
+        files.pipe_file(f"{base}/{folder}.tar", shard)
+    for address in (f"{base}/x/{name}.tar", f"{base}/{name}"):
+        source = open_source(address, settings)
+        assert contents(source) == expected
+        assert len(find_streams(address)) == 1
+        assert len(list(itertools.islice(ShardStream("x", find_streams(address)).pictures(0, 1, 1, 0, 0), 12))) == 12
+    assert len(find_streams(f"{base}/x/*.tar")) == 2
+    if "=" not in name:
+        assert hide_secrets(f"{base}/x/{name}.tar") == f"{base}/x/{name}.tar"
+
+
+@pytest.mark.parametrize("name", ["a#1", "a?b", "50%"])
+def test_a_manifest_may_name_them_on_the_web_too(tmp_path: Path, settings: DataConfig, name: str) -> None:
+    pytest.importorskip("aiohttp", reason="http needs sop-faiss[remote]")
+    pack(write_folder(tmp_path / "photos"), tmp_path / "out", samples_per_shard=5, name=name)
+    expected = contents(open_source(tmp_path / "out"))
+    assert contents(open_source(to_memory(tmp_path / "out"), settings)) == expected
+    with serve(tmp_path / "out") as server:
+        assert contents(open_source(server.address, settings)) == expected
+
+
 def test_shards_of_this_machine_through_the_cache(shards: Path, settings: DataConfig) -> None:
     source = open_source(shards, replace(settings, access="cached"))
     assert contents(source) == contents(open_source(shards))
@@ -159,9 +190,7 @@ def test_the_manifest_is_believed_and_verified(packed: Path, settings: DataConfi
     assert source.read(6) == open_source(packed).read(6)
 
 
-@pytest.mark.parametrize(
-    "name", ["../x.tar", "/etc/x.tar", "a/b.tar", "http://other/x.tar", "x.tar?y", "%2e.tar", ".x.tar"]
-)
+@pytest.mark.parametrize("name", ["../x.tar", "/etc/x.tar", "a/b.tar", "http://other/x.tar", "x.tar?y", ".x.tar"])
 def test_a_manifest_names_plain_files_only(packed: Path, settings: DataConfig, name: str) -> None:
     manifest = json.loads((packed / "manifest.json").read_text())
     manifest["shards"][1]["name"] = name

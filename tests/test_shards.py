@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,7 +17,9 @@ import numpy as np
 import pytest
 
 from sop_faiss.data import shards as shards_module
+from sop_faiss.data.check import check
 from sop_faiss.data.decode import drop_reason
+from sop_faiss.data.shard_stream import ShardStream
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import DataError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar
@@ -54,6 +57,72 @@ def test_names_with_dots_do_not_merge(tmp_path: Path) -> None:
     assert source.labels is not None and source.labels.tolist() == [1, 2, -1]
     assert [source.read(i) for i in range(3)] == [b"1", b"2", b"3"]
     assert source.member_of(2) == "v1.0/d.e.PNG"
+
+
+TWO_PART = {  # names of pictures and labels; the picture's label, -1 for none; labels that belong to no picture
+    "a label up to the first dot": ({"a.image.jpg": 1, "a.cls": 1, "b.image.jpg": 2, "b.cls": 2}, 0),
+    "two parts on both sides": ({"d.e/a.input.jpg": 1, "d.e/a.label.cls": 1, "b.jpg": 2, "b.label.cls": 2}, 0),
+    "a sample of several pictures": ({"a.left.jpg": 1, "a.right.png": 1, "a.cls": 1}, 0),
+    "its own label comes first": ({"a.b.jpg": 1, "a.b.cls": 1, "a.c.jpg": 2, "a.cls": 2}, 0),
+    "not the label of another picture": ({"a.jpg": 1, "a.cls": 1, "a.b.jpg": -1}, 0),
+    "names with dots, a picture and a label left over": (
+        {"a.1.jpg": 1, "a.1.cls": 1, "a.2.jpg": 2, "a.2.cls": 2, "a.3.jpg": -1, "a.4.cls": 4},
+        1,
+    ),
+    "two labels to choose from": ({"a.jpg": -1, "a.coarse.cls": 1, "a.fine.cls": 2}, 2),
+    "two pictures to choose from": ({"a.left.jpg": -1, "a.right.jpg": -1, "a.label.cls": 1}, 1),
+    "another folder": ({"x/a.image.jpg": -1, "a.cls": 1}, 1),
+}
+
+
+@pytest.mark.parametrize("case", TWO_PART)
+def test_webdatasets_two_part_extensions(tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture) -> None:
+    names, strays = TWO_PART[case]
+    expected = [label for name, label in names.items() if not name.endswith(".cls")]
+    members = [(name, str(label).encode() if name.endswith(".cls") else PICTURE) for name, label in names.items()]
+    for path in (
+        write_tar(tmp_path / "x.tar", members),
+        tmp_path / "x.tar",  # now from the sidecar
+        write_tar(tmp_path / "labels_first.tar", [*reversed(members)]),
+    ):
+        caplog.clear()
+        source = open_source(path)
+        labels = [-1] * len(source) if source.labels is None else source.labels.tolist()
+        assert labels == (expected[::-1] if path.stem == "labels_first" else expected)
+        warned = [message for message in caplog.messages if ".cls" in message]
+        assert len(warned) == (strays > 0) and all(path.name in message for message in warned)
+        problems = check(path).problems
+        assert len(problems) == (strays > 0) and all(path.name in problem and ".cls" in problem for problem in problems)
+
+
+def test_hidden_members_are_passed_over_as_in_a_folder(tmp_path: Path) -> None:
+    """What macOS puts into tars: a `._NAME` for each NAME, and `__MACOSX`."""
+    names = ["./._a.jpg", "./a.jpg", "./._a.cls", "./a.cls", "__MACOSX/b.jpg", "__MACOSX/._b.jpg", ".x.jpg", ".d/c.jpg"]
+    names += ["e/.x.cls", "e/..y.jpg", "e/f.jpg", ".DS_Store"]
+    shard = write_tar(tmp_path / "x.tar", [(name, b"3" if name == "./a.cls" else PICTURE) for name in names])
+    for name in names:
+        (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "folder" / name).write_bytes(PICTURE)
+    source = open_source(shard)
+    assert source.keys == ["a", "e/f"] and open_source(tmp_path / "folder").keys == ["a", "f"]
+    assert source.labels is not None and source.labels.tolist() == [3, -1]
+    assert isinstance(source, shards_module.ShardSource) and source.ignored == {"hidden": 9}
+    assert check(shard).problems == [] and check(shard).good == 2
+    streamed = itertools.islice(ShardStream("x", [str(shard)]).pictures(0, 1, 1, 0, 0), 4)
+    assert sorted(item.key for item in streamed) == ["x/a", "x/a", "x/e/f", "x/e/f"]
+    write_tar(tmp_path / "hidden.tar", [("._a.jpg", PICTURE)])
+    with pytest.raises(DataError) as error:
+        open_source(tmp_path / "hidden.tar")
+    assert_one_line(error, "hidden.tar", "1 hidden")
+
+
+def test_hidden_shards_are_passed_over(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path, shards=1)
+    (folder / "._photos-000000.tar").write_bytes(b"\0\5\x16\7")
+    (folder / "manifest.json").write_text(json.dumps({"shards": [{"name": "photos-000001.tar"}]}))
+    assert len(open_source(f"{folder}/*.tar")) == 12
+    report = check(folder)  # which names what is missing, and goes on
+    assert report.good == 12 and not any("._" in problem for problem in report.problems)
 
 
 def test_unicode_names_and_a_leading_dot_slash(tmp_path: Path) -> None:
@@ -109,16 +178,6 @@ def test_names_that_point_out_of_the_shard(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as error:
         open_source(write_tar(tmp_path / "x.tar", [(name, PICTURE)]))
     assert_one_line(error, "x.tar")
-
-
-def test_links_in_a_shard(tmp_path: Path) -> None:
-    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
-        with tarfile.open(tmp_path / "x.tar", "w") as tar:
-            link = tarfile.TarInfo("a.jpg")
-            link.type, link.linkname = kind, "/etc/passwd"
-            tar.addfile(link)
-        with pytest.raises(DataError, match="dereference"):
-            open_source(tmp_path / "x.tar")
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:

@@ -24,10 +24,11 @@ class DataConfig:
     """SRC of the training images: shard pattern, folder, list, or the address of shards (https, s3, gs, ...)."""
     access: str = "auto"
     """How shards are read. `auto`: those here in place, those behind addresses through the cache. `cached`: those here
-    through the cache too (for slow network drives). `sequential`: each shard from front to back, nothing kept, for data
-    that fit in no cache. Then the order is shuffled only within `shuffle_buffer` and by shards, an epoch is
-    `samples_per_epoch` images whether or not each was seen once, two workers may meet the same image, and a resumed run
-    begins anew with freshly shuffled shards: its steps are not those it would have made."""
+    through the cache too (for slow network drives). The index of a shard is kept beside it, as NAME.tar.index; where
+    that cannot be written, `auto` indexes the shard in memory at each start. `sequential`: each shard from front to
+    back, nothing kept, for data that fit in no cache. Then the order is shuffled only within `shuffle_buffer` and by
+    shards, an epoch is `samples_per_epoch` images whether or not each was seen once, two workers may meet the same
+    image, and a resumed run begins anew with freshly shuffled shards: its steps are not those it would have made."""
     cache_dir: str = ""
     """Folder of fetched shards; several runs may share it (empty: sop_faiss/shards in the user's cache folder)."""
     cache_bytes: int = 100_000_000_000

@@ -10,9 +10,11 @@ from sop_faiss.errors import DataError
 
 __all__ = [
     "address_in",
+    "bare_address",
     "folder_of_address",
     "hide_secrets",
     "is_address",
+    "is_web",
     "name_of_address",
     "path_of_file_address",
     "refuse_commands",
@@ -26,6 +28,11 @@ _FILE = ("file://", "local://")
 def is_address(text: str) -> bool:
     """Whether a source is an address, not a path."""
     return _ADDRESS.match(text) is not None
+
+
+def is_web(text: str) -> bool:
+    """Whether a source is an address of http or https: only there `?` begins a query and `#` a fragment."""
+    return text.lower().startswith(("http://", "https://"))
 
 
 def path_of_file_address(text: str) -> str:
@@ -62,9 +69,16 @@ def refuse_commands(text: str) -> None:
 
 
 def hide_secrets(text: str) -> str:
-    """An address, or a text with one, without user, password, query and fragment: fit for messages and records."""
+    """An address, or a text with one, without user, password, query and fragment: fit for messages and records.
+
+    Object stores have names with `?` and `#`; these stay, unless a `=` follows, as in a signature.
+    """
     text = re.sub(r"://[^/?#\s]*@", "://", text)
-    text = re.sub(r"(://[^?#]*)[?#].*", r"\1", text, flags=re.DOTALL)
+    found = re.search(r"([A-Za-z0-9+.-]*)://", text)
+    if found:
+        is_name = found[1] and not found[1].lower().endswith(("http", "https"))
+        query = re.compile(r"\?(?=.*=)" if is_name else r"[?#]", re.DOTALL).search(text, found.end())
+        text = text[: query.start()] if query else text
     host = re.search(r"://([^/\s]*)", text)
     if host and not re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?", host[1]):  # a password with / ? or # in it
         return f"{text[: host.end() - len(host[1])]}..."
@@ -73,7 +87,12 @@ def hide_secrets(text: str) -> str:
 
 def name_of_address(address: str) -> str:
     """The last part of the path of an address, or of a path."""
-    return hide_secrets(address).rstrip("/").rpartition("/")[2]
+    return bare_address(address).rstrip("/").rpartition("/")[2]
+
+
+def bare_address(address: str) -> str:
+    """An address without a query."""
+    return hide_secrets(address) if is_web(address) else address
 
 
 def folder_of_address(address: str) -> str:
@@ -89,5 +108,5 @@ def address_in(folder: str, name: str) -> str:
 
 
 def _split_query(address: str) -> tuple[str, str]:
-    mark = re.search(r"[?#]", address) if is_address(address) else None
+    mark = re.search(r"[?#]", address) if is_web(address) else None
     return (address[: mark.start()], address[mark.start() :]) if mark else (address, "")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sop_faiss.data.decode import MAX_PIXELS, drop_reason
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
+from sop_faiss.data.keys import is_hidden
 from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, common_folder, open_shards
 from sop_faiss.data.source import ImageSource, find_shards, open_source
@@ -98,7 +99,8 @@ def check(
     except DataError:
         if not Path(src).is_dir():
             raise
-        paths = sorted(Path(src).glob("*.tar"))  # the manifest names more; reported below
+        found = sorted(Path(src).glob("*.tar"))  # the manifest names more; reported below
+        paths = [path for path in found if not is_hidden(path.name)]
     sources = _open_each(paths, report) if paths else [open_source(src)]
     total = sum(len(source) for source in sources)
     done = 0
@@ -138,6 +140,8 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
         report.bytes += source.identities[0][0]
         for kind, count in source.ignored.items():
             report.ignored_members[kind] = report.ignored_members.get(kind, 0) + count
+        if source.stray_labels:
+            report.problems.append(source.stray_labels)
         sources.append(source)
     return sources
 

@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 
 from sop_faiss.errors import DataError
 
-__all__ = ["PICTURE_SUFFIXES", "SHARD_SUFFIXES", "UNREAD_SUFFIXES", "require_utf8", "split_name", "unique_keys"]
+__all__ = [
+    "PICTURE_SUFFIXES",
+    "SHARD_SUFFIXES",
+    "UNREAD_SUFFIXES",
+    "first_part",
+    "is_hidden",
+    "require_utf8",
+    "split_name",
+    "unique_keys",
+]
 
 SHARD_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 """Picture members of a shard, in lower case."""
@@ -25,6 +34,19 @@ def split_name(name: str) -> tuple[str, str]:
     if dot <= name.rfind("/") + 1:
         return name, ""
     return name[:dot], name[dot:]
+
+
+def first_part(path: str) -> str:
+    """A path up to the first dot of its basename, which webdataset takes for the key: `a.d/b.c.jpg` gives `a.d/b`."""
+    folder, slash, base = path.rpartition("/")
+    return folder + slash + base.partition(".")[0]
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a part of a path starts with a dot (`.` and `..` do not count), or is `__MACOSX`, which macOS makes."""
+    if "__MACOSX" not in path and "/." not in path and not path.startswith("."):
+        return False
+    return any(part == "__MACOSX" or (part[:1] == "." and part not in (".", "..")) for part in path.split("/"))
 
 
 def unique_keys(stems: Sequence[str], *longer: Callable[[int], str]) -> list[str]:

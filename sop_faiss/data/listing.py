@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.data.keys import PICTURE_SUFFIXES, UNREAD_SUFFIXES, require_utf8, split_name, unique_keys
+from sop_faiss.data.keys import PICTURE_SUFFIXES, UNREAD_SUFFIXES, is_hidden, require_utf8, split_name, unique_keys
 from sop_faiss.data.shards import common_folder
 from sop_faiss.errors import DataError
 
@@ -148,7 +148,7 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
             continue
         for entry in entries:
             suffix = split_name(entry.name)[1].lower()
-            if entry.name.startswith(".") or entry.name == "__MACOSX":
+            if is_hidden(entry.name):
                 continue
             if entry.is_dir():
                 waiting.append((f"{prefix}{entry.name}/", (*above, identity)))

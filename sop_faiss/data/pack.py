@@ -13,6 +13,7 @@ from PIL import Image
 
 from sop_faiss.data.decode import MAX_PIXELS, drop_reason
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
+from sop_faiss.data.keys import is_hidden
 from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
 from sop_faiss.data.sidecar import load_index
@@ -221,15 +222,16 @@ def _prepare(source: ImageSource, resize: int | None, max_pixels: int, position:
 
 
 def _webdataset_keys(keys: Sequence[str]) -> list[str]:
-    """Keys without a dot in the basename, where webdataset would cut them and so merge samples; still unique."""
+    """Keys that are not hidden and have no dot in the basename, where webdataset would cut them; still unique."""
     taken = set(keys)
     made = []
     for key in keys:
         folder, slash, base = key.rpartition("/")
-        if "." not in base:
+        if "." not in base and not is_hidden(key):
             made.append(key)
             continue
-        wanted = candidate = f"{folder}{slash}{base.replace('.', '_')}"
+        seen = "/".join("_" + part.lstrip("._") if is_hidden(part) else part for part in folder.split("/"))
+        wanted = candidate = f"{seen}{slash}{base.replace('.', '_')}"
         number = 2
         while candidate in taken:
             candidate, number = f"{wanted}_{number}", number + 1

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import fsspec
 from fsspec.core import url_to_fs
 
-from sop_faiss.data.address import hide_secrets, is_address
+from sop_faiss.data.address import hide_secrets, is_address, is_web, name_of_address
 from sop_faiss.errors import DataError, UnreachableError
 from sop_faiss.files import NO_ROOM, sha256_file
 
@@ -75,15 +75,20 @@ def describe_file(address: str) -> RemoteFile:
 
 
 def list_files(pattern: str) -> list[str]:
-    """The addresses that match a pattern with `*`, sorted.
+    """The addresses that match a pattern with `*`, sorted; hidden files are passed over.
+
+    In an object store, a file of just that name is meant.
 
     Raises:
         UnreachableError: the server does not answer, or lists nothing.
     """
 
     def search(files: Any, path: str) -> list[str]:
+        if not is_web(pattern) and files.isfile(path):
+            return [pattern]
         host = pattern.removesuffix(path) if pattern.endswith(path) else None
-        return sorted(files.unstrip_protocol(found) if host is None else host + found for found in files.glob(path))
+        matches = sorted(files.unstrip_protocol(found) if host is None else host + found for found in files.glob(path))
+        return [address for address in matches if not name_of_address(address).startswith(".")]
 
     return _persist(pattern, "listed", search)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.config import DataConfig
-from sop_faiss.data.address import address_in, folder_of_address, hide_secrets, name_of_address
+from sop_faiss.data.address import address_in, bare_address, folder_of_address, hide_secrets, is_web, name_of_address
 from sop_faiss.data.cache import FETCHED_NS, ShardCache, default_cache_folder
 from sop_faiss.data.parallel import map_ordered
 from sop_faiss.data.patterns import expand_braces
@@ -33,7 +33,7 @@ __all__ = ["find_addresses", "open_remote_shards"]
 _THREADS = 4  # waiting for the network
 _SHARDS_PER_LINE = 50  # of the log
 _LONGEST_MANIFEST_BYTES = 64 << 20
-_PLAIN_NAME = re.compile(r"[^./\\?#%\x00-\x1f][^/\\?#%\x00-\x1f]*\.tar")  # never out of the folder, nor a query
+_PLAIN_NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.tar")  # never out of the folder
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def find_addresses(src: str) -> list[str]:
     for address in expand_braces(src):
         if not name_of_address(address).lower().endswith(".tar"):
             addresses += _list_folder(address)
-        elif glob.has_magic(hide_secrets(address).partition("://")[2].partition("/")[2]):
+        elif glob.has_magic(bare_address(address).partition("://")[2].partition("/")[2]):
             addresses += list_files(address)
         else:
             addresses.append(address)
@@ -91,7 +91,9 @@ def _list_folder(folder: str) -> list[str]:
     manifest = _read_manifest(folder)
     if manifest is not None:
         return [file.address for file in manifest.shards.values()]
-    return [found for found in list_files(address_in(folder, "*.tar")) if not name_of_address(found).startswith(".")]
+    found = list_files(address_in(folder, "*.tar"))
+    here = [address for address in found if folder_of_address(address) == folder.rstrip("/")]
+    return here or found  # those of a folder of just that name, else of all that it means as a pattern
 
 
 def open_remote_shards(description: str, addresses: Sequence[str], settings: DataConfig) -> ShardSource:
@@ -175,4 +177,6 @@ def _listed_shard(folder: str, entry: Any) -> RemoteFile | None:
         return None
     if not _PLAIN_NAME.fullmatch(name) or size < 0 or not _SHA256.fullmatch(sha256):
         return None
+    if is_web(folder):
+        name = re.sub("[?#%]", lambda sign: f"%{ord(sign[0]):X}", name)
     return RemoteFile(address_in(folder, name), size, sha256, sha256)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from sop_faiss.data.address import hide_secrets, name_of_address
-from sop_faiss.data.keys import SHARD_SUFFIXES, split_name
+from sop_faiss.data.keys import SHARD_SUFFIXES, is_hidden, split_name
 from sop_faiss.data.remote import RemoteStream
-from sop_faiss.data.shard_index import check_picture
+from sop_faiss.data.shard_index import check_picture, link_error
 from sop_faiss.data.tar import walk_tar
 from sop_faiss.data.views import view_generator
 from sop_faiss.errors import DataError, UnreachableError
@@ -129,7 +129,7 @@ def _read_shard(address: str) -> Iterator[StreamedPicture | Damage]:
     try:
         for member in walk_tar(forward.read_at, sys.maxsize, shard):
             stem, suffix = split_name(member.name)
-            if suffix.lower() not in SHARD_SUFFIXES:
+            if suffix.lower() not in SHARD_SUFFIXES or is_hidden(member.name):
                 continue
             key = f"{name}/{stem.removeprefix('./')}"
             place = (key, file, member.name, member.offset)
@@ -137,6 +137,9 @@ def _read_shard(address: str) -> Iterator[StreamedPicture | Damage]:
                 check_picture(member, stem, seen, shard)
             except DataError as error:
                 yield Damage(*place, "bad-member", str(error))
+                continue
+            if member.is_link:
+                yield Damage(*place, "link", str(link_error(f"{member.name} in {file}")))
                 continue
             if member.size > _LARGEST_PICTURE_BYTES:
                 told = f"too-large: {member.size} bytes, wanted {_LARGEST_PICTURE_BYTES} at most"

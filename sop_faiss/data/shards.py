@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.data.keys import require_utf8, unique_keys
-from sop_faiss.data.shard_index import ShardIndex, walk_shard
+from sop_faiss.data.shard_index import STRAY_LABEL, ShardIndex, link_error, walk_shard
 from sop_faiss.data.sidecar import load_index
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
@@ -66,6 +66,7 @@ class ShardSource:
     offsets: Int64[np.ndarray, " n"]
     sizes: Int64[np.ndarray, " n"]
     ignored: Counter[str]  # members that are never read, by suffix
+    stray_labels: str  # what is to be said of labels that belong to no picture; "" where there are none
     fetch: Callable[[int], None] | None = None  # brings a shard that is not here; None: all are
     _open: dict[int, _OpenFile] = field(default_factory=dict, repr=False)
 
@@ -79,10 +80,13 @@ class ShardSource:
         """The encoded bytes of one picture.
 
         Raises:
-            DataError: the member is empty, or the shard is gone or changed since it was opened; the first word tells.
+            DataError: the member is empty or a link, or the shard is gone or changed since it was opened; the first
+                word tells.
             UnreachableError: the shard cannot be fetched.
         """
         number, size = int(self.shard_numbers[position]), int(self.sizes[position])
+        if size < 0:
+            raise link_error(self._name(position))
         if size == 0:
             raise DataError(f"empty: {self._name(position)} has no bytes")
         file = self._open.get(number) or self._open_shard(number)
@@ -164,7 +168,9 @@ def join_shards(description: str, paths: list[Path], shards: Sequence[ShardIndex
     numbers = np.repeat(np.arange(len(shards), dtype=np.int64), [len(shard.stems) for shard in shards])
     stems = [stem for shard in shards for stem in shard.stems]
     if not stems:
-        raise DataError(f"{description} holds no picture: wanted members KEY.jpg, .jpeg, .png or .webp")
+        hidden = sum(shard.ignored["hidden"] for shard in shards)
+        but = f" but {hidden} hidden members" if hidden else ""
+        raise DataError(f"{description} holds no picture{but}: wanted members KEY.jpg, .jpeg, .png or .webp")
     require_utf8(stems)
     labels = np.array([label for shard in shards for label in shard.labels], dtype=np.int64)
     return ShardSource(
@@ -187,6 +193,20 @@ def join_shards(description: str, paths: list[Path], shards: Sequence[ShardIndex
         offsets=np.array([offset for shard in shards for offset in shard.offsets], dtype=np.int64),
         sizes=np.array([size for shard in shards for size in shard.sizes], dtype=np.int64),
         ignored=sum((shard.ignored for shard in shards), Counter()),
+        stray_labels=_say_stray_labels(description, paths, shards),
+    )
+
+
+def _say_stray_labels(description: str, paths: Sequence[Path], shards: Sequence[ShardIndex]) -> str:
+    count = sum(shard.ignored[STRAY_LABEL] for shard in shards)
+    if not count:
+        return ""
+    shard, first = next(
+        (path.name, shard.stray_label) for path, shard in zip(paths, shards, strict=True) if shard.stray_label
+    )
+    return (
+        f"{description} has labels that belong to no image ({count:,}, first {first}.cls in {shard}): "
+        "name each as its image, KEY.jpg and KEY.cls"
     )
 
 

@@ -7,6 +7,7 @@ that a false one can do is to name wrong bytes inside the shard, which then are 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -21,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from sop_faiss.data.keys import SHARD_SUFFIXES
-from sop_faiss.data.shard_index import ShardIndex, walk_shard
+from sop_faiss.data.shard_index import LINK, ShardIndex, walk_shard
 from sop_faiss.data.tar import BLOCK_BYTES
-from sop_faiss.errors import DataError
+from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import atomic_file
 
 __all__ = [
@@ -43,7 +44,7 @@ SIDECAR_SUFFIX = ".index"
 LONGEST_SIDECAR_BYTES = 64 << 20
 """Longer ones (a million pictures in a shard) are neither written nor read."""
 
-_FORMAT = "sop_faiss shard index 1"
+_FORMAT = "sop_faiss shard index 2"
 _COLUMNS = {"stems": str, "suffixes": str, "offsets": int, "sizes": int, "labels": int}
 _log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ def sidecar_of(shard: Path) -> Path:
 
 def load_index(shard: Path) -> ShardIndex:
     """The index of a shard: from its sidecar, else by walking it; then the sidecar is written where that is allowed.
+
+    Where it is not, as on a read-only mount, the index is in memory only.
 
     Raises:
         DataError: as `walk_shard`.
@@ -71,12 +74,13 @@ def load_index(shard: Path) -> ShardIndex:
 
 
 def write_sidecar(shard: Path, index: ShardIndex) -> None:
-    """Write the sidecar of a shard, atomically; nothing happens where nothing may be written."""
+    """Write the sidecar of a shard, atomically; where nothing may be written, that is logged once per folder."""
     content = {
         "format": _FORMAT,
         "shard_bytes": index.size,
         "shard_changed_ns": index.changed_ns,
         "ignored": index.ignored,
+        "stray_label": index.stray_label,
         **{name: getattr(index, name) for name in _COLUMNS},
     }
     text = json.dumps(content, separators=(",", ":"))
@@ -85,8 +89,13 @@ def write_sidecar(shard: Path, index: ShardIndex) -> None:
     try:
         with atomic_file(sidecar_of(shard)) as temporary:
             temporary.write_text(text, encoding="ascii")
-    except OSError as error:
-        _log.debug("no sidecar for %s: %s", shard, error.strerror)
+    except (OSError, SopError):
+        _log_unwritable(shard.parent)
+
+
+@functools.cache
+def _log_unwritable(folder: Path) -> None:
+    _log.info("indices of shards cannot be written to %s: the shards are indexed in memory at each start", folder)
 
 
 def read_sidecar(shard: Path, size: int, changed_ns: int) -> ShardIndex | None:
@@ -113,16 +122,16 @@ def parse_sidecar(text: bytes, size: int) -> ShardIndex | None:
         return None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("shard_bytes") != size:
         return None
-    changed_ns, ignored = content.get("shard_changed_ns"), content.get("ignored")
+    changed_ns, ignored, stray_label = (content.get(n) for n in ("shard_changed_ns", "ignored", "stray_label"))
     columns: dict[str, Any] = {name: content.get(name) for name in _COLUMNS}
-    if type(changed_ns) is not int or not isinstance(ignored, dict):
+    if type(changed_ns) is not int or not isinstance(ignored, dict) or not isinstance(stray_label, str):
         return None
     if not all(type(count) is int and count > 0 for count in ignored.values()):
         return None
     if not all(isinstance(column, list) for column in columns.values()) or not _is_possible(columns, size):
         return None
     columns["suffixes"] = [intern(suffix) for suffix in columns["suffixes"]]
-    return ShardIndex(size, changed_ns, **columns, ignored=Counter(ignored))
+    return ShardIndex(size, changed_ns, **columns, ignored=Counter(ignored), stray_label=stray_label)
 
 
 def _is_possible(columns: dict[str, Any], size: int) -> bool:
@@ -142,9 +151,9 @@ def _is_possible(columns: dict[str, Any], size: int) -> bool:
         return False
     if not len(offsets):
         return True
-    if sizes.min() < 0 or sizes.max() > size or labels.min() < -1 or labels.max() >= 1 << 31:
+    if sizes.min() < LINK or sizes.max() > size or labels.min() < -1 or labels.max() >= 1 << 31:
         return False
-    ends = np.minimum(offsets, size) + sizes  # no overflow
+    ends = np.minimum(offsets, size) + np.maximum(sizes, 0)  # no overflow
     earliest = np.concatenate([[0], ends[:-1]]) + BLOCK_BYTES  # a header stands before each
     in_order = (offsets >= earliest).all() and (offsets % BLOCK_BYTES == 0).all()
     return bool(in_order and offsets.max() <= size and ends[-1] <= size)

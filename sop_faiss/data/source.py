@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -21,6 +22,7 @@ from sop_faiss.files import read_json
 
 __all__ = ["ImageSource", "find_shards", "find_streams", "open_source"]
 
+_log = logging.getLogger(__name__)
 _LIST_SUFFIXES = (".txt", ".csv", ".tsv")
 
 
@@ -92,15 +94,19 @@ def open_source(src: str | Path, settings: DataConfig | None = None) -> ImageSou
     """
     settings = settings or DataConfig()
     text = _checked(src)
+    shards = [] if is_address(text) else find_shards(text)
     if is_address(text):
-        return open_remote_shards(hide_secrets(text), find_addresses(text), settings)
-    shards = find_shards(text)
-    if shards and settings.access == "cached":
-        return open_remote_shards(text, [str(shard.absolute()) for shard in shards], settings)
-    if shards:
-        return open_shards(text, shards)
-    path = Path(text)
-    return open_folder(text, path) if path.is_dir() else _open_file(text, path)
+        source = open_remote_shards(hide_secrets(text), find_addresses(text), settings)
+    elif shards and settings.access == "cached":
+        source = open_remote_shards(text, [str(shard.absolute()) for shard in shards], settings)
+    elif shards:
+        source = open_shards(text, shards)
+    else:
+        path = Path(text)
+        return open_folder(text, path) if path.is_dir() else _open_file(text, path)
+    if source.stray_labels:
+        _log.warning("%s", source.stray_labels)
+    return source
 
 
 def find_streams(src: str | Path) -> list[str]:

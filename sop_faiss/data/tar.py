@@ -71,6 +71,11 @@ def walk_tar(read_at: ReadAt, end: int, shard: str) -> Iterator[Member]:
         size = _check_header(header, shard, offset)
         kind = header[156:157]
         content = offset + BLOCK_BYTES
+        more = kind == b"S" and header[482]  # GNU's map of a sparse file goes on in blocks of its own
+        while more:
+            extension = read_at(BLOCK_BYTES, content)
+            content += BLOCK_BYTES
+            more = len(extension) == BLOCK_BYTES and extension[504]
         if kind in (b"x", b"L", b"g", b"K"):
             extension = _read_extension(read_at, shard, content, size)
             if kind == b"L":
@@ -140,7 +145,7 @@ def _read_extension(read_at: ReadAt, shard: str, content: int, size: int) -> byt
 
 def _parse_pax(extension: bytes, shard: str, offset: int) -> tuple[str, int, bool]:
     """The `path` and `size` of a pax header, "" and -1 where it has none, and whether its member is sparse."""
-    name, size, sparse, position = "", -1, False, 0
+    name, sparse_name, size, sparse, position = "", "", -1, False, 0
     try:
         while position < len(extension) and extension[position] != 0:
             space = extension.index(b" ", position)
@@ -152,11 +157,13 @@ def _parse_pax(extension: bytes, shard: str, offset: int) -> tuple[str, int, boo
                 name = value.decode("utf-8", "surrogateescape")
             elif keyword == b"size":
                 size = int(value)
+            elif keyword == b"GNU.sparse.name":
+                sparse_name = value.decode("utf-8", "surrogateescape")
             sparse = sparse or keyword.startswith(b"GNU.sparse.")
             position += length
     except ValueError:
         raise DataError(f"shard {shard} is damaged at offset {offset}: bad pax header; {_REMEDY}") from None
-    return name, size, sparse
+    return sparse_name or name, size, sparse
 
 
 def _check_end(read_at: ReadAt, shard: str, offset: int) -> None:

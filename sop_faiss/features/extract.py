@@ -219,7 +219,7 @@ class _Drops:
         if not self.reasons:
             return ""
         counted = ", ".join(f"{reason} {count}" for reason, count in self.reasons.most_common())
-        return f" ({counted}; first {self.listed[0]['key']})"
+        return f" ({counted}; first {self.listed[0]['key']}: {self.listed[0]['error']})"
 
     def to_dict(self) -> dict[str, Any]:
         return {"count": self.reasons.total(), "reasons": dict(self.reasons), "pictures": self.listed}
