@@ -64,13 +64,21 @@ _OPTIONS = (
         "--arch", metavar="NAME", help="timm name of the network in a dino: file, e.g. vit_small_patch16_224."
     ),
     click.option(
+        "--position-resize",
+        metavar="RULE",
+        help="How a timm: or dino: ViT resizes its position embeddings: timm (antialiased), or dino (as DINO and iBOT "
+        "do).  [default: dino for dino: files of ViTs without registers, else timm]",
+    ),
+    click.option(
         "--random-weights",
         type=int,
         metavar="SEED",
         help="Random weights from this seed, the baseline of timm: and config: models.",
     ),
     click.option(
-        "--student", is_flag=True, help="Of a run or an official checkpoint: the student instead of the teacher."
+        "--student",
+        is_flag=True,
+        help="Of a run, or of a file with two networks: the student instead of the teacher or moving average.",
     ),
     click.option(
         "--pooling",

@@ -39,7 +39,7 @@ def main(run: Path, out: Path, student: bool, onnx: bool, torch_export: bool) ->
         one_line(
             f"{', '.join(result.files)} in {out}: {result.name}, {result.architecture}, {result.parameters:,} "
             f"parameters, features of dimension {result.feature_dim}, fingerprint {result.fingerprint[:12]}; "
-            f"rebuilt by timm, cosine {result.cosine:.6f}"
+            f"rebuilt by timm, cosine {result.cosine:.6f}" + (f"; {result.caveat}" if result.caveat else "")
         )
     )
 

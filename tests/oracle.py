@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -70,3 +72,33 @@ def product_and_topk(queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Ten
     """Similarities and rows of the k nearest in the type given: the whole product, and its k greatest, in any order."""
     best = (queries @ rows.T).topk(k, dim=1)
     return best.values, best.indices
+
+
+def dino_resized(grid: Tensor, rows: int, cols: int) -> Tensor:
+    """Position embeddings (h, w, d) on another grid as DINO's networks have them, one number after the other.
+
+    Cubic convolution with a = -0.75 over 4 x 4 neighbors, borders repeated, never antialiased. The source of row i is
+    (i + 0.5) / scale - 0.5 with scale = (rows + 0.1) / h; columns alike. An equal grid is left alone.
+    """
+    height, width, _ = grid.shape
+    if (height, width) == (rows, cols):
+        return grid
+    resized = torch.empty(rows, cols, grid.shape[2], dtype=torch.float64)
+    for row in range(rows):
+        for col in range(cols):
+            total = torch.zeros(grid.shape[2], dtype=torch.float64)
+            for y, wy in _cubic_taps(row, (rows + 0.1) / height):
+                for x, wx in _cubic_taps(col, (cols + 0.1) / width):
+                    total += wy * wx * grid[min(max(y, 0), height - 1), min(max(x, 0), width - 1)].double()
+            resized[row, col] = total
+    return resized
+
+
+def _cubic_taps(index: int, scale: float) -> list[tuple[int, float]]:
+    source, a = (index + 0.5) / scale - 0.5, -0.75
+    taps = []
+    for place in range(math.floor(source) - 1, math.floor(source) + 3):
+        t = abs(source - place)
+        near, far = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
+        taps.append((place, near if t <= 1 else far))
+    return taps

@@ -37,6 +37,11 @@ class ModelConfig:
     """Weights file of `init=timm:NAME`: .safetensors, .pth or .bin (`sop-train --weights`). Code in it is never run."""
     by_position: bool = False
     """Match the tensors of `weights` by order and shape: weights of the same network saved under other names."""
+    position_resize: str = "auto"
+    """How a ViT's position embeddings are resized to views of another size than `views.global_size`. `timm`: bicubic,
+    antialiased. `dino`: plain bicubic with 0.1 added to the size in its scale, as DINO and iBOT do, and so the paper's
+    recipes. `auto`: that of `init`, which is `dino` for `dino:FILE` of a ViT without registers; else `timm`. It belongs
+    to the encoder: exports keep it, and features and indices of one are not compared with those of the other."""
     batchnorm: str = "auto"
     """Of convolutional networks. `frozen`: normalise with the running statistics, which stay as they are; scale and
     shift still learn. `batch`: with each group of views' own, as in training from scratch; the teacher then uses
@@ -65,6 +70,7 @@ class ModelConfig:
         require_finite("model", self)
         require(bool(self.backbone), "model.backbone is empty: wanted the name of a timm network")
         require_one_of("model.global_token", self.global_token, ("cls", "mean"))
+        require_one_of("model.position_resize", self.position_resize, ("auto", "timm", "dino"))
         require_one_of("model.batchnorm", self.batchnorm, ("auto", "frozen", "batch"))
         require(
             bool(self.init) or not (self.weights or self.by_position),

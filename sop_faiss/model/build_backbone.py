@@ -15,6 +15,7 @@ from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbone import Backbone, SwinBackbone, VitBackbone
 from sop_faiss.model.conv_backbone import build_conv_backbone
+from sop_faiss.model.positions import resize_as_dino
 
 __all__ = ["build_backbone", "seeded_backbone"]
 
@@ -43,6 +44,11 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
     for name in overrides:
         if not (swin if name == "window_size" else is_vit):
             raise ConfigError(f"model.{name} does not apply to {config.backbone}: remove it")
+    if config.position_resize == "dino" and not is_vit:
+        raise ConfigError(
+            f"model.position_resize = dino does not apply to {config.backbone}, which has no position embeddings to "
+            "resize: set model.position_resize=auto"
+        )
     if not (swin or is_vit):
         return build_conv_backbone(config, drop_path)
     sizes = {"strict_img_size": False} if swin else {"img_size": image_size, "dynamic_img_size": True}
@@ -59,6 +65,8 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
         if isinstance(error, RuntimeError) and re.search(r"alloc|memory|overflow", reason, re.IGNORECASE):
             reason = "there is not enough memory for it; lower model.embed_dim or model.depth"
         raise ConfigError(f"model.backbone = {config.backbone} with {overrides or 'no overrides'}: {reason}") from None
+    if config.position_resize == "dino":
+        resize_as_dino(trunk, config.backbone)
     if isinstance(trunk, VisionTransformer):
         return VitBackbone(trunk)
     if isinstance(trunk, SwinTransformer):

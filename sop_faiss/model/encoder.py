@@ -25,6 +25,7 @@ from sop_faiss.model.backbone import Backbone
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.export import is_export
 from sop_faiss.model.pooling import pooling_name
+from sop_faiss.model.positions import rule_of_official
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from sop_faiss.model.sop_trunk import SopTrunk, exported_trunk, trained_trunk, untrained_trunk
 from sop_faiss.model.spec import EncoderSpec
@@ -157,10 +158,19 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     elif spec.kind == "dino":
         trunk, left_out = _official(spec)
     elif spec.weights is None:
-        trunk = random_trunk(spec.place, _seed(spec.random_weights, spec.model))
+        trunk = random_trunk(spec.place, _seed(spec.random_weights, spec.model), spec.position_resize or "timm")
     else:
-        tensors = read_weights(spec.weights)
-        trunk, left_out = filled_trunk(spec.place, tensors, file=spec.weights, by_position=spec.by_position)
+        trunk, left_out = filled_trunk(
+            spec.place,
+            read_weights(spec.weights, student=spec.student),
+            file=spec.weights,
+            by_position=spec.by_position,
+            position_resize=spec.position_resize or "timm",
+        )
+    if spec.kind in ("timm", "dino") and spec.student:
+        name = f"{name} (student)"
+    if trunk.position_resize == "dino":
+        name = f"{name}, positions resized as by DINO"
     if left_out:
         few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
         _log.warning("%s: %d tensors of the file are no part of the encoder (%s)", name, len(left_out), few)
@@ -173,7 +183,9 @@ def _official(spec: EncoderSpec) -> tuple[TimmTrunk, list[str]]:
     if spec.arch is None:
         raise ConfigError(f"{spec.model} needs --arch, the timm name of its network, such as vit_small_patch16_224")
     file = Path(spec.place)
-    trunk, left_out = filled_trunk(spec.arch, read_official(file, student=spec.student), file=file)
+    tensors = read_official(file, student=spec.student)
+    rule = spec.position_resize or rule_of_official(spec.arch)
+    trunk, left_out = filled_trunk(spec.arch, tensors, file=file, position_resize=rule)
     trunk.mean, trunk.std = IMAGENET_MEAN, IMAGENET_STD  # as their authors have it, not timm's weights of that name
     return trunk, left_out
 
@@ -266,6 +278,7 @@ def load_encoder(
     cache: Path | None = None,
     student: bool = False,
     by_position: bool = False,
+    position_resize: str | None = None,
     device: str = "cpu",
 ) -> Encoder:
     """Load an encoder for evaluation; the arguments are the fields of `EncoderSpec`.
@@ -295,6 +308,7 @@ def load_encoder(
         cache,
         student=student,
         by_position=by_position,
+        position_resize=position_resize,
         device=device,
     )
     return encoder_of_spec(spec)

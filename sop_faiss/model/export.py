@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sop_faiss.config import Config, config_of
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
+from sop_faiss.model.positions import resize_in_architecture
 from sop_faiss.model.preprocess import Preprocess
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "is_export", "model_arguments", "read_export", "timm_config"]
@@ -91,7 +92,8 @@ def timm_config(
         "sop_faiss": {
             "format": FORMAT,
             "weights_sha256": weights_sha256,
-            "model": {name: getattr(config.model, name) for name in (*shape_fields, "global_token")},
+            "model": {name: getattr(config.model, name) for name in (*shape_fields, "global_token")}
+            | resize_in_architecture(config.model.position_resize),
             "views": {name: getattr(config.views, name) for name in _VIEW_FIELDS},
         },
     }

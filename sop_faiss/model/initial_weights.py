@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from sop_faiss import distributed
@@ -19,6 +18,7 @@ from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import sha256_file
 from sop_faiss.model.backbone import Backbone, VitBackbone
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
+from sop_faiss.model.positions import resample_positions, rule_of_official
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.timm_trunk import require_timm_name
@@ -35,6 +35,7 @@ class _Source(NamedTuple):
     """What `model.init` says beside the weights: fields of the model section, and how its images were normalised."""
 
     shape: dict[str, Any]
+    position_resize: str
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
@@ -54,13 +55,17 @@ def resolve_init(config: Config, stored: Config | None = None, *, weights_needed
         CheckpointError: the run that `model.init` names cannot be used.
         ConfigError: `model.init` is of no known form, lacks its weights, or contradicts the backbone.
     """
+    was_auto = stored is not None and stored.model.position_resize == "auto"
+    if was_auto and config.model.position_resize != "auto":
+        _say("model.position_resize stays auto, as this run was started, and not %s", config.model.position_resize)
+        config = replace(config, model=replace(config.model, position_resize="auto"))
     if not config.model.init:
         return config
     spec = _spec(config.model, weights_needed)
     if spec.kind == "run" and stored is not None and stored.model.init == config.model.init:
         source = _source_of_config(stored)
     else:
-        source = _source(spec)
+        source = _source(spec, config.model.backbone)
     defaults = ModelConfig()
     changes = {name: value for name, value in source.shape.items() if getattr(config.model, name) != value}
     for name, value in changes.items():
@@ -69,6 +74,8 @@ def resolve_init(config: Config, stored: Config | None = None, *, weights_needed
             raise ConfigError(
                 f"model.{name} = {given}, but model.init = {config.model.init} has {value}: leave model.{name} out"
             )
+    if not was_auto:
+        changes["position_resize"] = _position_resize(config.model, source.position_resize)
     views, untouched = config.views, ViewsConfig()
     wanted = (source.mean, source.std)
     if (views.mean, views.std) == (untouched.mean, untouched.std) != wanted:
@@ -78,6 +85,14 @@ def resolve_init(config: Config, stored: Config | None = None, *, weights_needed
         mine = (views.mean, views.std)
         _say("views.mean and views.std stay %s and %s; %s was trained with %s and %s", *mine, spec.model, *wanted)
     return replace(config, model=replace(config.model, **changes), views=views)
+
+
+def _position_resize(model: ModelConfig, wanted: str) -> str:
+    if model.position_resize == "auto":
+        return wanted
+    if model.position_resize != wanted:
+        _say("model.position_resize stays %s; %s has %s", model.position_resize, model.init, wanted)
+    return model.position_resize
 
 
 def _say(*line: object) -> None:
@@ -98,20 +113,21 @@ def _spec(model: ModelConfig, weights_needed: bool = True) -> EncoderSpec:
     return spec
 
 
-def _source(spec: EncoderSpec) -> _Source:
+def _source(spec: EncoderSpec, backbone: str) -> _Source:
     if spec.kind == "run":
         return _source_of_config(config_of_run(_run_checkpoint(spec.place)))
     if spec.kind == "dino":  # all of these methods' authors normalise so, whatever timm's weights of that name want
-        return _Source({}, IMAGENET_MEAN, IMAGENET_STD)
+        return _Source({}, rule_of_official(backbone), IMAGENET_MEAN, IMAGENET_STD)
     require_timm_name(spec.place)
     settings = _timm_settings(spec.place)
     mean, std = settings.get("mean", IMAGENET_MEAN), settings.get("std", IMAGENET_STD)
-    return _Source({"backbone": spec.place.partition(".")[0]}, tuple(mean), tuple(std))
+    return _Source({"backbone": spec.place.partition(".")[0]}, "timm", tuple(mean), tuple(std))
 
 
 def _source_of_config(config: Config) -> _Source:
     shape = {name: getattr(config.model, name) for name in SHAPE_FIELDS}
-    return _Source(shape, config.views.mean, config.views.std)
+    resize = "dino" if config.model.position_resize == "dino" else "timm"
+    return _Source(shape, resize, config.views.mean, config.views.std)
 
 
 def _timm_settings(name: str) -> dict[str, Any]:
@@ -163,7 +179,7 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
         left_out = fit_tensors_by_position(target, tensors, **named)
     else:
         if isinstance(backbone, VitBackbone):
-            tensors = _with_resampled_positions(backbone, tensors)
+            tensors = _with_resampled_positions(backbone, tensors, model.position_resize)
         left_out = fit_tensors(target, tensors, **named, heads=_classifiers(model.backbone))
     few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
     _say("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
@@ -176,7 +192,9 @@ def _classifiers(name: str) -> tuple[str, ...]:
     return tuple(f"{head}." for head in ((named,) if isinstance(named, str) else named))
 
 
-def _with_resampled_positions(backbone: VitBackbone, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_resampled_positions(
+    backbone: VitBackbone, tensors: Mapping[str, Tensor], position_resize: str
+) -> dict[str, Tensor]:
     """Position embeddings of another grid, brought to the network's as it does itself for views of other sizes."""
     result, trunk = dict(tensors), backbone.trunk
     name = next((name for name in ("pos_embed", "trunk.pos_embed") if name in tensors), None)
@@ -188,6 +206,7 @@ def _with_resampled_positions(backbone: VitBackbone, tensors: Mapping[str, Tenso
         return result
     side = math.isqrt(max(0, positions.shape[1] - prefix))
     if side and side**2 == positions.shape[1] - prefix:
-        result[name] = resample_abs_pos_embed(positions, grid, [side, side], num_prefix_tokens=prefix)
+        rule = "dino" if position_resize == "dino" else "timm"
+        result[name] = resample_positions(positions, grid, [side, side], prefix=prefix, rule=rule)
         _say("position embeddings are resampled from %d x %d to %d x %d", side, side, *grid)
     return result

@@ -16,6 +16,7 @@ from sop_faiss.model.conv_backbone import ConvBackbone
 from sop_faiss.model.export import read_export
 from sop_faiss.model.initial_weights import SHAPE_FIELDS, resolve_init
 from sop_faiss.model.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
+from sop_faiss.model.positions import resize_in_architecture
 from sop_faiss.model.weights import fit_tensors
 
 __all__ = ["SHAPE_FIELDS", "SopTrunk", "exported_trunk", "trained_trunk", "untrained_trunk"]
@@ -40,7 +41,9 @@ class SopTrunk(nn.Module):
             own = config.model.global_token
             self.poolings = (own, *(name for name in TOKEN_POOLINGS if name != own))
             self.blocks = len(backbone.trunk.blocks)
-        self.architecture: dict[str, Any] = {"sop_faiss": {name: getattr(config.model, name) for name in SHAPE_FIELDS}}
+        self.position_resize = config.model.position_resize
+        shape = {name: getattr(config.model, name) for name in SHAPE_FIELDS}
+        self.architecture: dict[str, Any] = {"sop_faiss": shape | resize_in_architecture(self.position_resize)}
 
     def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
         """Raw features; `pooling` is one of `poolings`, or of the last blocks (see `pooling_name`)."""

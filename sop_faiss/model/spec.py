@@ -7,12 +7,14 @@ from pathlib import Path
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["EncoderSpec"]
+__all__ = ["POSITION_RESIZES", "EncoderSpec"]
+
+POSITION_RESIZES = ("timm", "dino")
 
 _READ_BY = {
     "run": ("student",),
-    "timm": ("weights", "random_weights", "by_position"),
-    "dino": ("arch", "student"),
+    "timm": ("weights", "random_weights", "student", "by_position", "position_resize"),
+    "dino": ("arch", "student", "position_resize"),
     "config": ("random_weights",),
 }
 """The options that each kind of model reads, of those that some kind does not."""
@@ -46,9 +48,14 @@ class EncoderSpec:
     cache: Path | None = None
     """Directory that keeps the features of pictures, so that no picture is encoded twice in the same way."""
     student: bool = False
-    """The student of a run or of an official checkpoint instead of the teacher."""
+    """The student of a run instead of the teacher; of a file with two networks the learning one instead of its moving
+    average."""
     by_position: bool = False
     """Match the tensors of `weights` by order and shape: weights of the same network saved under other names."""
+    position_resize: str | None = None
+    """How a ViT's position embeddings are resized to images of another size: `timm` or `dino` (see
+    `model.position_resize`). None: as a run was trained, `dino` for `dino:` files of ViTs without registers, else
+    `timm`."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:N`, or `auto`: CUDA where there is one."""
 
@@ -79,6 +86,7 @@ class EncoderSpec:
             "random_weights": self.random_weights is not None,
             "student": self.student,
             "by_position": self.by_position,
+            "position_resize": self.position_resize is not None,
         }
         for option, is_given in given.items():
             if is_given and option not in _READ_BY[self.kind]:
@@ -91,3 +99,9 @@ class EncoderSpec:
             raise ConfigError("--weights and --random-weights exclude each other: take one")
         if self.by_position and self.weights is None:
             raise ConfigError("--by-position says how to read --weights: give a weights file")
+        if self.student and self.kind == "timm" and self.weights is None:
+            raise ConfigError(
+                f"--student does not apply to {self.model} without a file of two networks: give --weights"
+            )
+        if self.position_resize not in (None, *POSITION_RESIZES):
+            raise ConfigError(f"--position-resize {self.position_resize}: wanted {' or '.join(POSITION_RESIZES)}")

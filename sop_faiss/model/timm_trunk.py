@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
+from sop_faiss.model.positions import resize_as_dino, resize_in_architecture
 from sop_faiss.model.weights import fit_tensors, fit_tensors_by_position
 
 __all__ = ["TimmTrunk", "filled_trunk", "random_trunk", "require_timm_name"]
@@ -50,11 +51,15 @@ class TimmTrunk(nn.Module):
         multiple: sides of images are multiples of this, in pixels.
         native_size: side of the images it was made for, in pixels.
         fixed: it takes no images of any other size.
+        position_resize: `timm` or `dino`, as `resample_positions` has it.
         mean, std: of the images it was trained on, as timm records them; empty if it does not.
     """
 
-    def __init__(self, network: nn.Module, name: str, *, any_size: bool) -> None:
+    def __init__(self, network: nn.Module, name: str, *, any_size: bool, position_resize: str = "timm") -> None:
         super().__init__()
+        self.position_resize = position_resize
+        if position_resize == "dino":
+            resize_as_dino(network, name)
         self.network = network.to(memory_format=torch.channels_last)  # the layout that images come in
         self.timm_name = name.partition(".")[0]
         settings = _settings(name)
@@ -73,7 +78,7 @@ class TimmTrunk(nn.Module):
     @property
     def architecture(self) -> dict[str, Any]:
         """What the network is, apart from its tensors; part of the fingerprint."""
-        return {"timm": self.timm_name}
+        return {"timm": self.timm_name, **resize_in_architecture(self.position_resize)}
 
     def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
         """Raw features; `pooling` is one of `poolings`, or of the last blocks (see `pooling_name`)."""
@@ -129,7 +134,7 @@ def _patch_stride(patches: Any) -> int:
     return int(stride if isinstance(stride, int) else max(stride))
 
 
-def _create(name: str, options: Mapping[str, Any]) -> TimmTrunk:
+def _create(name: str, options: Mapping[str, Any], position_resize: str) -> TimmTrunk:
     for any_size in _ANY_SIZE_OPTIONS:
         try:
             network = timm.create_model(name, pretrained=False, num_classes=0, **any_size, **options)
@@ -137,11 +142,11 @@ def _create(name: str, options: Mapping[str, Any]) -> TimmTrunk:
             if not any_size or not any(option in str(error) for option in any_size):
                 raise ConfigError(f"timm model {name} cannot be made: {error}") from None
         else:
-            return TimmTrunk(network, name, any_size=bool(any_size))
+            return TimmTrunk(network, name, any_size=bool(any_size), position_resize=position_resize)
     raise AssertionError("the last options are empty")
 
 
-def random_trunk(name: str, seed: int) -> TimmTrunk:
+def random_trunk(name: str, seed: int, position_resize: str = "timm") -> TimmTrunk:
     """A timm network with the random weights that `seed` gives; the caller's random state is left alone.
 
     Raises:
@@ -150,11 +155,16 @@ def random_trunk(name: str, seed: int) -> TimmTrunk:
     require_timm_name(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _create(name, {})
+        return _create(name, {}, position_resize)
 
 
 def filled_trunk(
-    name: str, tensors: Mapping[str, Tensor], *, file: Path, by_position: bool = False
+    name: str,
+    tensors: Mapping[str, Tensor],
+    *,
+    file: Path,
+    by_position: bool = False,
+    position_resize: str = "timm",
 ) -> tuple[TimmTrunk, list[str]]:
     """A timm network with the given weights, and the names of the tensors left out.
 
@@ -166,10 +176,10 @@ def filled_trunk(
     """
     require_timm_name(name)
     with torch.random.fork_rng(devices=[]):
-        trunk = _create(name, {})
+        trunk = _create(name, {}, position_resize)
         options = {} if by_position else _sizes_in(tensors, trunk)
         if options:
-            trunk = _create(name, options)
+            trunk = _create(name, options, position_resize)
     classifier = _settings(name).get("classifier") or ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     origin, target = f"weights {file}", f"timm model {name}"

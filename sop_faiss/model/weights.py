@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from sop_faiss.errors import CheckpointError
 from sop_faiss.files import require_readable
+from sop_faiss.model.layouts import chosen_network, layout_of, networks_in, same_kind, timm_names
 
 __all__ = ["fit_tensors", "fit_tensors_by_position", "read_official", "read_weights"]
 
-_CONTAINERS = ("state_dict", "model", "model_state_dict")
 _HEAD_PREFIXES = ("head.", "head_dist.", "fc.", "classifier.", "projector.", "projection_head.")
 """Classifier and projection heads: not part of an encoder."""
-_HARMLESS = re.compile(r"(^|\.)(mask_token|masked_embed|relative_position_index|attn_mask)$")
-"""The token of masked patches, and buffers that older networks saved and newer ones compute."""
+_HARMLESS = re.compile(r"(^|\.)(mask_token|masked_embed|relative_position_index|attn_mask|n_averaged)$")
+"""The token of masked patches, buffers that older networks saved, and the count of a moving average."""
 
 
 def _safe_globals() -> list[Any]:
@@ -71,70 +71,39 @@ def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0].split(". ", 1)[0][:160]
 
 
-def _tensors_in(content: Any) -> dict[str, Tensor]:
-    if not isinstance(content, Mapping):
-        return {}
-    return {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+def read_weights(path: Path, *, student: bool = False) -> dict[str, Tensor]:
+    """The tensors of a weights file under timm's names, in the file's order; a `state_dict` or `model` is opened.
 
+    Of a network and its moving average the latter is taken, and the log says which.
 
-def _without_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what wrappers put before them; if some start with `backbone.`, only those, without it."""
-    bare = {re.sub(r"^(module\.|_orig_mod\.)+", "", name): value for name, value in tensors.items()}
-    of_backbone = {name[len("backbone.") :]: value for name, value in bare.items() if name.startswith("backbone.")}
-    return of_backbone or bare
-
-
-def _require_tensors(tensors: dict[str, Tensor], path: Path, wanted: str) -> dict[str, Tensor]:
-    if not tensors:
-        raise CheckpointError(f"{path} holds no tensors {wanted}: it is a file of another kind")
-    return tensors
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weights file by name, in the file's order; a `state_dict` or `model` entry is opened.
+    Args:
+        path: the file.
+        student: take the learning network and not its moving average.
 
     Raises:
-        CheckpointError: the file is missing, damaged, holds no tensors, or would have to run code.
+        CheckpointError: the file is missing, damaged, holds no tensors, would have to run code, is of DINO's kind, or
+            has not the network that is asked for.
     """
-    content = _read_file(path)
-    tensors = _tensors_in(content)
-    if not tensors and isinstance(content, Mapping):
-        tensors = next((found for name in _CONTAINERS if (found := _tensors_in(content.get(name)))), {})
-    return _without_prefixes(_require_tensors(tensors, path, "by name"))
+    return _read_network(path, student=student, official=False)
 
 
 def read_official(path: Path, *, student: bool = False) -> dict[str, Tensor]:
-    """The backbone in a checkpoint of DINO, iBOT, MaSSL or SOP, under timm's names.
+    """The backbone in a checkpoint of DINO, DINOv2, iBOT, MaSSL or SOP, under timm's names.
 
     Full checkpoints hold `teacher` and `student`, with `module.` and `backbone.` before the names; the published
-    backbones hold the names alone, or a `state_dict` or `model` of them.
+    backbones hold the names alone, or a `state_dict` or `model` of them. Files of `read_weights` are read as there.
 
     Raises:
-        CheckpointError: as `read_weights`; or the asked-for network is not in the file.
+        CheckpointError: as `read_weights`.
     """
-    content = _read_file(path)
-    role = "student" if student else "teacher"
-    entries = content if isinstance(content, Mapping) else {}
-    networks = [name for name in ("teacher", "student") if _tensors_in(entries.get(name))]
-    if networks and role not in networks:
-        raise CheckpointError(f"{path} holds a {networks[0]} but no {role}")
-    if networks:
-        tensors = _without_prefixes(_tensors_in(content[role]))
-    elif student:
-        raise CheckpointError(f"{path} holds one network and no student; leave --student out")
-    else:
-        tensors = read_weights(path)
-    return _timm_names(tensors)
+    return _read_network(path, student=student, official=True)
 
 
-def _timm_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Official Swin ends a stage by downsampling, timm starts the next one with it; ViT names are the same."""
-    if "layers.0.downsample.reduction.weight" not in tensors:
-        return tensors
-    return {
-        re.sub(r"^layers\.(\d+)\.downsample\.", lambda found: f"layers.{int(found[1]) + 1}.downsample.", name): value
-        for name, value in tensors.items()
-    }
+def _read_network(path: Path, *, student: bool, official: bool) -> dict[str, Tensor]:
+    networks = networks_in(_read_file(path))
+    if not any(networks.values()):
+        raise CheckpointError(f"{path} holds no tensors by name: it is a file of another kind")
+    return timm_names(chosen_network(networks, path, student=student, official=official))
 
 
 def _few(names: Iterable[str]) -> str:
@@ -175,7 +144,8 @@ def fit_tensors(
         if names
     ]
     if problems:
-        raise CheckpointError(f"{origin} does not fit {target}: {'; '.join(problems)}; name the model it was made for")
+        remedy = layout_of(own, tensors) or "name the model it was made for"
+        raise CheckpointError(f"{origin} does not fit {target}: {'; '.join(problems)}; {remedy}")
     broken = [name for name in own if tensors[name].is_floating_point() and not tensors[name].isfinite().all()]
     if broken:
         raise CheckpointError(f"{origin} holds NaN or infinity in {_few(broken)}: it is damaged")
@@ -204,8 +174,7 @@ def fit_tensors_by_position(
             "they cannot be matched by position"
         )
     for own_name, name in zip(own, names, strict=False):
-        same_kind = own_name.rpartition(".")[2] == name.rpartition(".")[2]  # weight, bias, running_mean, ...
-        if not same_kind or own[own_name].shape != tensors[name].shape:
+        if not same_kind(own_name, name) or own[own_name].shape != tensors[name].shape:
             raise CheckpointError(
                 f"{origin} does not fit {target} by position: {name} is {tuple(tensors[name].shape)}, "
                 f"{own_name} is {tuple(own[own_name].shape)}"

@@ -54,6 +54,8 @@ class ExportResult:
     cosine: float
     """The least between features of the run and of timm's network."""
     files: tuple[str, ...]
+    caveat: str
+    """What timm's network does otherwise than the run's; empty if nothing."""
 
 
 def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> ExportResult:
@@ -99,13 +101,31 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
             parameters=parameters,
             version=importlib.metadata.version("sop-faiss"),
             files=graphs,
+            caveat=_caveat(trunk),
         )
         metrics = read_metrics(run_directory(checkpoint))
         card = write_card(facts, trunk.config, encoder.preprocess.to_dict(), metrics)
         (directory / "README.md").write_text(card, encoding="utf-8")
         files = tuple(sorted(file.name for file in directory.iterdir()))
     return ExportResult(
-        encoder.name, trunk.config.model.backbone, encoder.fingerprint, encoder.feature_dim, parameters, cosine, files
+        encoder.name,
+        trunk.config.model.backbone,
+        encoder.fingerprint,
+        encoder.feature_dim,
+        parameters,
+        cosine,
+        files,
+        facts.caveat,
+    )
+
+
+def _caveat(trunk: SopTrunk) -> str:
+    if trunk.position_resize != "dino":
+        return ""
+    side = trunk.native_size
+    return (
+        f"timm's features are the same for images of {side} x {side} pixels only: for others timm resizes position "
+        "embeddings by its own rule, the run and sop_faiss by DINO's"
     )
 
 

@@ -32,6 +32,8 @@ class ModelFacts:
     """Of this package."""
     files: tuple[str, ...] = ()
     """Optional ones: `model.onnx`, `model.pt2`."""
+    caveat: str = ""
+    """What timm's network does otherwise than the run's, one clause; empty if nothing."""
 
 
 def write_card(
@@ -55,7 +57,7 @@ def write_card(
         _training(facts, config),
         _scores(metrics, facts.step),
         "## What is left out\n\nThe mask token and the projector of the training: no feature depends on them. Training "
-        "goes on from the run, not from this export.",
+        "goes on from the run, not from this export." + (f"\n\nMind that {facts.caveat}." if facts.caveat else ""),
         f"Fingerprint of the encoder: `{facts.fingerprint}` (the same as of the run: an index built with the one is "
         "searched with the other).",
     ]
