@@ -90,6 +90,10 @@ def test_summaries_are_the_first_sentence_of_the_opening_comment(tmp_path):
         ("data.train=${HOME}/x", "data.train"),
         ("views.mean=[128,128,128]", "not 0 to 255"),
         ("masks.ratio=[0,0]", "hides no patch"),
+        ("masks={kind: random, random_ratio: null, probability: 0}", "hides no patch"),
+        ("masks.start_epoch=6", "masks.start_epoch = 6: wanted fewer than train.epochs = 6.0"),
+        ("masks.start_epoch=-1", "masks.start_epoch = -1: wanted 0 to 1,000,000"),
+        ("model.cls_token_std=0", "model.cls_token_std = 0.0: wanted more than 0, at most 1"),
         ("optim.warmup_epochs=100", "exceeds train.epochs"),
         ("evaluate={every_steps: 5, view_recall: never}", "with nothing to score"),
         ("evaluate.best_by=map", "nothing is scored"),
@@ -128,6 +132,14 @@ def test_wrong_values_are_one_line(tmp_path, override, message):
         load_config(tiny_config_file(tmp_path), [override])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_masks_that_start_late_need_another_loss_until_then(tmp_path):
+    assert load_config("swint14").masks.start_epoch == 50
+    late = ("masks.start_epoch=3", "loss.cls_weight=0")
+    with pytest.raises(ConfigError, match=r"masks\.start_epoch = 3: .*loss\.cls_weight = 0\.0 above 0"):
+        load_config(tiny_config_file(tmp_path), late)
+    load_config(tiny_config_file(tmp_path), ["masks.start_epoch=9", "loss.patch_weight=0"])  # for no loss
 
 
 def test_both_losses_off_teach_nothing(tmp_path):

@@ -51,11 +51,20 @@ class Config:
             "masks.kind = none leaves the patch loss without patches: set loss.patch_weight=0 as well",
         )
         masks = self.masks
-        never = masks.random_ratio == 0 if masks.kind == "random" else 0 in (masks.probability, masks.ratio[1])
+        is_fixed = masks.kind == "random" and masks.random_ratio is not None
+        never = masks.random_ratio == 0 if is_fixed else 0 in (masks.probability, masks.ratio[1])
         require(
             self.loss.patch_weight == 0 or masks.kind == "none" or not never,
             "masks hides no patch (probability or ratio 0), which leaves the patch loss without any: "
             "raise it, or set loss.patch_weight=0",
+        )
+        require(
+            masks.start_epoch == 0
+            or self.loss.patch_weight == 0
+            or (masks.start_epoch < self.train.epochs and self.loss.cls_weight > 0),
+            f"masks.start_epoch = {masks.start_epoch}: wanted fewer than train.epochs = {self.train.epochs}, or the "
+            f"patch loss would never start, and loss.cls_weight = {self.loss.cls_weight} above 0, or nothing would be "
+            "learned before it does; lower it",
         )
         require(
             self.optim.warmup_epochs <= self.train.epochs,

@@ -10,6 +10,7 @@ import timm
 import torch
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
@@ -17,6 +18,8 @@ from sop_faiss.model.backbone import Backbone, SwinBackbone, VitBackbone
 from sop_faiss.model.conv_backbone import build_conv_backbone
 
 __all__ = ["build_backbone", "seeded_backbone"]
+
+_TIMM_CLS_TOKEN_STD = 1e-6  # drawn by timm; another one is drawn after all else
 
 
 def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0) -> Backbone:
@@ -60,7 +63,10 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
             reason = "there is not enough memory for it; lower model.embed_dim or model.depth"
         raise ConfigError(f"model.backbone = {config.backbone} with {overrides or 'no overrides'}: {reason}") from None
     if isinstance(trunk, VisionTransformer):
-        return VitBackbone(trunk)
+        backbone = VitBackbone(trunk)
+        if config.cls_token_std != _TIMM_CLS_TOKEN_STD:
+            nn.init.trunc_normal_(trunk.cls_token, std=config.cls_token_std)
+        return backbone
     if isinstance(trunk, SwinTransformer):
         return SwinBackbone(trunk)
     raise ConfigError(f"model.backbone = {config.backbone} is a {type(trunk).__name__}: wanted a timm ViT or Swin")
