@@ -165,7 +165,7 @@ def test_the_ablations_are_those_of_the_paper():
 def test_masks_that_start_late_need_another_loss_until_then(tmp_path):
     assert load_config("swint14").masks.start_epoch == 50
     late = ("masks.start_epoch=3", "loss.cls_weight=0")
-    with pytest.raises(ConfigError, match=r"masks\.start_epoch = 3: .*loss\.cls_weight = 0\.0 above 0"):
+    with pytest.raises(ConfigError, match=r"masks\.start_epoch = 3 with loss\.cls_weight = 0"):
         load_config(tiny_config_file(tmp_path), late)
     load_config(tiny_config_file(tmp_path), ["masks.start_epoch=9", "loss.patch_weight=0"])  # for no loss
 

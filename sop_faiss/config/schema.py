@@ -59,12 +59,14 @@ class Config:
             "raise it, or set loss.patch_weight=0",
         )
         require(
-            masks.start_epoch == 0
-            or self.loss.patch_weight == 0
-            or (masks.start_epoch < self.train.epochs and self.loss.cls_weight > 0),
+            self.loss.patch_weight == 0 or masks.start_epoch < max(1, self.train.epochs),
             f"masks.start_epoch = {masks.start_epoch}: wanted fewer than train.epochs = {self.train.epochs}, or the "
-            f"patch loss would never start, and loss.cls_weight = {self.loss.cls_weight} above 0, or nothing would be "
-            "learned before it does; lower it",
+            "patch loss would never start; lower it",
+        )
+        require(
+            self.loss.cls_weight > 0 or masks.start_epoch == 0,
+            f"masks.start_epoch = {masks.start_epoch} with loss.cls_weight = 0: nothing would be learned before that "
+            "epoch; set masks.start_epoch=0",
         )
         require(
             self.optim.warmup_epochs <= self.train.epochs,
