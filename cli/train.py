@@ -90,10 +90,10 @@ def main(
       torchrun --nproc-per-node 8 -m sop_faiss.cli.train vits16 data.train='/data/in1k-*.tar' --output runs/vits16
 
     The run directory holds config.yaml, metrics.jsonl, prototypes.jsonl, checkpoints/ and TensorBoard events;
-    sop-report makes a page of it. The last line, JSON on stdout, has the step reached, the steps in all, and the last
-    measured values. Exit status: 0 done, 1 a mistake, 3 the run stopped itself (numbers not finite, collapse:
-    stopped.json tells), 75 saved on SIGTERM or SIGUSR1 (a file `requeue` in the run directory says so, too), 130 saved
-    on Ctrl-C: run again with --resume.
+    sop-report makes a page of it. The last line, JSON on stdout, has the step reached, the steps in all, the last
+    measured values, and in "signs" the alarms whose signs the run ends with. Exit status: 0 done, 1 a mistake, 3 the
+    run stopped itself (numbers not finite, collapse: stopped.json tells), 75 saved on SIGTERM or SIGUSR1 (a file
+    `requeue` in the run directory says so, too), 130 saved on Ctrl-C: run again with --resume.
     """
     from sop_faiss.config import load_config, to_yaml
     from sop_faiss.model.initial_weights import resolve_init

@@ -10,7 +10,7 @@ from sop_faiss.config import MasksConfig
 
 
 def draw_block_mask(rows: int, cols: int, config: MasksConfig, generator: np.random.Generator) -> np.ndarray:
-    """BEiT's algorithm 1 as iBOT uses it, with the draws of `draw_mask` in the same order."""
+    """BEiT's algorithm 1 as iBOT uses it, but for a last block's area, with `draw_mask`'s draws in the same order."""
     mask = np.zeros((rows, cols), dtype=bool)
     if generator.random() >= config.probability:
         return mask.ravel()

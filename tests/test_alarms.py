@@ -150,6 +150,21 @@ def test_alarms_survive_a_restart():
     assert whole.state_dict() == second.state_dict()
 
 
+def at_end(*changes: dict[str, float | None], warmup_steps: int = 100) -> list[str]:
+    return list(rules("certain", warmup_steps).at_end([{**HEALTHY, **change} for change in changes]))
+
+
+def test_the_end_is_judged_by_what_the_last_records_all_show():
+    assert at_end() == at_end({}) == []
+    assert at_end(CONSTANT) == at_end(*[CONSTANT] * 4) == ["constant_output"]
+    assert at_end({}, *[CONSTANT] * PATIENCE) == at_end(*[CONSTANT | UNIFORM] * 2, CONSTANT) == ["constant_output"]
+    assert at_end(*[CONSTANT] * 4, {}) == at_end({}, *[CONSTANT] * (PATIENCE - 1)) == []
+    assert at_end({"embedding_cosine": None, "view_auc": None}) == []
+    assert at_end(*[{"view_auc": 0.5}] * 6) == [] and at_end(*[{"view_auc": 0.5}] * 7) == ["one_image"]  # 128 images
+    (message,) = rules("certain").at_end([{**HEALTHY, **UNIFORM}]).values()
+    assert "teacher_entropy_patch_over_lnK = 0.9950" in message and "loss.teacher_temp" in message
+
+
 @pytest.mark.parametrize(
     "state", [3, None, {"held": [1]}, {"held": {"rank_drop": "x"}}, {"best": {"a": None}}, {"recent_auc": 0.5}]
 )
@@ -265,6 +280,23 @@ def test_pictures_that_are_copies_of_one(tmp_path, caplog):
     assert "sop-data check --duplicates" in caplog.text
 
 
+def test_a_run_that_ends_before_any_alarm_tells_of_a_collapse(tmp_path, caplog):
+    (tmp_path / "photos").mkdir()
+    for number in range(20):
+        (tmp_path / "photos" / f"{number:02d}.jpg").write_bytes(encode(np.zeros((20, 20, 3), np.uint8)))
+    more = ("train.batch_size=10", "train.epochs=25", "train.log_every_steps=20", "train.alarm_warmup_steps=null")
+    words = command(tmp_path, tmp_path / "photos", *QUICK, *more)
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.stderr
+    assert "constant_output" in json.loads(result.stdout)["signs"]
+    assert told_alarms(caplog) == set() and "the sign of constant_output" in caplog.text
+    assert "first 100 steps" in caplog.text
+    assert f"{tmp_path / 'photos'}: all 16 images" in caplog.text
+    caplog.clear()
+    assert CliRunner().invoke(main, [*words, "--resume"]).exit_code == 0
+    assert "looked at" not in caplog.text and "the sign of constant_output" in caplog.text
+
+
 def test_directions_that_are_lost(tmp_path, shards, caplog, monkeypatch):
     """With other limits: embeddings of 24 pictures have hardly any rank to lose."""
     monkeypatch.setattr("sop_faiss.train.alarms.LEAST_BEST_RANK", 2.5)
@@ -278,7 +310,7 @@ def test_directions_that_are_lost(tmp_path, shards, caplog, monkeypatch):
 def test_a_run_that_learns_raises_no_alarm(tmp_path, shards, caplog):
     length = ("train.stop_after_steps=30", "optim.base_lr=0.005")
     run_training(tiny_config(tmp_path, f"data.train={shards}", *QUICK, *length), tmp_path / "run")
-    assert told_alarms(caplog) == set()
+    assert told_alarms(caplog) == set() and "the sign of" not in caplog.text and "looked at" not in caplog.text
     assert len(read_metrics(tmp_path / "run")) == 30
     assert not (tmp_path / "run" / "stopped.json").exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -80,6 +82,16 @@ def test_a_seed_determines_the_weights_and_leaves_the_global_generator():
     key = "trunk.blocks.0.mlp.fc1.weight"
     assert torch.equal(first.state_dict()[key], same.state_dict()[key])
     assert not torch.equal(first.state_dict()[key], other.state_dict()[key])
+
+
+def test_the_scale_of_the_first_class_token():
+    plain, large = (
+        seeded_backbone(replace(TINY_VIT, embed_dim=512, **scale), 32, 3).state_dict()
+        for scale in ({}, {"cls_token_std": 0.02})
+    )
+    assert 0 < plain["trunk.cls_token"].std() < 2e-6
+    assert large["trunk.cls_token"].std() == pytest.approx(0.02, rel=0.2)
+    assert all(torch.equal(plain[name], large[name]) for name in plain if name != "trunk.cls_token")
 
 
 @pytest.mark.parametrize(

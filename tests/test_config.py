@@ -90,6 +90,10 @@ def test_summaries_are_the_first_sentence_of_the_opening_comment(tmp_path):
         ("data.train=${HOME}/x", "data.train"),
         ("views.mean=[128,128,128]", "not 0 to 255"),
         ("masks.ratio=[0,0]", "hides no patch"),
+        ("masks={kind: random, random_ratio: null, probability: 0}", "hides no patch"),
+        ("masks.start_epoch=6", "masks.start_epoch = 6: wanted fewer than train.epochs = 6.0"),
+        ("masks.start_epoch=-1", "masks.start_epoch = -1: wanted 0 to 1,000,000"),
+        ("model.cls_token_std=0", "model.cls_token_std = 0.0: wanted more than 0, at most 1"),
         ("optim.warmup_epochs=100", "exceeds train.epochs"),
         ("evaluate={every_steps: 5, view_recall: never}", "with nothing to score"),
         ("evaluate.best_by=map", "nothing is scored"),
@@ -128,6 +132,42 @@ def test_wrong_values_are_one_line(tmp_path, override, message):
         load_config(tiny_config_file(tmp_path), [override])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def ablations() -> list[tuple[str, ...]]:
+    """The overrides of each row of docs/ablations.md; x and N stand for the numbers of the row's second column."""
+    text = (Path(__file__).parent.parent / "docs" / "ablations.md").read_text().partition("## Where paper")[0]
+    found: list[tuple[str, ...]] = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        for written in re.findall(r"`(\S+=[^`]*)`", cells[3]) if len(cells) == 6 else ():
+            values = re.findall(r"\d+", cells[2]) if written.endswith(("=x", "=x-1", "=N")) else [""]
+            filled = (re.sub(r"=(x-1|x|N)$", lambda m, v=v: f"={int(v) - (m[1] == 'x-1')}", written) for v in values)
+            found += [tuple(overrides.split()) for overrides in filled]
+    return found
+
+
+@pytest.mark.parametrize("overrides", ablations(), ids=" ".join)
+def test_the_ablations_are_settings(overrides):
+    load_config("ablation_vits16_300ep", overrides)
+
+
+def test_the_ablations_are_those_of_the_paper():
+    found = {" ".join(overrides) for overrides in ablations()}
+    off = "loss.patch_weight=0 masks.kind=none"
+    assert {"sop.cls.num_anchors=16384", "sop.cls.num_supports=1", f"sop.cls.tasks=1 {off}", off} <= found
+    assert {f"sop.cls.tasks=4 {off}", "sop.patch.tasks=2", "sop.cls.tasks=4 sop.patch.tasks=2"} <= found
+    assert {f"memory.cls_capacity={rows}" for rows in (8192, 16384, 32768, 65536, 98304)} <= found
+    assert {f"memory.patch_capacity={rows}" for rows in (1024, 2048, 4096, 8192)} <= found
+    assert not {"sop.cls.num_supports=0", "memory.cls_capacity=131072"} & found
+
+
+def test_masks_that_start_late_need_another_loss_until_then(tmp_path):
+    assert load_config("swint14").masks.start_epoch == 50
+    late = ("masks.start_epoch=3", "loss.cls_weight=0")
+    with pytest.raises(ConfigError, match=r"masks\.start_epoch = 3 with loss\.cls_weight = 0"):
+        load_config(tiny_config_file(tmp_path), late)
+    load_config(tiny_config_file(tmp_path), ["masks.start_epoch=9", "loss.patch_weight=0"])  # for no loss
 
 
 def test_both_losses_off_teach_nothing(tmp_path):

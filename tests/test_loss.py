@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from sop_faiss.config import LevelConfig
+from sop_faiss.errors import ConfigError
 from sop_faiss.sop import loss as loss_module
 from sop_faiss.sop.loss import (
     MemberShares,
@@ -201,6 +202,43 @@ def test_patch_loss_equals_loops_and_ignores_unmasked_views():
     oracle.backward()
     torch.testing.assert_close(result.loss.double(), oracle, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(rows.grad.double(), full.grad[masks], rtol=1e-4, atol=1e-6)
+
+
+def test_losses_of_float64_have_its_digits():
+    """Contributions are float32, and exact numbers; their logs are not."""
+    prototypes = make_prototypes(tasks=2, supports=2)
+    parts = [(prototypes.members(t).double(), prototypes.contributions[t].double()) for t in range(2)]
+    student, teacher = unit(3, 4, 6, seed=3), unit(2, 4, 6, seed=4)
+    ours, theirs = student.clone().requires_grad_(), student.clone().requires_grad_()
+    value, oracle = (
+        cls_loss(ours, teacher, prototypes, 0.1, 0.05).loss,
+        loop_cls_loss(theirs, teacher, parts, 0.1, 0.05),
+    )
+    value.backward()
+    oracle.backward()
+    torch.testing.assert_close(value, oracle, rtol=1e-13, atol=0)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-11, atol=1e-13)
+    masks = torch.ones(1, 4, dtype=torch.bool)
+    value = patch_loss(student[0], teacher[0], masked_row_weights(masks), prototypes, 0.1, 0.07).loss
+    oracle = loop_patch_loss(student[:1], teacher[:1], masks, parts, 0.1, 0.07)
+    torch.testing.assert_close(value, oracle, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [0.249, 0.0, -0.1, 1.001, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_contributions_that_are_no_shares_are_refused(wrong, dtype):
+    members, weights = unit(4, 2, 6, seed=1).to(dtype), torch.full((4, 2), 0.9, dtype=dtype)
+    weights[2, 1] = wrong
+    with pytest.raises(ConfigError, match="1/K"):
+        MemberShares.of(members, weights)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 4096])
+def test_contributions_clamped_in_float32_are_taken(count):
+    weights = contributions(torch.full((1, count, 1), -1.0), "similarity", 0.0)[0]
+    for dtype in (torch.float32, torch.float64):
+        shares = MemberShares.of(torch.ones(count, 2, 1, dtype=dtype), weights.to(dtype))
+        assert bool((shares.log_own[1] < -10).all())  # w = 1/K is the same for each prototype
 
 
 def mean_kl(level) -> float:

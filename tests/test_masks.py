@@ -51,6 +51,14 @@ def test_random_masks_hide_an_exact_share():
     assert len({mask.tobytes() for mask in masks}) == len(masks)
 
 
+def test_random_masks_may_hide_a_share_drawn_for_each_view():
+    masks = draw_many(MasksConfig(kind="random", random_ratio=None, probability=0.5, ratio=(0.1, 0.5)))
+    shares = masks.mean(1)
+    assert 0.42 < (shares == 0).mean() < 0.58
+    masked = shares[shares > 0]
+    assert masked.min() > 0.09 and masked.max() <= 0.5 and 0.27 < masked.mean() < 0.33
+
+
 def test_no_masks():
     assert not draw_many(MasksConfig(kind="none"), count=5).any()
 

@@ -42,6 +42,14 @@ def test_every_image_once_per_epoch_in_another_order(shards, tmp_path):
     assert list(epochs[0]) == list(epoch_order(20, 0, 0))
 
 
+def test_nothing_is_hidden_before_the_epoch_that_masks_start_with(shards, tmp_path):
+    always, later = (make(shards, tmp_path, f"masks.start_epoch={epoch}", "masks.probability=1") for epoch in (0, 2))
+    for step in range(9):
+        masked, batch = always[step], later[step]
+        assert bool(masked.masks.any()) and torch.equal(batch.global_views, masked.global_views)
+        assert torch.equal(batch.masks, masked.masks) if step >= 6 else not batch.masks.any()
+
+
 def test_a_last_partial_batch_is_left_out(shards, tmp_path):
     assert make(shards, tmp_path, "train.batch_size=6").steps_per_epoch == 3
 

@@ -538,3 +538,16 @@ def test_leftovers_of_a_kill_are_cleared(tmp_path, shards):
     (half / "student.safetensors").write_bytes(b"half")
     run_training(tiny_config(tmp_path, *common), tmp_path / "run", resume=True)
     assert not half.exists()
+
+
+def test_the_patch_loss_starts_with_the_masks(tmp_path, shards):
+    config = tiny_config(tmp_path, f"data.train={shards}", "masks.start_epoch=2", "masks.probability=1")
+    run_training(config, tmp_path / "run")
+    lines = {line["step"]: line for line in read_metrics(tmp_path / "run")}
+    assert len(lines) == 24
+    for step, line in lines.items():
+        starts = step > 8  # two epochs of four steps
+        assert (line["loss_patch"] > 0) == starts
+        assert (line["teacher_entropy_patch_over_lnK"] is not None) == starts
+        assert line["loss"] == pytest.approx(line["loss_cls"] + line["loss_patch"], rel=1e-5)
+    assert lines[8]["memory_fill_patch"] == 1

@@ -176,11 +176,16 @@ class MasksConfig:
     kind: str = "block"
     """`block` (BEiT), `random`, or `none`."""
     probability: float = 0.5
-    """Probability that a view is masked at all (`block`; `random` masks every view as iBOT's `rand` does)."""
+    """Probability that a view is masked at all (`block`, and `random` without `random_ratio`)."""
     ratio: tuple[float, float] = (0.1, 0.5)
-    """Share of patches hidden, uniform in this range (`block`)."""
-    random_ratio: float = 0.7
-    """Share of patches hidden (`random`)."""
+    """Share of patches hidden, uniform in this range (likewise)."""
+    random_ratio: float | None = 0.7
+    """Share of patches hidden of every view (`random`). null: drawn for each view from `probability` and `ratio`, as
+    iBOT's `rand` does with the recipe's ratios."""
+    start_epoch: int = 0
+    """Nothing is hidden before this epoch, so that the patch loss starts with it: iBOT's pred_start_epoch, 50 for Swin.
+    The patch memory is filled from the start. Departs: iBOT's patch temperature starts to rise at this epoch; here, as
+    in the released code, it follows the schedule of [CLS]."""
     aspect: tuple[float, float] = (0.3, 1.0 / 0.3)
     """Height over width of a block."""
     pixels: bool = False
@@ -192,5 +197,7 @@ class MasksConfig:
         require_one_of("masks.kind", self.kind, ("block", "random", "none"))
         require_share("masks.probability", self.probability)
         require_range("masks.ratio", self.ratio, 0.0, 1.0)
-        require_share("masks.random_ratio", self.random_ratio)
+        if self.random_ratio is not None:
+            require_share("masks.random_ratio", self.random_ratio)
+        require_between("masks.start_epoch", self.start_epoch, 0, 1_000_000)
         require_range("masks.aspect", self.aspect, 0.05, 20.0)

@@ -58,6 +58,9 @@ class ModelConfig:
     """Overrides the attention window (Swin)."""
     drop_path: float = 0.1
     """Stochastic depth of the student; the teacher has none."""
+    cls_token_std: float = 1e-6
+    """Standard deviation of the [CLS] token that a ViT starts with. Departs: iBOT starts with 0.02, which this sets;
+    1e-6 is timm's."""
     global_token: str = "cls"
     """What stands for the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`). Of
     convolutional networks `cls` is their own pooling, and there is no `mean`."""
@@ -75,6 +78,9 @@ class ModelConfig:
         require(
             bool(self.init) or not (self.weights or self.by_position),
             "model.weights and model.by_position say how model.init is read, which is empty: add model.init=timm:NAME",
+        )
+        require(
+            0 < self.cls_token_std <= 1, f"model.cls_token_std = {self.cls_token_std}: wanted more than 0, at most 1"
         )
         require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
         for name, most in _SIZES.items():

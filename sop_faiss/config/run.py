@@ -21,6 +21,8 @@ class OptimConfig:
     weight_decay: float = 0.04
     weight_decay_end: float = 0.4
     """Cosine from `weight_decay`; none on biases and 1-d parameters."""
+    decay_mask_token: bool = False
+    """Decay the mask token, too, as iBOT does, which keeps it as a matrix of one row. Here it is a 1-d parameter."""
     projector_warmup_epochs: float = 0.0
     """At first the backbone is frozen and only the projector learns, so that a fresh projector does not spoil a
     backbone that `model.init` has filled; steps are cheaper meanwhile. Then the backbone's learning rate rises from 0
@@ -60,9 +62,12 @@ class TrainConfig:
     batch_size: int = 1024
     """Images per step over all ranks."""
     accumulate: int = 1
-    """A rank's images are taken in this many equal parts, one after the other: the same step with less memory."""
+    """A rank's images are taken in this many equal parts, one after the other, with less memory. With model.drop_path=0
+    it is the same step but for the order of sums. With drop path each part draws its own: another draw of the same
+    distribution. A batch norm that uses the batch's statistics allows one part only."""
     views_apart: bool = False
-    """The local views go forward and backward before the global ones, not with them: the same, with less memory."""
+    """The local views go forward and backward before the global ones, not with them, with less memory. As with
+    `accumulate`, the same step but for the order of sums, or with drop path for another draw of it."""
     checkpoint_activations: bool = False
     """Keep of the student's blocks only what comes in, and compute the rest again in the backward pass: the same, with
     far less memory, and a third more time. Not with batch norms that count what comes in (`model.batchnorm`)."""

@@ -51,11 +51,22 @@ class Config:
             "masks.kind = none leaves the patch loss without patches: set loss.patch_weight=0 as well",
         )
         masks = self.masks
-        never = masks.random_ratio == 0 if masks.kind == "random" else 0 in (masks.probability, masks.ratio[1])
+        is_fixed = masks.kind == "random" and masks.random_ratio is not None
+        never = masks.random_ratio == 0 if is_fixed else 0 in (masks.probability, masks.ratio[1])
         require(
             self.loss.patch_weight == 0 or masks.kind == "none" or not never,
             "masks hides no patch (probability or ratio 0), which leaves the patch loss without any: "
             "raise it, or set loss.patch_weight=0",
+        )
+        require(
+            self.loss.patch_weight == 0 or masks.start_epoch < max(1, self.train.epochs),
+            f"masks.start_epoch = {masks.start_epoch}: wanted fewer than train.epochs = {self.train.epochs}, or the "
+            "patch loss would never start; lower it",
+        )
+        require(
+            self.loss.cls_weight > 0 or masks.start_epoch == 0,
+            f"masks.start_epoch = {masks.start_epoch} with loss.cls_weight = 0: nothing would be learned before that "
+            "epoch; set masks.start_epoch=0",
         )
         require(
             self.optim.warmup_epochs <= self.train.epochs,

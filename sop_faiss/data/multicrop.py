@@ -77,14 +77,15 @@ class MultiCrop:
             DrawnView(view._replace(box=scale_box(view.box, size, scaled)), generator) for view, generator in drawn
         ]
 
-    def write(self, picture: Picture, drawn: list[DrawnView], out: Buffers, place: int) -> None:
-        """Write the views of a picture, and the masks on its global views, at its place in a batch."""
+    def write(self, picture: Picture, drawn: list[DrawnView], out: Buffers, place: int, epoch: int) -> None:
+        """Write the views of a picture, and the masks on its global views, at its place in a batch of an epoch."""
+        masked = epoch >= self.config.masks.start_epoch
         global_count = self.config.views.global_count
         grid = math.isqrt(out.masks.shape[-1])
         for index, (view, generator) in enumerate(drawn):
             if index < global_count:
                 number, pixels, colours = index, out.global_views, out.global_colours
-                out.masks[number, place] = draw_mask(grid, grid, self.config.masks, generator)
+                out.masks[number, place] = masked and draw_mask(grid, grid, self.config.masks, generator)
             else:
                 number, pixels, colours = index - global_count, out.local_views, out.local_colours
             on_device = colours.shape[-1] > 0

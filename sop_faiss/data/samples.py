@@ -48,7 +48,7 @@ class Samples:
             DataError: no readable image was found in place of a bad one.
         """
         image_id, (picture, drawn), bad = self._readable(wanted, epoch)
-        self.multicrop.write(picture, drawn, out, place)
+        self.multicrop.write(picture, drawn, out, place, epoch)
         return image_id, bad
 
     def _readable(self, wanted: int, epoch: int) -> tuple[int, tuple[Picture, list[DrawnView]], list[BadSample]]:

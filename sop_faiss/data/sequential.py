@@ -123,7 +123,7 @@ class SequentialBatches(Batches):
             picture, drawn = self.multicrop.load(stable_image_id(item.key), epoch, item.encoded)
         except DataError as error:
             return Damage(item.key, item.shard, item.member, item.offset, drop_reason(error), str(error))
-        self.multicrop.write(picture, drawn, out, place)
+        self.multicrop.write(picture, drawn, out, place, epoch)
         return None
 
 

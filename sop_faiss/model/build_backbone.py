@@ -10,6 +10,7 @@ import timm
 import torch
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
@@ -18,6 +19,8 @@ from sop_faiss.model.conv_backbone import build_conv_backbone
 from sop_faiss.model.positions import resize_as_dino
 
 __all__ = ["build_backbone", "seeded_backbone"]
+
+_TIMM_CLS_TOKEN_STD = 1e-6  # drawn by timm; another one is drawn after all else
 
 
 def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0) -> Backbone:
@@ -68,7 +71,10 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
     if config.position_resize == "dino":
         resize_as_dino(trunk, config.backbone)
     if isinstance(trunk, VisionTransformer):
-        return VitBackbone(trunk)
+        backbone = VitBackbone(trunk)
+        if config.cls_token_std != _TIMM_CLS_TOKEN_STD:
+            nn.init.trunc_normal_(trunk.cls_token, std=config.cls_token_std)
+        return backbone
     if isinstance(trunk, SwinTransformer):
         return SwinBackbone(trunk)
     raise ConfigError(f"model.backbone = {config.backbone} is a {type(trunk).__name__}: wanted a timm ViT or Swin")

@@ -98,8 +98,9 @@ def _kept_bytes(
 def _masked_share(config: Config) -> float:
     """Share of a global view's patches that are hidden, on average."""
     masks = config.masks
-    shares = {"block": masks.probability * sum(masks.ratio) / 2, "random": masks.random_ratio, "none": 0.0}
-    return shares[masks.kind]
+    if masks.kind == "random" and masks.random_ratio is not None:
+        return masks.random_ratio
+    return 0.0 if masks.kind == "none" else masks.probability * sum(masks.ratio) / 2
 
 
 def describe_device_memory(

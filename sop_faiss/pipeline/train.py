@@ -9,6 +9,8 @@ from typing import Any
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig, flat_settings, load_config, to_yaml
+from sop_faiss.data.first_look import first_look
+from sop_faiss.data.shard_stream import ShardStream
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_file, refuse_occupied, remove_leftovers
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
@@ -80,6 +82,7 @@ class TrainingResult:
     last_metrics: dict[str, Any]
     """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now.
 
+    `signs`: names of the alarms whose signs the last logged steps show.
     Of a run that was scored also `best_by`, `first_score` (of step 0), `best_score` and `best_step`.
     """
 
@@ -181,24 +184,40 @@ def run_training(
                 state.init_sha256 = load_initial_weights(state.teacher.backbone, config.model)
                 copy_weights(state.student, state.teacher.state_dict())
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
+            if checkpoint is None and distributed.is_main() and not isinstance(source, ShardStream):
+                wrong = first_look(source, trained, config.train.seed, config.data.max_image_pixels)
+                if wrong is not None:
+                    _log.warning("%s: %s", source.description, wrong)
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
             if not finished:
                 distributed.decide(lambda: None if stop.interrupted else (output / REQUEUE_NAME).touch())
+        lines = read_metrics(output)
+        signs = state.alarms.at_end([line for line in lines if "loss" in line])
         if finished and distributed.is_main():
+            _tell_signs(state, signs)
             _tell_verdict(state)
-        return TrainingResult(finished, state.step, state.schedules.total_steps, _last_metrics(state, output))
+        last = {**_last_metrics(state, lines), "signs": list(signs)}
+        return TrainingResult(finished, state.step, state.schedules.total_steps, last)
     finally:
         lock.release()
         distributed.leave_process_group()
 
 
-def _last_metrics(state: RunState, output: Path) -> dict[str, Any]:
+def _last_metrics(state: RunState, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """As `TrainingResult` has them; a score may have come after the lines of later steps."""
     merged: dict[str, Any] = {}
-    for line in sorted(read_metrics(output), key=lambda line: line["step"]):
+    for line in sorted(lines, key=lambda line: line["step"]):
         merged.update(line)
     merged.update(step=state.step, epoch=state.step / state.schedules.steps_per_epoch, images=state.images_seen)
     return {**merged, **state.scores.summary()}
+
+
+def _tell_signs(state: RunState, signs: dict[str, str]) -> None:
+    """Warn of what is wrong at the end, also of a run that ended before any alarm could go off."""
+    warmup = state.alarms.rules.warmup_steps
+    short = f"; networks may look like this in their first {warmup} steps: train for longer to be sure"
+    for name, told in signs.items():
+        _log.warning("the run ends with the sign of %s: %s%s", name, told, short if state.step <= warmup else "")
 
 
 def _tell_verdict(state: RunState) -> None:

@@ -221,6 +221,12 @@ class LevelLoss:
         return torch.stack([number.float() for number in numbers])
 
 
+def _shares(prototypes: Prototypes, task: int, student: Float[Tensor, "*rows d"]) -> MemberShares:
+    """The members of one task and what they give; of float64 embeddings the logs are taken in float64, too."""
+    dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
+    return MemberShares.of(prototypes.members(task).to(dtype), prototypes.contributions[task].to(dtype))
+
+
 def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
     return -(log_assigned.exp() * log_assigned).sum(1)
 
@@ -262,7 +268,7 @@ def cls_loss(
 
     losses, entropies = [], []
     for task in range(prototypes.tasks):
-        shares = MemberShares.of(prototypes.members(task), prototypes.contributions[task])
+        shares = _shares(prototypes, task, student)
         with torch.no_grad():
             log_targets = log_assignment(teacher.flatten(0, 1), shares, teacher_temp)
             entropies.append(_entropy(log_targets).sum())
@@ -301,7 +307,7 @@ def patch_loss(
     """
     losses, entropies = [], []
     for task in range(prototypes.tasks):
-        shares = MemberShares.of(prototypes.members(task), prototypes.contributions[task])
+        shares = _shares(prototypes, task, student)
         with torch.no_grad():
             log_targets = log_assignment(teacher, shares, teacher_temp)
             entropies.append(_entropy(log_targets))

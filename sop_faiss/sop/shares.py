@@ -8,9 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from sop_faiss.errors import ConfigError
+
 __all__ = ["LOG_OF_ZERO", "MemberShares"]
 
 LOG_OF_ZERO = -1e30  # finite, so that differences of two of them stay finite
+
+_ROUNDING = 1e-6  # relative: of contributions that were clamped in float32
 
 
 def _safe_log(values: Float[Tensor, "S K"]) -> Float[Tensor, "S K"]:
@@ -32,8 +36,21 @@ class MemberShares:
 
     @classmethod
     def of(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberShares:
-        """Split the contributions w into own and shared parts. Members that lie in that order are not copied."""
+        """Split the contributions w into own and shared parts, in the precision of w.
+
+        Members that lie in that order are not copied.
+
+        Raises:
+            ConfigError: a w lies outside [1/K, 1], so that its member would give more to another prototype than to its
+                own, or less than nothing.
+        """
         weights = contributions.T.contiguous()
+        least = 1.0 / len(contributions)
+        if not bool(((weights >= least * (1 - _ROUNDING)) & (weights <= 1 + _ROUNDING)).all()):
+            raise ConfigError(
+                f"contributions = {float(weights.min()):.6g} to {float(weights.max()):.6g}: wanted each between 1/K = "
+                f"{least:.6g} and 1; clamp them, as sop_faiss.sop.prototypes.contributions does"
+            )
         others = (1.0 - weights) / (len(contributions) - 1)
         log_own, log_other = _safe_log((weights - others).clamp_min(0)), _safe_log(others.clamp_min(0))
         return cls(members.transpose(0, 1).contiguous(), log_own, log_other)
@@ -44,5 +61,5 @@ class MemberShares:
         return self.members.shape[1]
 
     def to(self, dtype: torch.dtype) -> MemberShares:
-        """The same in another precision."""
+        """The same in another precision; it has the digits of the one it was made in."""
         return MemberShares(self.members.to(dtype), self.log_own.to(dtype), self.log_other.to(dtype))

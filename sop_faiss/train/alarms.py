@@ -1,14 +1,15 @@
 """Alarms: what a run's numbers look like when it has gone wrong, why that happens, and what helps (docs/metrics.md).
 
-An alarm goes off when its sign holds in several logged steps in a row, after a warm-up. Signs are pure functions of the
-numbers; what is counted over time is saved with the run. Numbers that are not finite wait for nothing: see
+An alarm goes off when its sign holds in several logged steps in a row, after a warm-up. The end of a run is judged by
+its last logged steps, however few there are. Signs are pure functions of the numbers; what is counted over time is
+saved with the run. Numbers that are not finite wait for nothing: see
 `stopped.check_finite`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,11 +181,8 @@ class Alarms:
         for key, value in metrics.items():
             if key.endswith("_rankme") and value > self._best.get(key, 0.0):
                 self._best[key] = value
-        auc, window = metrics.get("view_auc", math.nan), self.rules.auc_steps
-        if math.isfinite(auc):
-            self._recent_auc = [*self._recent_auc, float(auc)][-window:]
-        mean_auc = sum(self._recent_auc) / window if len(self._recent_auc) == window else math.nan
-        shown = signs(metrics, self._best, mean_auc, self.rules.student_temp)
+        self._recent_auc = self._last_auc([*self._recent_auc, metrics.get("view_auc", math.nan)])
+        shown = signs(metrics, self._best, self._mean_auc(self._recent_auc), self.rules.student_temp)
         alarms = []
         for name, kind in KINDS.items():
             self._held[name] = self._held[name] + 1 if name in shown else 0
@@ -194,6 +192,31 @@ class Alarms:
                 message = f"{shown[name]}: {kind.explanation}"
                 alarms.append(Alarm(name, message, self._stops(name), count & (count - 1) == 0))
         return alarms
+
+    def at_end(self, records: Sequence[Mapping[str, float | int | None]]) -> dict[str, str]:
+        """Judge the end of a run: what each of its last logged steps shows, within the warm-up, too.
+
+        Args:
+            records: all logged steps of the run; None is a number that there is none of.
+
+        Returns:
+            Name of the alarm -> numbers of the last step, likely cause and remedy; one line each.
+        """
+        steps = [{key: math.nan if value is None else value for key, value in line.items()} for line in records]
+        mean_auc = self._mean_auc(self._last_auc([step.get("view_auc", math.nan) for step in steps]))
+        shown = [signs(step, self._best, mean_auc, self.rules.student_temp) for step in steps[-PATIENCE:]]
+        return {
+            name: f"{shown[-1][name]}: {kind.explanation}"
+            for name, kind in KINDS.items()
+            if shown and all(name in signs_of_step for signs_of_step in shown)
+        }
+
+    def _last_auc(self, aucs: Sequence[float]) -> list[float]:
+        return [float(auc) for auc in aucs if math.isfinite(auc)][-self.rules.auc_steps :]
+
+    def _mean_auc(self, aucs: list[float]) -> float:
+        """NaN while there are too few to tell anything."""
+        return sum(aucs) / len(aucs) if len(aucs) == self.rules.auc_steps else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """All counts, as JSON values."""

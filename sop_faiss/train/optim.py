@@ -23,6 +23,8 @@ _BACKBONE = "backbone."
 def make_optimizer(network: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW with a group for each learning rate, parted again: biases and 1-d parameters are not decayed.
 
+    Departs: iBOT decays the mask token; `optim.decay_mask_token` does so.
+
     Raises:
         ConfigError: layers shall learn at different rates, and the backbone's are not known.
     """
@@ -30,7 +32,8 @@ def make_optimizer(network: nn.Module, config: OptimConfig) -> torch.optim.AdamW
     groups: dict[tuple[bool, bool, float], list[Tensor]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
-            key = (parameter.ndim > 1, name.startswith(_BACKBONE), scales.get(name, 1.0))
+            decays = parameter.ndim > 1 or (config.decay_mask_token and name.endswith(".mask_token"))
+            key = (decays, name.startswith(_BACKBONE), scales.get(name, 1.0))
             groups.setdefault(key, []).append(parameter)
     described = [
         {"params": parameters, "decays": decays, "in_backbone": in_backbone, "lr_scale": scale}

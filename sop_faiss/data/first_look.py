@@ -1,0 +1,57 @@
+"""A look at some images before training: nothing can be learned from copies of one image, or from black ones."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+from PIL import Image
+
+from sop_faiss.data.prefetch import fetch_ahead
+from sop_faiss.data.source import ImageSource
+from sop_faiss.data.stream import epoch_order
+from sop_faiss.data.whole import WholePicture, read_whole
+
+__all__ = ["first_look"]
+
+LOOKED_AT = 16
+_SIDE = 16  # pixels: images are compared at this size, where noise and JPEG's artifacts have been averaged away
+_SAME_LEVELS = 6  # of 255: no pixel differs by more between copies of one image
+_FLAT_LEVELS = 16  # of 255: images whose brightest and darkest pixels are this near look like one plain area
+
+
+def first_look(source: ImageSource, positions: Int64[np.ndarray, " m"], seed: int, max_pixels: int) -> str | None:
+    """Say what is wrong with the images that a run begins with: all of one brightness, or all the same.
+
+    Args:
+        source: the images.
+        positions: those that are trained on.
+        seed: of the run; its first epoch begins with the images that are looked at, 16 at most.
+        max_pixels: larger images are left out, as are those that cannot be read.
+
+    Returns:
+        What is wrong and what to do, or None.
+    """
+    first = positions[epoch_order(len(positions), seed, 0)[:LOOKED_AT]]
+    with fetch_ahead(source, lambda: first):
+        looked_at = [read_whole(source, position, max_pixels) for position in first.tolist()]
+    images = np.array(
+        [
+            np.asarray(one.picture.resize((_SIDE, _SIDE), Image.Resampling.BOX), np.int16)
+            for one in looked_at
+            if isinstance(one, WholePicture)
+        ]
+    )
+    if len(images) < 2:
+        return None
+    darkest, brightest = int(images.min()), int(images.max())
+    if brightest - darkest < _FLAT_LEVELS:
+        return (
+            f"all {len(images)} images looked at are of nearly one brightness, levels {darkest} to {brightest} of 255: "
+            "nothing can be learned from them; look at them with sop-data preview"
+        )
+    if np.abs(images - images[0]).max() <= _SAME_LEVELS:
+        return (
+            f"all {len(images)} images looked at are the same: nothing can be learned from copies of one image; "
+            "sop-data check --duplicates names them"
+        )
+    return None
