@@ -97,8 +97,8 @@ def load_map(file: Path | None) -> dict[str, Rules]:
             raise ValueError(f"{file}: {section}: wanted an object of names, each with the text that replaces it")
         for pattern, to in rules.items():
             try:
+                re.compile(pattern)
                 renamed("", {pattern: to})
-                re.compile(pattern.removeprefix("re:")) if pattern.startswith("re:") else None
             except (re.error, IndexError) as error:
                 raise ValueError(f"{file}: {section}: {pattern}: {error}") from None
     return {section: content.get(section, {}) for section in SECTIONS}
@@ -152,25 +152,26 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read_numbers(run: Path, rules: Rules) -> dict[str, Any]:
-    """Read every number of metrics.jsonl, by name and step, but those of time and memory."""
+def read_numbers(run: Path, rules: Rules, after_step: int = -1) -> dict[str, Any]:
+    """Read every number of metrics.jsonl after a step, by name and step, but those of time and memory."""
     lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return _by_name(
         (f"{renamed(name, rules)} at step {line['step']}", value)
         for line in lines
+        if line["step"] > after_step
         for name, value in line.items()
         if name != "step" and not MACHINE.search(name)
     )
 
 
-def read_tensors(run: Path, rules: Rules) -> dict[str, Stored]:
+def read_tensors(run: Path, rules: Rules, *, best: bool = True) -> dict[str, Stored]:
     """List the tensors of all files of the last checkpoint, as FILE/NAME, and of `best/`, as best/FILE/NAME."""
     checkpoints = sorted((run / "checkpoints").glob("step_*"))
     if not checkpoints:
         raise FileNotFoundError(f"{run} has no checkpoint")
     return _by_name(
         (f"{place}{renamed(f'{file.stem}/{name}', rules)}", Stored(file, name))
-        for place, folder in (("", checkpoints[-1]), ("best/", run / "best"))
+        for place, folder in (("", checkpoints[-1]), ("best/", run / "best"))[: 1 + best]
         for file in sorted(folder.glob("*.safetensors"))
         for name in _names(file)
     )
