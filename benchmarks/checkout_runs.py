@@ -160,7 +160,8 @@ class Checkout:
         refused = status == 1 and said.count("error: ") == 1 and last.startswith("error: ") and "Traceback" not in said
         if may_refuse and refused and VERSION.search(last):
             return last
-        raise RunFailed(f"{self.side}: {name}: exit status {status}: {last[:300]}")
+        errors = re.findall(r"^(?:error|\w*Error): .*", said, re.MULTILINE)  # torchrun says much after them
+        raise RunFailed(f"{self.side}: {name}: exit status {status}: {(errors or [last])[-1][:300]}")
 
     def train(self, name: str, case: Case, data: Mapping[str, str]) -> Path:
         """Run a case; its run directory."""

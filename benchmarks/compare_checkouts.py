@@ -4,8 +4,8 @@
         [--old-python FILE] [--new-python FILE] [--work DIR]
 
 Each checkout runs with the python it is given (by default that of its .venv), on one thread of the CPU, both at once:
-all cases in about four minutes on 2 quiet cores, with `--features` in five. Run the script of OLD: its cases are
-written in OLD's names, and a map makes them NEW's. Compared are every loss and every other
+all cases take about 6 minutes of processor time with `--features`, so 3 or 4 minutes on 2 quiet cores. Run the script
+of OLD: its cases are written in OLD's names, and a map makes them NEW's. Compared are every loss and every other
 number of metrics.jsonl (scores included; not time and memory), and every tensor of the last checkpoint and of best/.
 Data are made here: digits by OLD's `sop-data demo`, images and pretrained weights from seeds. `ratio` in the table is
 how many values differ. Exit status 1: something differs, a name is on one side only, or a run failed.

@@ -89,7 +89,10 @@ def load_map(file: Path | None) -> dict[str, Rules]:
     """
     if file is None:
         return {section: {} for section in SECTIONS}
-    content = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: no JSON: {error}") from None
     if not isinstance(content, dict) or not set(content) <= set(SECTIONS):
         raise ValueError(f"{file}: wanted a JSON object with some of the sections {', '.join(SECTIONS)}")
     for section, rules in content.items():

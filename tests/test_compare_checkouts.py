@@ -108,6 +108,7 @@ def test_rules_rename_in_their_order(differences, rules, name, expected):
 @pytest.mark.parametrize(
     ("content", "named"),
     [
+        ("none", "map.json"),
         ("[]", "sections"),
         ('{"tensor": {}}', "tensors"),
         ('{"tensors": {"a": 1}}', "tensors"),
@@ -210,6 +211,12 @@ def test_a_refusal_is_one_line_that_names_a_version(runs, side, said, status, re
         with pytest.raises(runs.RunFailed, match="new: log: exit status"):
             checkout.run(["program"], "log", may_refuse=True)
     with pytest.raises(runs.RunFailed):
+        checkout.run(["program"], "log")
+
+
+def test_a_failure_is_told_by_its_last_error(runs, side):
+    checkout = side("import sys; print('error: a\\nKeyError: b\\nroot cause:\\n====='); sys.exit(1)")
+    with pytest.raises(runs.RunFailed, match="exit status 1: KeyError: b$"):
         checkout.run(["program"], "log")
 
 
