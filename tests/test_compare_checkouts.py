@@ -216,7 +216,7 @@ def test_a_refusal_is_one_line_that_names_a_version(runs, side, said, status, re
 
 def test_a_failure_is_told_by_its_last_error(runs, side):
     checkout = side("import sys; print('error: a\\nKeyError: b\\nroot cause:\\n====='); sys.exit(1)")
-    with pytest.raises(runs.RunFailed, match="exit status 1: KeyError: b$"):
+    with pytest.raises(runs.RunFailed, match=r"exit status 1: KeyError: b$"):
         checkout.run(["program"], "log")
 
 
