@@ -23,7 +23,7 @@ from typing import NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 
-from sop_faiss.errors import NO_MEMORY, RunStoppedError, SopError, is_out_of_memory, one_line
+from sop_faiss.errors import NO_MEMORY, RunStoppedError, SopError, WorkerDiedError, is_out_of_memory, one_line
 from sop_faiss.files import DISK_FULL
 from sop_faiss.progress import ProgressCallback
 
@@ -80,11 +80,11 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
         except BrokenPipeError:
             _leave_closed_pipe()
         except (SopError, OSError, KeyboardInterrupt, _Ended) as error:
-            failure = _failure(error)
+            failure = *_failure(error), _speaks(error)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = f"error: {_memory_message(error)}", EXIT_USER
+            failure = f"error: {_memory_message(error)}", EXIT_USER, _speaks(error)
         _fail(*failure)  # here no error is alive any more, nor what its frames held
 
     return guarded
@@ -129,18 +129,18 @@ def _failure(error: SopError | OSError | KeyboardInterrupt | _Ended) -> tuple[st
     return str(error) or "interrupted", EXIT_INTERRUPTED
 
 
-def _fail(line: str, status: int) -> NoReturn:
+def _fail(line: str, status: int, speaks: bool) -> NoReturn:
     if "WORLD_SIZE" in os.environ:
         gc.collect()  # a process group that cycles keep would end with the interpreter, which its threads may abort
-    if _speaks():
+    if speaks:
         click.echo(one_line(line), err=True)
     sys.exit(status)
 
 
-def _speaks() -> bool:
-    """Whether this process reports errors: of the processes that `torchrun` starts, only the first."""
+def _speaks(error: BaseException) -> bool:
+    """Whether this process reports an error: of those that `torchrun` starts only the first, if all meet the error."""
     try:
-        return int(os.environ.get("RANK", "0")) <= 0
+        return isinstance(error, WorkerDiedError) or int(os.environ.get("RANK", "0")) <= 0
     except ValueError:
         return True
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from sop_faiss.cli import common
 from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written
-from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, one_line
+from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, WorkerDiedError, one_line
 
 
 def run(error: BaseException) -> tuple[int, str, str]:
@@ -115,6 +115,7 @@ def test_bugs_keep_their_traceback(bug: Exception) -> None:
 def test_of_several_processes_the_first_speaks(monkeypatch: pytest.MonkeyPatch, rank: str, speaks: bool) -> None:
     monkeypatch.setenv("RANK", rank)
     assert run(DataError("x")) == (1, "result so far\n", "error: x\n" if speaks else "")
+    assert run(WorkerDiedError("x")) == (1, "result so far\n", "error: x\n")  # which the first does not meet
 
 
 def test_the_notes_of_an_error_are_told() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from sop_faiss.data.workers import Workers, this_worker
-from sop_faiss.errors import DataError, UnreachableError
+from sop_faiss.errors import DataError, UnreachableError, WorkerDiedError
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from tests.forked import start
 from tests.images import write_shards
@@ -99,7 +99,7 @@ def test_a_death_is_an_error_at_once(number: signal.Signals, finish: Callable[[i
     values = Workers(die, 2).map(range(9), finish)
     assert [next(values) for _ in range(4)] == [0, 1, 2, 3]
     started = time.monotonic()
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(WorkerDiedError) as caught:
         next(values)
     assert_one_line(caught, number.name)
     assert ("/dev/shm" in str(caught.value)) == (number == signal.SIGBUS)

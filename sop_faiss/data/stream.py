@@ -193,7 +193,8 @@ def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[B
     """The batches of `steps`, made ahead by `data.workers` processes, two each at most (in this one, and none, if 0).
 
     Raises:
-        DataError: no readable image was found in place of a bad one, or a worker died.
+        DataError: no readable image was found in place of a bad one.
+        WorkerDiedError: a worker died.
     """
     count = batches.config.data.workers
     # here and in the forked workers, threads share the images of a batch and not the rows of an image

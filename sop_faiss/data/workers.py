@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import torch
 
 from sop_faiss.data.parallel import map_ordered
-from sop_faiss.errors import DataError, SopError
+from sop_faiss.errors import SopError, WorkerDiedError
 
 __all__ = ["Workers", "this_worker"]
 
@@ -70,7 +70,7 @@ class Workers(Generic[T]):
             finish: is applied to each value in a thread of its own, beside what the caller does.
 
         Raises:
-            DataError: a process died.
+            WorkerDiedError: a process died.
         """
         count = len(self._pipes)
         ahead = _AHEAD * count
@@ -121,7 +121,7 @@ class Workers(Generic[T]):
                 raise
             dead = next(process for process in self._processes if process.sentinel in ended)
             dead.join()  # its files are closed some moments before it is gone
-            raise DataError(_obituary(dead.exitcode)) from None
+            raise WorkerDiedError(_obituary(dead.exitcode)) from None
 
 
 def _obituary(status: int | None) -> str:
