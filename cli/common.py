@@ -12,16 +12,18 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 
-from sop_faiss.errors import NO_MEMORY, RunStoppedError, SopError, is_out_of_memory, one_line
+from sop_faiss.errors import NO_MEMORY, RunStoppedError, SopError, WorkerDiedError, is_out_of_memory, one_line
 from sop_faiss.files import DISK_FULL
 from sop_faiss.progress import ProgressCallback
 
@@ -63,50 +65,82 @@ R = TypeVar("R")
 def run_command(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a click command's body: what a user can cause becomes `error: ...` on stderr and an exit status.
 
-    Mistakes, full disks, missing permissions and too little memory exit with 1, a run that stopped itself with 3,
-    Ctrl-C with 130. A closed pipe (`| head`) ends quietly. Everything else is a bug of ours and keeps its traceback.
-    Of the processes that `torchrun` starts, only the first prints the line.
+    Mistakes, full disks, missing permissions and too little memory exit with 1, a run that stopped itself with 3.
+    Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP with 129, in a line that is no error, and what is half-written is
+    removed. A closed pipe (`| head`) ends quietly. Everything else is a bug of ours and keeps its traceback. Of the
+    processes that `torchrun` starts, only the first prints the line.
     """
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
         _tame_reports()
         try:
-            return function(*args, **kwargs)
+            with _signals_raised():
+                return function(*args, **kwargs)
         except BrokenPipeError:
             _leave_closed_pipe()
-        except (SopError, OSError, KeyboardInterrupt) as error:
-            failure = _failure(error)
+        except (SopError, OSError, KeyboardInterrupt, _Ended) as error:
+            failure = *_failure(error), _speaks(error)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = _memory_message(error), EXIT_USER
+            failure = f"error: {_memory_message(error)}", EXIT_USER, _speaks(error)
         _fail(*failure)  # here no error is alive any more, nor what its frames held
 
     return guarded
 
 
-def _failure(error: SopError | OSError | KeyboardInterrupt) -> tuple[str, int]:
-    """What is told, and the exit status."""
+class _Ended(BaseException):
+    """A signal has asked this process to end."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"ended by {number.name}")
+        self.status = 128 + number
+
+
+@contextlib.contextmanager
+def _signals_raised() -> Iterator[None]:
+    """Raise the signals that would end this process without a word, so that what is half-written is removed."""
+
+    def end(number: int, _: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # once: what is removed meanwhile is removed whole
+        raise _Ended(signal.Signals(number))
+
+    numbers: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _failure(error: SopError | OSError | KeyboardInterrupt | _Ended) -> tuple[str, int]:
+    """The line that is told, and the exit status."""
     if isinstance(error, SopError):
-        return str(error), EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
+        return f"error: {error}", EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
     if isinstance(error, OSError):
-        return _os_message(error), EXIT_USER
+        return f"error: {_os_message(error)}", EXIT_USER
+    if isinstance(error, _Ended):
+        return str(error), error.status
     return str(error) or "interrupted", EXIT_INTERRUPTED
 
 
-def _fail(message: str, status: int) -> NoReturn:
+def _fail(line: str, status: int, speaks: bool) -> NoReturn:
     if "WORLD_SIZE" in os.environ:
         gc.collect()  # a process group that cycles keep would end with the interpreter, which its threads may abort
-    if _speaks():
-        click.echo(f"error: {one_line(message)}", err=True)
+    if speaks:
+        click.echo(one_line(line), err=True)
     sys.exit(status)
 
 
-def _speaks() -> bool:
-    """Whether this process reports errors: of the processes that `torchrun` starts, only the first."""
+def _speaks(error: BaseException) -> bool:
+    """Whether this process reports an error: of those that `torchrun` starts only the first, if all meet the error."""
     try:
-        return int(os.environ.get("RANK", "0")) <= 0
+        return isinstance(error, WorkerDiedError) or int(os.environ.get("RANK", "0")) <= 0
     except ValueError:
         return True
 
@@ -135,8 +169,16 @@ def log_to_stderr(level: int) -> None:
     logging.getLogger("sop_faiss").setLevel(level)
 
 
+def _one_line_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """What a package warns of, without where in its code it does."""
+    return f"warning: {one_line(str(message))}\n"
+
+
 def _tame_reports() -> None:
-    """Log messages that nobody asked for are one line too; a full disk is told once, not also by each thread."""
+    """Other packages' messages and warnings are one line too; a full disk is told once, not also by each thread."""
+    warnings.formatwarning = _one_line_warning
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_OneLine())
     report = threading.excepthook

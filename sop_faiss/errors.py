@@ -24,6 +24,10 @@ class UnreachableError(DataError):
     """A whole shard cannot be fetched, or is not what it was; no other picture can stand in for it."""
 
 
+class WorkerDiedError(DataError):
+    """A process that prepares images died; of several ranks, only the one that it worked for knows."""
+
+
 class CheckpointError(SopError):
     """A checkpoint, export or weights file is missing, damaged or belongs to another model."""
 

@@ -142,6 +142,17 @@ def _sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
+def _open_to_others(file: Path, like: int) -> None:
+    """Give a file the mode that the user's umask asks for: some libraries make files for their owner alone.
+
+    Args:
+        file: a file that is ours.
+        like: mode of a file or directory that was made beside it without such a library.
+    """
+    if stat.S_IMODE(file.stat().st_mode) != like & 0o666:
+        file.chmod(like & 0o666)
+
+
 def _make_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
     """Make an empty temporary beside `path`, locked so that no other process takes it for a leftover.
 
@@ -277,7 +288,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary, descriptor = _make_temporary(path, lambda file: file.touch(exist_ok=False))
     with _errors_name(path, temporary):
         try:
+            mode = temporary.stat().st_mode
             yield temporary
+            _open_to_others(temporary, mode)
             _sync_file(temporary)
             temporary.replace(path)
             sync_directory(path.parent)
@@ -306,6 +319,7 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             yield temporary
             for file in sorted(temporary.rglob("*")):
                 if file.is_file():
+                    _open_to_others(file, temporary.stat().st_mode)
                     _sync_file(file)
             sync_directory(temporary)
             _put_in_place(temporary, path)

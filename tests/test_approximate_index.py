@@ -19,6 +19,7 @@ from sop_faiss.neighbors.choice import (
 )
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.neighbors.factories import append
+from tests.messages import assert_one_line
 from tests.oracle_neighbors import brute_force, unit_rows
 
 COUNT, DIMENSION = 400, 16
@@ -275,3 +276,24 @@ def test_files_of_others_in_the_place_of_a_training_stay(rows: np.ndarray, tmp_p
         trained_once(make_approximate_index("IVF8,SQ8", DIMENSION), rows, tmp_path / "photos.index")
     forget_training(tmp_path / "photos.index")
     assert mine.read_text() == "mine" and sum(path.is_file() for path in tmp_path.rglob("*")) == 1
+
+
+@pytest.mark.parametrize(
+    ("factory", "number"),
+    [
+        *((f"{name}{number}", number) for name in ("HNSW", "NSG", "IVF4_HNSW", "PQ8x") for number in (0, 2_000_000)),
+        ("HNSW1", 1), ("IVF0,Flat", 0), ("IVF99999999999,Flat", 99_999_999_999), ("IVF4(HNSW0),Flat", 0),
+        ("LSQ2x0", 0), ("PQ8x4fs_0", 0), ("RaBitQfs_0", 0), ("RR0,Flat", 0), ("ZnLattice0x10_6", 0), ("HNSW8_SQ0", 0),
+        ("OPQ8_2000000000,Flat", 2_000_000_000), ("Pad2000000000,Flat", 2_000_000_000), ("RQ60000x8", 60_000),
+    ],
+)  # fmt: skip
+def test_numbers_that_end_the_process_or_never_end_are_refused(factory: str, number: int) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_approximate_index(factory, DIMENSION)
+    assert_one_line(error, factory, f" {number} ")
+
+
+def test_a_factory_of_many_letters_is_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        make_approximate_index("(" * 100_000, DIMENSION)
+    assert_one_line(error, "100,000")

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 
 from sop_faiss.cli import common
 from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written
-from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, one_line
+from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, WorkerDiedError, one_line
 
 
 def run(error: BaseException) -> tuple[int, str, str]:
@@ -41,7 +42,8 @@ def run(error: BaseException) -> tuple[int, str, str]:
         (RunStoppedError("collapse at step 7"), 3, "error: collapse at step 7\n"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.tar"), 1, "error: No space left on device: out.tar\n"),
         (PermissionError(errno.EACCES, "Permission denied"), 1, "error: Permission denied\n"),
-        (KeyboardInterrupt(), 130, "error: interrupted\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (KeyboardInterrupt("the run is saved"), 130, "the run is saved\n"),
         (
             MemoryError(),
             1,
@@ -113,13 +115,13 @@ def test_bugs_keep_their_traceback(bug: Exception) -> None:
 def test_of_several_processes_the_first_speaks(monkeypatch: pytest.MonkeyPatch, rank: str, speaks: bool) -> None:
     monkeypatch.setenv("RANK", rank)
     assert run(DataError("x")) == (1, "result so far\n", "error: x\n" if speaks else "")
+    assert run(WorkerDiedError("x")) == (1, "result so far\n", "error: x\n")  # which the first does not meet
 
 
 def test_the_notes_of_an_error_are_told() -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/a")
     error.add_note("free space, then --resume")
     assert run(error)[2] == "error: No space left on device: run/a; free space, then --resume\n"
-    assert run(KeyboardInterrupt("saved"))[2] == "error: saved\n"
 
 
 def test_a_full_disk_is_not_told_by_threads_too() -> None:
@@ -156,6 +158,64 @@ main.main([])
 def test_log_messages_are_lines_that_terminals_do_not_obey(option: list[str], before: str) -> None:
     done = subprocess.run([sys.executable, "-c", LOGS, *option], capture_output=True, text=True)
     assert done.stderr == f"{before}bad image c ?[31m\n" and done.returncode == 0
+
+
+WARNS = """
+import warnings, click
+from sop_faiss.cli.common import run_command
+@click.command()
+@run_command
+def main():
+    warnings.warn("use\\nanother \x1b[31m")
+main.main([])
+"""
+
+
+def test_warnings_of_packages_are_lines_without_places_in_their_code() -> None:
+    done = subprocess.run([sys.executable, "-c", WARNS], capture_output=True, text=True)
+    assert done.stderr == "warning: use another ?[31m\n" and done.returncode == 0
+
+
+WRITES = """
+import pathlib, sys, time, click
+from sop_faiss.cli.common import run_command
+from sop_faiss.files import atomic_directory
+@click.command()
+@run_command
+def main():
+    with atomic_directory(pathlib.Path(sys.argv[1])) as directory:
+        (directory / "half").touch()
+        print("writing", flush=True)
+        time.sleep(60)
+main.main([])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_in_a_line_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    words = [sys.executable, "-c", WRITES, str(tmp_path / "out")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number
+    assert len(said.splitlines()) == 1 and number.name in said and "error" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_signals_are_as_before_after_a_command() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` has it
+    during: list[object] = []
+
+    @click.command()
+    @run_command
+    def command() -> None:
+        during.extend(map(signal.getsignal, (signal.SIGHUP, signal.SIGTERM)))
+
+    CliRunner().invoke(command)
+    assert during[0] == signal.SIG_IGN and callable(during[1])
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_page_footer() -> None:

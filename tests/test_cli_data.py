@@ -90,6 +90,8 @@ def test_preview(tmp_path: Path) -> None:
     common = ("--config", config, "--out", tmp_path / "no.png")
     assert_error(run("preview", tmp_path / "nothing", *common), "does not exist")
     assert_error(run("preview", photos, *common, "--images", "0"), "wanted 1 or more")
+    for epoch in (10**23, -(10**23)):
+        assert_error(run("preview", photos, *common, f"--epoch={epoch}"), str(epoch))
     assert_error(run("preview", photos, *common, "views.global_size=18"), "not divisible")
     assert_error(run("preview", photos, *common, "views.colour_of_money=1"), "views")
     assert_error(run("preview", photos, "--config", config, "--out", photos), "is a directory")

@@ -88,6 +88,26 @@ def test_addresses() -> None:
         assert address_of(listener).startswith("http://127.0.0.1:")
 
 
+def test_answers_are_sent_at_once() -> None:
+    async def no_delay() -> int:
+        noted: asyncio.Queue[int] = asyncio.Queue()
+
+        async def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = writer.get_extra_info("socket")
+            noted.put_nowait(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        server = await asyncio.start_server(note, sock=listen("127.0.0.1", 0))
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+        return noted.get_nowait()
+
+    assert asyncio.run(no_delay()) != 0
+
+
 def test_served_and_ended_by_ctrl_c(place: Path) -> None:
     """Status 0, one line on stderr, nothing on stdout; a connection kept open does not hold it up."""
     with serve_index(place / "index") as (address, process):

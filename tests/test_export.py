@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import timm
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from safetensors import SafetensorError
 
 from sop_faiss import FeatureIndex, load_encoder
 from sop_faiss.cli.export import main  # type: ignore[import-not-found]
@@ -226,6 +228,24 @@ def test_card_tells_how_to_load_it_and_what_was_measured(run: Path, exported: Pa
 def test_card_without_scores(tmp_path: Path) -> None:
     export_run(write_run(tmp_path / "run"), tmp_path / "out")
     assert "The run measured none" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(tensors: object, file: Path, metadata: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("sop_faiss.pipeline.export.save_file", no_room)
+    with pytest.raises(OSError) as caught:
+        export_run(run, tmp_path / "out")
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "out" / "model.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_others_may_read_the_files(exported: Path) -> None:
+    plain = exported.parent / "plain"
+    plain.touch()
+    assert {path.stat().st_mode for path in exported.iterdir()} == {plain.stat().st_mode}
 
 
 def test_network_that_timm_rebuilds_otherwise_is_refused(

@@ -53,6 +53,31 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["a.txt"]
 
 
+@pytest.fixture(params=[0o022, 0o002, 0o077])
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def test_files_have_the_mode_that_the_umask_asks_for(tmp_path, umask):
+    def write_for_the_owner_alone(path: Path) -> None:
+        """As some libraries do, in another file that is then renamed."""
+        other = path.with_name(f"{path.name}.other")
+        os.close(os.open(other, os.O_CREAT | os.O_WRONLY, 0o600))
+        other.replace(path)
+
+    with atomic_directory(tmp_path / "out") as temporary:
+        (temporary / "deep").mkdir()
+        write_for_the_owner_alone(temporary / "deep" / "a")
+        write_for_the_owner_alone(temporary / "b")
+        (temporary / "c").touch()
+    with atomic_file(tmp_path / "d") as temporary:
+        write_for_the_owner_alone(temporary)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) == 4 and {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
 def test_a_directory_appears_whole_or_not_at_all(tmp_path):
     path = tmp_path / "out"
     with pytest.raises(RuntimeError), atomic_directory(path) as temporary:

@@ -1,4 +1,4 @@
-"""A real disk of some hundred kilobytes: the run ends in one line, what was whole stays, and it goes on exactly."""
+"""A real disk of some hundred kilobytes: the command ends in one line, what was whole stays, a run goes on exactly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
+from tests.encoders import write_run
 from tests.images import write_shards
 from tests.runs import tiny_config_file
 from tests.test_kill_series import records
@@ -70,3 +71,26 @@ def test_a_disk_that_is_full(tmp_path: Path, size: str) -> None:
     assert f"resuming at step {int(kept[0].removeprefix('step_'))}" in (tmp_path / "second.err").read_text()
     assert records(tmp_path / "done") == records(tmp_path / "whole")
     assert len(checkpoint_directories(tmp_path / "done")) == STEPS / 2
+
+
+EXPORT = """
+mount -t tmpfs -o "size=$1" none disk || exit 99
+shift
+"$@" 2> err
+echo $? > status
+ls -A disk > left
+"""
+
+
+@pytest.mark.parametrize(("size", "options"), [("8k", []), ("28k", []), ("72k", ["--torch-export"])])
+@pytest.mark.skipif(not namespaces(), reason="mounting a small disk is not permitted here")
+def test_an_export_onto_a_disk_that_is_full(tmp_path: Path, size: str, options: list[str]) -> None:
+    run = write_run(tmp_path / "run")
+    (tmp_path / "disk").mkdir()
+    export = [sys.executable, "-m", "sop_faiss.cli.export", str(run), "disk/out", *options]
+    words = ["unshare", "-rm", "sh", "-c", EXPORT, "sh", size, *export]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "status").read_text() == "1\n"
+    (line,) = (tmp_path / "err").read_text().splitlines()
+    assert line.startswith("error: No space left on device: disk/out")
+    assert (tmp_path / "left").read_text() == ""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import get_worker_info
+
+from sop_faiss.data.workers import this_worker
 
 __all__ = ["BadSample", "Batch", "Buffers", "empty_tensor"]
 
@@ -95,7 +96,7 @@ def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     In a worker process it lies in shared memory and is handed over as it is; the process's own would be copied there.
     """
     elements = torch.Size(shape).numel()
-    if get_worker_info() is None or elements == 0:
+    if this_worker() is None or elements == 0:
         return torch.empty(shape, dtype=dtype)
     storage = torch.UntypedStorage._new_shared(elements * dtype.itemsize, device="cpu")
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)

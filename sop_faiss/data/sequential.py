@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch.utils.data import get_worker_info
 
 from sop_faiss.config import Config
 from sop_faiss.data.batch import BadSample, Batch, Buffers
@@ -18,6 +17,7 @@ from sop_faiss.data.decode import drop_reason
 from sop_faiss.data.samples import REPLACEMENT_TRIES
 from sop_faiss.data.shard_stream import Damage, ShardStream, StreamedPicture, stable_image_id
 from sop_faiss.data.stream import Batches
+from sop_faiss.data.workers import this_worker
 from sop_faiss.errors import DataError
 
 __all__ = ["SequentialBatches", "stand_in_positions"]
@@ -106,14 +106,13 @@ class SequentialBatches(Batches):
 
     def _start(self, step: int) -> Iterator[StreamedPicture | Damage]:
         """This worker's part of the stream."""
-        worker = get_worker_info()
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        number, workers = this_worker() or (0, 1)
         return self.stream.pictures(
             self._rank * workers + number,
             self._world_size * workers,
             self.config.data.shuffle_buffer,
             self.config.train.seed,
-            max(0, step - number),  # the loader asks its workers for one step after the other
+            max(0, step - number),  # each worker is asked for one step after the other
         )
 
     def _write_picture(self, epoch: int, out: Buffers, tried: tuple[int, StreamedPicture]) -> Damage | None:

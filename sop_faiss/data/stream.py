@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -18,7 +17,6 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch.utils.data import DataLoader, Dataset
 
 from sop_faiss import distributed
 from sop_faiss.config import Config
@@ -31,7 +29,8 @@ from sop_faiss.data.prefetch import fetch_ahead
 from sop_faiss.data.samples import Samples
 from sop_faiss.data.source import ImageSource
 from sop_faiss.data.views import view_generator
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.data.workers import Workers
+from sop_faiss.errors import ConfigError
 
 __all__ = ["Batches", "batch_loader", "digest_images", "epoch_order", "split_holdout"]
 
@@ -62,7 +61,7 @@ def digest_images(source: ImageSource, trained: Int64[np.ndarray, " m"]) -> str:
     return digest.hexdigest()
 
 
-class Batches(Dataset["Batch | DataError"]):
+class Batches:
     """Batches by step number.
 
     Args:
@@ -150,12 +149,9 @@ class Batches(Dataset["Batch | DataError"]):
         """What the images are and in which order, as 64 hex digits; a run is resumed on the same ones."""
         return digest_images(self.source, self.positions)
 
-    def __getitem__(self, step: int) -> Batch | DataError:
-        """The batch of a step, or why there is none: a value, since worker processes garble raised errors."""
-        try:
-            return self.make(step)
-        except DataError as error:
-            return error
+    def __getitem__(self, step: int) -> Batch:
+        """The batch of a step, as `make`."""
+        return self.make(step)
 
     def make(self, step: int) -> Batch:
         """Make the batch of a step.
@@ -193,47 +189,36 @@ class Batches(Dataset["Batch | DataError"]):
         )
 
 
-def _start_worker(_: int) -> None:
-    """Signals are the training process's business."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[Batch]:
     """The batches of `steps`, made ahead by `data.workers` processes, two each at most (in this one, and none, if 0).
 
     Raises:
-        DataError: no readable image was found in place of a bad one, or a worker died.
+        DataError: no readable image was found in place of a bad one.
+        WorkerDiedError: a worker died.
     """
-    workers = batches.config.data.workers
-    loader = DataLoader(
-        batches,
-        batch_size=None,
-        sampler=steps,
-        num_workers=workers,
-        prefetch_factor=2 if workers else None,
-        worker_init_fn=_start_worker if workers else None,
-        multiprocessing_context="fork" if workers else None,
-        pin_memory=pin_memory,
-    )
+    count = batches.config.data.workers
     # here and in the forked workers, threads share the images of a batch and not the rows of an image
     threads_of_opencv = cv2.getNumThreads()
     cv2.setNumThreads(0)
-    made: Iterator[Batch | DataError] | None = None
     try:
-        made = iter(loader)  # the workers start here; they end when nothing refers to it any more
+        workers = Workers(batches.make, count) if count else None
         with batches.fetching_ahead(steps.start):
-            for batch in made:
-                if isinstance(batch, DataError):
-                    raise batch
-                yield batch
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        reason = str(error).splitlines()[0]
-        raise DataError(
-            f"a process that prepares images died ({reason}): too little memory? lower data.workers"
-        ) from None
+            if workers is not None:
+                yield from workers.map(steps, _pinning() if pin_memory else None)
+                return
+            for step in steps:
+                batch = batches.make(step)
+                yield batch.pin_memory() if pin_memory else batch
     finally:
-        made = None  # an error keeps this frame and its names alive
         cv2.setNumThreads(threads_of_opencv)
+
+
+def _pinning() -> Callable[[Batch], Batch]:
+    """Page-locks batches for the present GPU, in any thread."""
+    device = torch.cuda.current_device()
+
+    def pin(batch: Batch) -> Batch:
+        with torch.cuda.device(device):
+            return batch.pin_memory()
+
+    return pin

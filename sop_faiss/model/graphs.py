@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -74,13 +75,13 @@ def write_torch_export(network: nn.Module, images: Float[Tensor, "b 3 h w"], pat
         with _quiet(), torch.no_grad():
             batch = torch.export.Dim("batch", min=1)
             program = torch.export.export(_Features(network), (images,), dynamic_shapes={"images": {0: batch}})
-            torch.export.save(program, path)
-    except OSError:
-        raise
+            encoded = io.BytesIO()  # onto a full disk, PyTorch's own writer ends the process
+            torch.export.save(program, encoded)
     except Exception as error:  # the exporter raises what it likes
         raise ConfigError(
             f"torch.export does not take this network ({_reason(error)}): leave --torch-export out"
         ) from None
+    path.write_bytes(encoded.getbuffer())
 
 
 def read_torch_export(path: Path, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from sop_faiss.errors import CheckpointError, ConfigError, FeatureError
 from sop_faiss.files import atomic_file, require_readable
+from sop_faiss.model.tensor_files import writing_tensors
 
 __all__ = ["WHITENING_FILE", "Whitening", "WhiteningOrigin", "learn_whitening", "read_whitening"]
 
@@ -80,7 +81,7 @@ class Whitening:
     def write(self, path: Path) -> None:
         """Write the file, atomically."""
         facts = {"format": FORMAT, "origin": json.dumps(asdict(self.origin))}
-        with atomic_file(path) as temporary:
+        with atomic_file(path) as temporary, writing_tensors(temporary):
             save_file({"mean": self.mean, "components": self.components}, temporary, metadata=facts)
 
 

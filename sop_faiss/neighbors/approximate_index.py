@@ -8,6 +8,7 @@ codes: with `Flat` codes the cosines, with shortened ones near them.
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,16 @@ _NO_MAP = 0  # FAISS's DirectMap.NoMap
 _MOST_ROWS_PER_LIST = 64  # that k-means learns from; FAISS's own 256 take four times as long
 _MOST_TRAINING_ROWS = 65_536  # FAISS's own limit for 256 centroids of a code
 _MOST_LINKED = 4096  # rows that a search of an HNSW index keeps at hand, at most; more costs more than an exact search
+_LONGEST_FACTORY = 200
+_RANGES = {
+    "IVF": (1, 2**22),  # lists
+    "HNSW": (2, 512),  # links; FAISS crashes on fewer
+    "NSG": (16, 256),  # links; FAISS never ends with very few
+    "x": (1, 16),  # bits of a code: 2^bits centroids
+    **dict.fromkeys(("RQ", "LSQ", "Nrq", "Nlsq"), (1, 64)),  # codes of a vector, each learned after the other
+}
+"""Least and most of the number that follows a name in a factory string."""
+_OTHER_RANGE = (1, 4096)  # lengths, which a rotation has squared; parts of a vector, bits of a component
 _SPARE_ROWS = 8  # fetched beyond those asked for, so that ties at the end of a list come in a fixed order
 
 
@@ -255,12 +266,28 @@ class ApproximateIndex:
                 ids[:] = new_row[ids]
 
 
+def _check_numbers(factory: str) -> None:
+    """Refuse a number that FAISS does not check: it ends the process, or never ends.
+
+    Raises:
+        ConfigError: a number is out of range, or the string is longer than any use has it.
+    """
+    if len(factory) > _LONGEST_FACTORY:
+        raise ConfigError(f"index factory {factory[:20]!r}... has {len(factory):,} letters, wanted a short one or auto")
+    for name, digits in re.findall(r"([A-Za-z]*)([0-9]+)", factory):
+        least, most = _RANGES.get(name, _OTHER_RANGE)
+        if not least <= int(digits) <= most:
+            raise ConfigError(f"index factory {factory!r} has {digits} after {name or '_'}: wanted {least} to {most:,}")
+
+
 def make_approximate_index(factory: str, dimension: int) -> ApproximateIndex:
     """An untrained index without a row.
 
     Raises:
-        ConfigError: FAISS knows no such factory, or not for this dimension or under the inner product.
+        ConfigError: FAISS knows no such factory, or not for this dimension or under the inner product, or a number is
+            out of range.
     """
+    _check_numbers(factory)
     try:
         index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
     except (RuntimeError, TypeError) as error:

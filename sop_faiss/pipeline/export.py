@@ -20,6 +20,7 @@ from sop_faiss.model.encoder import Encoder, encoder_of_backbone
 from sop_faiss.model.export import CONFIG_FILE, WEIGHTS_FILE, is_export, timm_config
 from sop_faiss.model.graphs import read_torch_export, require_onnx, write_onnx, write_torch_export
 from sop_faiss.model.sop_trunk import SHAPE_FIELDS, SopTrunk, trained_trunk
+from sop_faiss.model.tensor_files import writing_tensors
 from sop_faiss.report.model_card import ModelFacts, write_card
 from sop_faiss.train.monitor import read_metrics
 
@@ -133,7 +134,8 @@ def _write_backbone(directory: Path, trunk: SopTrunk, encoder: Encoder) -> None:
     """model.safetensors and config.json."""
     network = trunk.network.trunk
     tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-    save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    with writing_tensors(directory / WEIGHTS_FILE):
+        save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     checksum = sha256_file(directory / WEIGHTS_FILE)
     content = timm_config(network, trunk.config, encoder.preprocess, SHAPE_FIELDS, checksum)
     write_json(directory / CONFIG_FILE, content)

@@ -17,6 +17,8 @@ from sop_faiss.report.views_figure import ViewedImage, plot_views
 
 __all__ = ["Preview", "draw_preview"]
 
+_LAST_EPOCH = 1_000_000  # of the longest run
+
 
 @dataclass(frozen=True)
 class Preview:
@@ -46,8 +48,10 @@ def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) 
         DataError: the images cannot be opened, or none can be read.
         SopError: `out` cannot be written.
     """
-    if images < 1 or epoch < 0:
-        raise ConfigError(f"images = {images}, epoch = {epoch}: wanted 1 or more images, of epoch 0 or later")
+    if images < 1 or not 0 <= epoch <= _LAST_EPOCH:
+        raise ConfigError(
+            f"images = {images}, epoch = {epoch}: wanted 1 or more images, of an epoch from 0 to {_LAST_EPOCH:,}"
+        )
     require_writable(out)
     source, trained = open_indexed_images(config, "a preview")
     count = min(images, len(trained))

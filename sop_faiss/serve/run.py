@@ -95,7 +95,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # named TCP, asyncio sends small answers at once; else each waits 40 ms for the client's word on the one before
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, UnicodeError):
         raise ConfigError(
             f"--host {host} is no address of this machine: wanted 127.0.0.1, or 0.0.0.0 for all"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import uuid
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -18,6 +15,7 @@ from sop_faiss.config import TrainConfig
 from sop_faiss.errors import CheckpointError
 from sop_faiss.files import atomic_directory, atomic_file, remove_leftovers, sha256_file, write_json
 from sop_faiss.model.checkpoint import FORMAT, checkpoint_directories, read_tensors
+from sop_faiss.model.tensor_files import writing_tensors
 from sop_faiss.train.parallel import copy_weights, like
 
 __all__ = [
@@ -64,24 +62,10 @@ def _write(path: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: 
         checksums = {}
         for name, content in tensors.items():
             file = temporary / f"{name}.safetensors"
-            _save({key: value.detach().cpu().contiguous() for key, value in content.items()}, file)
+            with writing_tensors(file):
+                save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, file)
             checksums[file.name] = sha256_file(file)
         write_json(temporary / "state.json", {"format": FORMAT, "step": step, **state, "sha256": checksums})
-
-
-def _save(tensors: dict[str, Tensor], file: Path) -> None:
-    """Write a safetensors file; the library's errors of the system become Python's.
-
-    Raises:
-        OSError: the disk is full or the place cannot be written.
-    """
-    try:
-        save_file(tensors, file)
-    except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(file)) from None
 
 
 def clear_leftovers(run: Path, resumed_step: int) -> None:

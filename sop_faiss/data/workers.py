@@ -1,0 +1,174 @@
+"""Processes that make values by number; a killed one is an error at once, whatever it was doing.
+
+Each process has a pipe of its own: it holds no lock that another one waits for, and its end is the end of its pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from typing import Generic, TypeVar
+
+import torch
+
+from sop_faiss.data.parallel import map_ordered
+from sop_faiss.errors import SopError, WorkerDiedError
+
+__all__ = ["Workers", "this_worker"]
+
+T = TypeVar("T")
+
+_AHEAD = 2  # values that are asked of each process before the first of them is taken
+_PATIENCE_SECONDS = 2.0  # a process that does not end by itself in this time is killed
+
+_this_worker: tuple[int, int] | None = None
+
+
+def this_worker() -> tuple[int, int] | None:
+    """Tell the number of this process among the workers and their count; None in any other process."""
+    return _this_worker
+
+
+class Workers(Generic[T]):
+    """Forked processes that make values, the n-th of `map`'s numbers in the process n modulo `count`.
+
+    They ignore the signals that ask to stop, which are the business of the process that started them, and they end with
+    it, however it ends. Tensors are handed over in shared memory.
+
+    Args:
+        function: makes a value of a number; what it raises is raised by `map`.
+        count: how many processes.
+    """
+
+    def __init__(self, function: Callable[[int], T], count: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+        # at exit, too, and there before multiprocessing waits for its processes
+        self.close = Finalize(self, _end, (self._processes, self._pipes), exitpriority=0)
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            self._pipes.append(ours)
+            arguments = (function, (number, count), theirs, self._pipes)
+            process = context.Process(target=_work, args=arguments, daemon=True)
+            process.start()
+            self._processes.append(process)
+            theirs.close()
+
+    def map(self, numbers: Sequence[int], finish: Callable[[T], T] | None = None) -> Iterator[T]:
+        """Yield the value of each number, in order; two for each process are made ahead at most.
+
+        Args:
+            numbers: are taken once; the processes end afterwards.
+            finish: is applied to each value in a thread of its own, beside what the caller does.
+
+        Raises:
+            WorkerDiedError: a process died.
+        """
+        count = len(self._pipes)
+        ahead = _AHEAD * count
+
+        def take(place: int) -> T:
+            value = self._receive(place % count)
+            return value if finish is None else finish(value)
+
+        try:
+            for place, number in enumerate(numbers[:ahead]):
+                self._ask(place % count, number)
+            places = range(len(numbers))
+            taken = map(take, places) if finish is None else map_ordered(take, places, 1)
+            for place, value in zip(places, taken, strict=True):
+                for number in numbers[place + ahead : place + ahead + 1]:
+                    self._ask(place % count, number)
+                yield value
+        finally:
+            self.close()  # a thread that waits for a value then has its end
+
+    def _ask(self, worker: int, number: int) -> None:
+        with self._deaths_told():
+            self._pipes[worker].send(number)
+
+    def _receive(self, worker: int) -> T:
+        pipe = self._pipes[worker]
+        with self._deaths_told():
+            wait([pipe, *self._sentinels()])
+            if wait(self._sentinels(), 0):
+                raise EOFError
+            value = pipe.recv()
+        if isinstance(value, Exception):
+            raise value
+        result: T = value
+        return result
+
+    def _sentinels(self) -> list[int]:
+        return [process.sentinel for process in self._processes]
+
+    @contextlib.contextmanager
+    def _deaths_told(self) -> Iterator[None]:
+        """Raise what a process's death does to pipes and shared memory as what it is."""
+        try:
+            yield
+        except (EOFError, OSError):
+            ended = wait(self._sentinels(), _PATIENCE_SECONDS)
+            if not ended:
+                raise
+            dead = next(process for process in self._processes if process.sentinel in ended)
+            dead.join()  # its files are closed some moments before it is gone
+            raise WorkerDiedError(_obituary(dead.exitcode)) from None
+
+
+def _obituary(status: int | None) -> str:
+    """How a process ended, and what to do."""
+    if status is None or status >= 0:
+        return f"a process that prepares images ended (status {status}): see what it said before, or set data.workers=0"
+    name = signal.Signals(-status).name
+    remedy = "shared memory (/dev/shm) is full? enlarge it" if name == "SIGBUS" else "too little memory? free some"
+    return f"a process that prepares images died ({name}): {remedy}, or lower data.workers"
+
+
+def _work(
+    function: Callable[[int], object], place: tuple[int, int], pipe: Connection, inherited: list[Connection]
+) -> None:
+    """In a new process: make what is asked for, until None is asked for or nobody is there to ask."""
+    global _this_worker
+    _this_worker = place
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    for other in inherited:  # else these processes would keep each other's pipes open
+        other.close()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while (asked := pipe.recv()) is not None:
+            pipe.send(_made(function, asked))
+
+
+def _made(function: Callable[[int], object], number: int) -> object:
+    """The value, or the error instead of it."""
+    try:
+        return function(number)
+    except Exception as error:
+        if not isinstance(error, SopError | OSError | MemoryError):  # a bug, which is found by its place
+            error.add_note(traceback.format_exc())
+        return error
+
+
+def _end(processes: list[BaseProcess], pipes: list[Connection]) -> None:
+    """Ask the processes to end, and kill those that do not."""
+    for pipe in pipes:
+        with contextlib.suppress(OSError):
+            pipe.send(None)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+    for pipe in pipes:
+        pipe.close()
