@@ -17,10 +17,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from sop_faiss.data.jpeg import decode_plain_jpeg, plain_jpeg_size
 from sop_faiss.errors import DataError
 
-__all__ = ["MAX_PIXELS", "decode_image", "decode_pillow", "drop_reason", "open_picture"]
+__all__ = ["MAX_ASPECT", "MAX_PIXELS", "decode_image", "decode_pillow", "drop_reason", "open_picture", "size_problem"]
 
 MAX_PIXELS = 64_000_000
 """Largest picture that is decoded, width times height."""
+MAX_ASPECT = 200
+"""Longest side of an image that is decoded, in times of its shortest: a line of pixels shows nothing, and resizing its
+short side to what a network sees makes it enormous."""
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # never EPS: PIL runs a program for it
 _OPENING = threading.Lock()  # warnings.catch_warnings changes the whole process, so one thread at a time
@@ -43,10 +46,11 @@ def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarr
         max_pixels: more are refused before anything is decoded.
 
     Raises:
-        DataError: the first word is the reason: `empty`, `not-an-image`, `too-many-pixels`, `truncated`, `damaged`.
+        DataError: the first word is the reason: `empty`, `not-an-image`, `too-many-pixels`, `elongated`, `truncated`,
+            `damaged`.
     """
     size = plain_jpeg_size(encoded)
-    if size is not None and 0 < size[0] * size[1] <= max_pixels:
+    if size is not None and not size_problem(*size, max_pixels):
         pixels = decode_plain_jpeg(encoded)
         if pixels is not None:
             return pixels
@@ -78,7 +82,8 @@ def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read the header of one picture: its format and size are known, nothing is decoded.
 
     Raises:
-        DataError: `not-an-image`, `too-many-pixels`, `truncated` in the header, or `damaged`, as one without pixels.
+        DataError: `not-an-image`, `too-many-pixels`, `elongated`, `truncated` in the header, or `damaged`, as one
+            without pixels.
     """
     try:
         with _quiet():
@@ -91,12 +96,27 @@ def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise
     except Exception as error:
         raise _damage(error) from None
-    width, height = picture.size
-    if width * height > max_pixels:
-        raise DataError(f"too-many-pixels: {width} x {height}, wanted at most {max_pixels}")
-    if width * height == 0:
-        raise DataError("damaged: no pixels")
+    problem = size_problem(*picture.size, max_pixels)
+    if problem:
+        raise DataError(problem)
     return picture
+
+
+def size_problem(width: int, height: int, max_pixels: int) -> str:
+    """Say why an image of this size is not decoded; "" if it is. The one rule of training, encoding and checking.
+
+    Args:
+        width: in pixels, as in the header.
+        height: likewise.
+        max_pixels: more are too many.
+    """
+    if width * height > max_pixels:
+        return f"too-many-pixels: {width} x {height}, wanted at most {max_pixels}"
+    if width * height == 0:
+        return "damaged: no pixels"
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        return f"elongated: {width} x {height}, wanted a longer side of at most {MAX_ASPECT} times the shorter"
+    return ""
 
 
 @functools.cache

@@ -156,7 +156,6 @@ def embed_images(
     """Unit-norm features of decoded RGB pictures of any shapes, one row each, such as the queries of a search.
 
     Raises:
-        DataError: a picture is too elongated to be resized.
         FeatureError: the encoder's features are not finite or zero.
         ConfigError: the encoder does not take images of this size.
     """

@@ -16,13 +16,15 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.errors import ConfigError
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+MOST_PIXELS = 64_000_000
+"""Largest image that is resized whole before the central crop, in pixels after resizing."""
 SMALL_SIDE = 64
 """Up to this side in pixels the whole picture is used: no border is cropped away from a thumbnail."""
 
@@ -119,13 +121,15 @@ class Preprocess:
     def apply(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "rows columns 3"]:
         """Resize one RGB picture and crop it (or not, with `keep_aspect`); a picture already at the size is untouched.
 
-        Raises:
-            DataError: the picture is so elongated that resizing it would make it larger than 64 megapixels.
+        One that would be larger than `MOST_PIXELS` before the crop is cropped to its central square first.
         """
         height, width = image.shape[:2]
         rows, columns = self.target_size(height, width)
-        if rows * columns > 64_000_000:
-            raise DataError(f"elongated: a picture of {width} x {height} pixels resized to {columns} x {rows}")
+        if rows * columns > MOST_PIXELS and not self.keep_aspect:
+            side = min(height, width)
+            top, left = (height - side) // 2, (width - side) // 2
+            image, height, width = image[top : top + side, left : left + side], side, side
+            rows, columns = self.resize, self.resize
         if (rows, columns) != (height, width):
             # NHWC memory seen as NCHW: torch keeps channels last and takes its fast path
             channels_last = (
