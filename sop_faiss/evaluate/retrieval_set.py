@@ -43,6 +43,8 @@ class CroppedFiles(FileSource):
 
     boxes: list[Box | None]
     """Per picture; None keeps the whole picture."""
+    top_value: float = 0.0
+    """As of `decode_image`, for the cropped ones: they are encoded with 8 bits."""
 
     def read(self, position: int) -> bytes:
         """Encoded bytes of one picture; a cropped one is encoded anew, without loss.
@@ -55,7 +57,9 @@ class CroppedFiles(FileSource):
         if box is None:
             return encoded
         cropped = io.BytesIO()
-        Image.fromarray(crop_to_box(decode_image(encoded), box)).save(cropped, "PNG", compress_level=1)
+        Image.fromarray(crop_to_box(decode_image(encoded, top_value=self.top_value), box)).save(
+            cropped, "PNG", compress_level=1
+        )
         return cropped.getvalue()
 
 

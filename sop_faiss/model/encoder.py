@@ -188,6 +188,7 @@ def _assemble(spec: EncoderSpec, trunk: SopTrunk | TimmTrunk, name: str, left_ou
         mean=spec.mean or _triple(trunk.mean) or IMAGENET_MEAN,
         std=spec.std or _triple(trunk.std) or IMAGENET_STD,
         multiple=trunk.multiple,
+        top_value=trunk.top_value if spec.top_value is None else spec.top_value,
     )
     if spec.scales is not None:
         preprocess = replace(preprocess, scales=spec.scales)
@@ -246,7 +247,9 @@ def encoder_of_backbone(backbone: Backbone, config: Config, name: str) -> Encode
     The fingerprint is computed once: ask for it only of a backbone that no longer changes.
     """
     trunk = SopTrunk(backbone, config)
-    preprocess = Preprocess.square(trunk.native_size, mean=trunk.mean, std=trunk.std, multiple=trunk.multiple)
+    preprocess = Preprocess.square(
+        trunk.native_size, mean=trunk.mean, std=trunk.std, multiple=trunk.multiple, top_value=trunk.top_value
+    )
     return Encoder(trunk, name, preprocess, trunk.poolings[0], backbone.feature_dim)
 
 
@@ -264,6 +267,7 @@ def load_encoder(
     scales: tuple[float, ...] | None = None,
     whitening: Path | None = None,
     cache: Path | None = None,
+    top_value: float | None = None,
     student: bool = False,
     by_position: bool = False,
     device: str = "cpu",
@@ -293,6 +297,7 @@ def load_encoder(
         scales,
         whitening,
         cache,
+        top_value,
         student=student,
         by_position=by_position,
         device=device,

@@ -16,6 +16,7 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 from torch.nn import functional
 
+from sop_faiss.data.deep import require_top_value
 from sop_faiss.errors import ConfigError
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess"]
@@ -55,6 +56,8 @@ class Preprocess:
     """The network sees the picture at each of these sizes, relative to the above; the unit-norm features are added and
     scaled to unit norm again. (1, 0.7071, 0.5) is what DINO's evaluation of retrieval and the revisited Oxford/Paris
     benchmark use; the latter adds unit-norm features too, DINO's script raw ones."""
+    top_value: float = 0.0
+    """White in grayscale of more than 8 bits, for the decoder; 0: what the file states, else what its type holds."""
 
     def __post_init__(self) -> None:
         if self.multiple < 1:
@@ -80,6 +83,7 @@ class Preprocess:
         apart = len(set(self.scales)) == len(self.scales)
         if not 1 <= len(self.scales) <= 16 or not apart or not all(0.05 <= scale <= 4 for scale in self.scales):
             raise ConfigError(f"scales = {self.scales}: wanted 1 to 16 different numbers from 0.05 to 4")
+        require_top_value(self.top_value)
 
     @classmethod
     def square(
@@ -89,6 +93,7 @@ class Preprocess:
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
         multiple: int = 1,
+        top_value: float = 0.0,
     ) -> Preprocess:
         """The k-NN protocol at a size: resize to 256/224 of it and crop; up to 64 px no border is cropped.
 
@@ -96,7 +101,7 @@ class Preprocess:
             ConfigError: the size is not divisible by `multiple`, or out of range.
         """
         resize = size if size <= SMALL_SIDE else round(size * 256 / 224)
-        return cls(resize=resize, crop=size, mean=mean, std=std, multiple=multiple)
+        return cls(resize=resize, crop=size, mean=mean, std=std, multiple=multiple, top_value=top_value)
 
     def keeping_aspect(self, size: int | None = None) -> Preprocess:
         """The retrieval mode: longer side `size` (the crop's side if not given), whole picture, no crop.
@@ -162,10 +167,12 @@ class Preprocess:
         return functional.interpolate(images, size=(rows, columns), mode="bilinear", align_corners=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for manifests; one scale alone, of 1, goes without saying."""
+        """As JSON values, for manifests; one scale alone, of 1, and no top value go without saying."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.scales == (1.0,):
             del content["scales"]
+        if not self.top_value:
+            del content["top_value"]
         return content
 
     @classmethod
