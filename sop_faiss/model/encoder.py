@@ -31,6 +31,7 @@ from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.timm_trunk import TimmTrunk, filled_trunk, random_trunk
 from sop_faiss.model.weights import read_official, read_weights
 from sop_faiss.model.whitening import Whitening, read_whitening
+from sop_faiss.paths import path_state
 
 __all__ = ["Encoder", "EncoderSpec", "encoder_of_backbone", "encoder_of_spec", "load_encoder"]
 
@@ -211,7 +212,7 @@ def _existing_run(text: str) -> Path:
     prefix = text.partition(":")[0]
     near = difflib.get_close_matches(prefix, ("timm", "dino", "config"), n=1) if ":" in text else []
     hint = f"; did you mean {near[0]}:?" if near else ""
-    raise CheckpointError(f"model {text} does not exist; {_MODEL_FORMS}{hint}")
+    raise CheckpointError(f"model {text} {path_state(path)}; {_MODEL_FORMS}{hint}")
 
 
 def _seed(random_weights: int | None, model: str) -> int:
