@@ -51,10 +51,10 @@ def refuse_occupied(out: Path) -> None:
             there.
     """
     require_name(out)
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
     if os.path.lexists(out) and not out.is_dir():
         raise SopError(f"output {out} {path_state(out)}, wanted a new or empty folder: choose another or remove it")
-    if out.exists() and any(out.iterdir()):
-        raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
     if not out.exists():
         _require_place(out)
 
