@@ -146,7 +146,7 @@ def test_tables_that_cannot_be(tmp_path: Path, text: str, message: str) -> None:
 def test_every_name_must_be_utf8(tmp_path: Path) -> None:
     """Elsewhere such an image is dropped; here it would be missing from the ground truth."""
     touch(tmp_path, "cup/a.jpg", "cup/b.jpg", "cup/" + os.fsdecode(b"caf\xe9.jpg"))
-    with pytest.raises(DataError, match="caf.*not UTF-8"):
+    with pytest.raises(DataError, match=r"caf.*not UTF-8"):
         open_retrieval_set(str(tmp_path))
 
 
