@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,12 @@ from sop_faiss.pipeline.outputs import check_outputs, source_files
 
 __all__ = ["main"]
 
+_top_value_option = click.option(
+    "--top-value",
+    default=0.0,
+    metavar="VALUE",
+    help="White in grayscale of 16 bits or floats, such as 4095.  [default: what the file states, else 65535]",
+)
 _SHOWN = 10  # lines of bad pictures; the rest is in the manifest or the JSON
 
 
@@ -45,6 +51,7 @@ def main() -> None:
     "--max-bad", default=1.0, show_default=True, metavar="SHARE", help="Fail above this share of bad pictures (0 to 1)."
 )
 @click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Drop pictures with more pixels than this.")
+@_top_value_option
 @click.option("--drop-exact-duplicates", is_flag=True, help="Of pictures with the same bytes keep the first only.")
 @run_command
 def pack_command(
@@ -56,14 +63,15 @@ def pack_command(
     workers: int | None,
     max_bad: float,
     max_pixels: int,
+    top_value: float,
     drop_exact_duplicates: bool,
 ) -> None:
     """Pack the pictures SRC into webdataset shards and a manifest.json in the new folder OUT.
 
     SRC is a folder (its sub-folders, if any, are classes), a .txt or .csv list of path[,label] lines, or shards. Each
     picture is verified by decoding it; bad ones are dropped, counted, and listed in the manifest. JPEG, PNG and WebP
-    keep their bytes unless they are shrunk. Pictures that are there twice, by their bytes or nearly by their looks, are
-    listed in duplicates.json; they stay, unless --drop-exact-duplicates.
+    keep their bytes unless they are shrunk or --top-value makes them 8 bits deep. Pictures that are there twice, by
+    their bytes or nearly by their looks, are listed in duplicates.json; they stay, unless --drop-exact-duplicates.
 
     \b
     Examples:
@@ -80,6 +88,7 @@ def pack_command(
             workers=workers,
             max_bad_fraction=max_bad,
             max_pixels=max_pixels,
+            top_value=top_value,
             drop_exact_duplicates=drop_exact_duplicates,
             progress=progress,
         )
@@ -90,12 +99,20 @@ def pack_command(
 @click.argument("shards")
 @click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
 @click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Pictures with more pixels are bad.")
+@_top_value_option
 @click.option("--duplicates", is_flag=True, help="Count pictures that are there twice; --json lists them.")
 @click.option(
     "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there too."
 )
 @run_command
-def check_command(shards: str, workers: int | None, max_pixels: int, duplicates: bool, json_path: Path | None) -> None:
+def check_command(
+    shards: str,
+    workers: int | None,
+    max_pixels: int,
+    top_value: float,
+    duplicates: bool,
+    json_path: Path | None,
+) -> None:
     """Verify SHARDS: headers, keys, labels, every picture, and manifest.json where there is one.
 
     SHARDS is a folder of shards, one .tar, or a pattern such as 'shards/photos-{000000..000012}.tar'; a folder or list
@@ -112,7 +129,14 @@ def check_command(shards: str, workers: int | None, max_pixels: int, duplicates:
     """
     check_outputs({"--json": json_path}, source_files(shards))
     with progress_reporter("checking", "pictures") as progress:
-        report = check(shards, workers=workers, max_pixels=max_pixels, find_duplicates=duplicates, progress=progress)
+        report = check(
+            shards,
+            workers=workers,
+            max_pixels=max_pixels,
+            top_value=top_value,
+            find_duplicates=duplicates,
+            progress=progress,
+        )
     if json_path is not None:
         write_json(json_path, {"command": "sop-data check", **report.to_dict()})
     _print_report(report)
@@ -192,6 +216,7 @@ def _print_summary(summary: PackSummary) -> None:
         for item in summary.dropped[:_SHOWN]:
             click.echo(one_line(f"  {item.picture}: {item.reason}"))
         _print_rest(len(summary.dropped))
+    _print_notices(summary.notices)
 
 
 def _print_report(report: CheckReport) -> None:
@@ -214,6 +239,7 @@ def _print_report(report: CheckReport) -> None:
     for item in report.bad[:_SHOWN]:
         click.echo(one_line(f"  {item.member}{' in ' + item.shard if item.shard else ''}: {item.reason}"))
     _print_rest(len(report.bad))
+    _print_notices(report.notices)
     for problem in report.problems:
         click.echo(one_line(f"problem: {problem}"))
     click.echo(_number(len(report.problems), "problem") if report.problems else "no problems")
@@ -221,6 +247,11 @@ def _print_report(report: CheckReport) -> None:
 
 def _manifest_line(report: CheckReport) -> str:
     return "manifest.json read" if report.has_manifest else "no manifest.json, so nothing to hold the shards against"
+
+
+def _print_notices(notices: Sequence[str]) -> None:
+    for notice in notices:
+        click.echo(f"notice: {notice}")
 
 
 def _print_rest(count: int) -> None:

@@ -114,6 +114,13 @@ _OPTIONS = (
         help="See each picture at these sizes, relative to --size, as 1,0.7071,0.5; features are added.  [default: 1]",
     ),
     click.option(
+        "--top-value",
+        type=float,
+        metavar="VALUE",
+        help="White in grayscale of 16 bits or floats, such as 4095; 0: what each file states, else what its type "
+        "holds.  [default: the model's own]",
+    ),
+    click.option(
         "--whitening",
         type=click.Path(path_type=Path),
         metavar="STORE",

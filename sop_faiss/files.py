@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.errors import SopError
+from sop_faiss.paths import path_state, real_path
 
 __all__ = [
     "DISK_FULL",
@@ -50,8 +51,10 @@ def refuse_occupied(out: Path) -> None:
             there.
     """
     require_name(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
+    if os.path.lexists(out) and not out.is_dir():
+        raise SopError(f"output {out} {path_state(out)}, wanted a new or empty folder: choose another or remove it")
     if not out.exists():
         _require_place(out)
 
@@ -63,7 +66,7 @@ def require_name(path: Path) -> None:
         SopError: the path ends in one of them.
     """
     if path.name in ("", ".."):
-        outside = f"../{path.resolve().name}"
+        outside = f"../{real_path(path).name}"
         raise SopError(f"{path} has no name of its own, and is written by renaming: name it from outside, as {outside}")
 
 
@@ -84,23 +87,27 @@ def require_writable(path: Path | None) -> None:
     """Check before long work that its result, a file, can be written there; None is fine.
 
     Raises:
-        SopError: the path is a directory, a device or a pipe, or the place cannot be written to.
+        SopError: the path is a directory, a device, a pipe or a link to itself, or the place cannot be written to.
     """
     if path is None:
         return
     if path.is_dir():
         raise SopError(f"output {path} is a directory: name a file in it")
-    with contextlib.suppress(OSError):  # one look, as others may remove it
-        if not stat.S_ISREG(path.stat().st_mode):  # a rename would put a file in the place of the device
-            raise SopError(f"output {path} is a device or a pipe: name a file")
+    try:  # one look, as others may remove it
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        is_file = error.errno != errno.ELOOP
+    if not is_file:  # a rename would put a file in the place of the device
+        raise SopError(f"output {path} {path_state(path)}: name a file")
     _require_place(path)
 
 
 def _require_place(path: Path) -> None:
     """Refuse a path below a file, or below a directory that may not be written to."""
-    above = next(parent for parent in path.absolute().parents if parent.exists())
+    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not above.is_dir():
-        raise SopError(f"output {path} cannot be written: {above} is a file, wanted a directory; name another place")
+        what = path_state(above)
+        raise SopError(f"output {path} cannot be written: {above} {what}, wanted a directory; name another place")
     if not os.access(above, os.W_OK):
         raise SopError(
             f"output {path} cannot be written: {above} is not writable; name another place, or ask its owner"
@@ -210,7 +217,7 @@ def locked_directory(path: Path) -> Iterator[None]:
         SopError: another process is changing it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # so that a pipe does not block
     except OSError:  # whoever reads it will tell
         yield
         return
@@ -367,7 +374,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SopError(f"{path} does not exist") from None
+        raise SopError(f"{path} {path_state(path)}") from None
     except PermissionError:
         raise _may_not_be_read(path) from None
     except (OSError, ValueError, RecursionError) as error:  # not JSON or UTF-8, thousands of digits, or deeply nested

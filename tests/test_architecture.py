@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
-    {"errors"},
+    {"errors", "paths"},
     {"files", "progress", "unit_rows"},
     {"config"},
     {"distributed"},
@@ -62,6 +62,13 @@ def test_imports_go_down_the_floors(path):
         if parts[0] == "sop_faiss" and len(parts) > 1 and parts[1] in HEIGHT:
             target = parts[1]
             assert target == own or HEIGHT[target] < HEIGHT[own], f"{path} imports {module}, which stands higher"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_that_lead_to_themselves_are_no_traceback(path):
+    """`Path.resolve` raises RuntimeError at one; `paths.real_path` does not."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+    assert not any(node.attr == "resolve" for node in calls), f"{path} calls resolve: use real_path"
 
 
 def test_every_package_is_listed_for_the_wheel():

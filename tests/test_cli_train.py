@@ -151,7 +151,7 @@ def test_unlabelled_images_cannot_be_scored(tmp_path, config):
 
 
 def test_an_unknown_configuration(tmp_path):
-    assert "no such file" in one_line_error(run("nonsense", "--output", tmp_path / "run"))
+    assert "nonsense does not exist" in one_line_error(run("nonsense", "--output", tmp_path / "run"))
 
 
 def test_a_file_as_output(tmp_path, config, shards):

@@ -200,13 +200,13 @@ def test_places_that_cannot_be_written(tmp_path):
         require_writable(tmp_path)
     with pytest.raises(SopError, match=r"cannot be written: .*/file is a file"):
         require_writable(tmp_path / "file" / "x.json")
-    with pytest.raises(SopError, match="is a device or a pipe"):
+    with pytest.raises(SopError, match="is a device"):
         require_writable(Path(os.devnull))
 
 
 def test_a_device_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SopError, match="is a device or a pipe"), atomic_file(tmp_path / "pipe"):
+    with pytest.raises(SopError, match="is a pipe"), atomic_file(tmp_path / "pipe"):
         pytest.fail("not reached")
     assert (tmp_path / "pipe").is_fifo()
 

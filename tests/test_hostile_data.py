@@ -17,8 +17,9 @@ import pytest
 from PIL import Image, ImageFile
 
 from sop_faiss.data.check import check
-from sop_faiss.data.decode import decode_image, decode_pillow, drop_reason
+from sop_faiss.data.decode import MAX_ASPECT, MAX_PIXELS, decode_image, decode_pillow, drop_reason
 from sop_faiss.data.pack import pack
+from sop_faiss.data.scaled import upright_jpeg_size
 from sop_faiss.data.shard_stream import Damage, ShardStream
 from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
@@ -181,6 +182,7 @@ DROPPED: dict[str, tuple[bytes, str]] = {
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not-an-image"),
     "100,000 x 100,000 pixels": (bomb(100_000, 100_000), "too-many-pixels"),
     "9,000 x 9,000 pixels": (bomb(9_000, 9_000), "too-many-pixels"),
+    "a line of pixels": (bomb(1, 60_000_000), "elongated"),
 }
 
 
@@ -201,7 +203,7 @@ def test_a_member_that_is_dropped_and_replaced(tmp_path: Path, case: str) -> Non
     assert report.bad_by_reason == {reason: 1} and report.good == 6
 
 
-def test_pixels_are_counted_before_any_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_judged_before_any_pixel_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(_: object) -> None:
         raise OSError("decoded")
 
@@ -209,8 +211,26 @@ def test_pixels_are_counted_before_any_is_decoded(monkeypatch: pytest.MonkeyPatc
     for decoder in (decode_image, decode_pillow):
         with pytest.raises(DataError, match="too-many-pixels"):
             decoder(bomb(100_000, 100_000))
-        with pytest.raises(DataError, match="decoded"):
-            decoder(bomb(8, 8))
+        for width, height in ((1, 60_000_000), (1, MAX_ASPECT + 1), (2 * MAX_ASPECT + 1, 2)):
+            with pytest.raises(DataError, match="elongated"):
+                decoder(bomb(width, height))
+        for width, height in ((8, 8), (1, MAX_ASPECT), (2 * MAX_ASPECT, 2)):
+            with pytest.raises(DataError, match="decoded"):
+                decoder(bomb(width, height))
+
+
+def test_a_long_jpeg_is_elongated_on_the_quick_ways_too() -> None:
+    """Also where a JPEG is turned by its EXIF, and where it is decoded at a fraction."""
+    for height, expected in ((MAX_ASPECT, (8, 8 * MAX_ASPECT)), (MAX_ASPECT + 1, None)):
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        long = encode(Image.new("RGB", (8, 8 * height)), exif=exif)
+        assert upright_jpeg_size(long, MAX_PIXELS) == expected
+        if expected is None:
+            with pytest.raises(DataError, match="elongated"):
+                decode_image(long)
+        else:
+            assert decode_image(long).shape == (*expected, 3)
 
 
 HARMLESS: dict[str, tuple[Callable[[Path], object], list[str]]] = {

@@ -149,7 +149,7 @@ def test_resolving_twice_changes_nothing_and_explicit_values_stand(tmp_path, wei
         (("model.init=timm:resnet18", "model.weights=no.pth"), ConfigError, "model.backbone = test_resnet, but"),
         (("model.init=timm:test_resnet", "model.weights=no.pth"), CheckpointError, "no.pth does not exist"),
         (("model.init=config:digits_demo",), ConfigError, "wanted timm:NAME, dino:FILE, a run"),
-        (("model.init=no/such/run",), CheckpointError, "model.init = no/such/run is no directory: wanted timm:NAME"),
+        (("model.init=no/such/run",), CheckpointError, "model.init = no/such/run does not exist: wanted timm:NAME"),
         (("model.init=no/such/run", "model.weights=x"), ConfigError, "--weights does not apply to no/such/run"),
         (("model.init=.",), CheckpointError, "neither a checkpoint nor a run"),
         (("model.init=dino:no.pth",), CheckpointError, "no.pth does not exist"),
@@ -204,7 +204,7 @@ def test_a_resume_does_without_the_run_it_started_from(tmp_path):
     )  # fmt: skip
     run_training(vit_config(tmp_path, *overrides, "train.stop_after_steps=2"), tmp_path / "run")
     run.rename(tmp_path / "gone")
-    with pytest.raises(CheckpointError, match="is no directory"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         run_training(vit_config(tmp_path, *overrides), tmp_path / "other")
     assert run_training(vit_config(tmp_path, *overrides), tmp_path / "run", resume=True).step == 8
     assert load_encoder(str(tmp_path / "run")).feature_dim == 32

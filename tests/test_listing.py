@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sop_faiss.data.check import check
 from sop_faiss.data.decode import drop_reason
 from sop_faiss.data.listing import open_folder
+from sop_faiss.data.pack import pack
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image, write_folder, write_shards
@@ -84,6 +89,71 @@ def test_odd_files_fail_when_read(tmp_path: Path) -> None:
             source.read(position)
         reasons.append(drop_reason(error.value))
     assert reasons == ["not-a-file", "empty"]
+
+
+def reasons_of(source: ImageSource) -> dict[str, str]:
+    """By member; "" for one that can be read."""
+    reasons = {}
+    for position in range(len(source)):
+        try:
+            source.read(position)
+            reason = ""
+        except DataError as error:
+            reason = drop_reason(error)
+        reasons[source.member_of(position)] = reason
+    return reasons
+
+
+def test_one_bad_name_or_link_spoils_one_image(tmp_path: Path) -> None:
+    write_folder(tmp_path, classes=2, per_class=1)
+    (tmp_path / "class_0/self.jpg").symlink_to("self.jpg")
+    (tmp_path / "class_0/album").symlink_to("album")
+    (tmp_path / "class_1" / os.fsdecode(b"caf\xe9.jpg")).write_bytes(PICTURE)
+    (tmp_path / os.fsdecode(b"d\xe9")).mkdir()
+    (tmp_path / os.fsdecode(b"d\xe9") / "x.jpg").write_bytes(PICTURE)
+    source = open_source(tmp_path)
+    assert reasons_of(source) == {
+        "class_0/0000.jpg": "",
+        "class_0/album": "unreadable",
+        "class_0/self.jpg": "unreadable",
+        "class_1/0000.jpg": "",
+        "class_1/caf\\xe9.jpg": "not-utf8",
+        "d\\xe9/x.jpg": "not-utf8",
+    }
+    assert source.class_names == ["class_0", "class_1", "d\\xe9"]
+    assert source.labels is not None and source.labels.tolist() == [0, 0, 0, 1, 1, 2]
+    "".join([*source.keys, *source.class_names]).encode()
+    report = check(tmp_path)
+    assert report.good == 2 and report.bad_by_reason == {"unreadable": 2, "not-utf8": 2}
+    summary = pack(tmp_path, tmp_path / "out")
+    assert summary.samples == 2 and {item.picture for item in summary.dropped} >= {"class_1/caf\\xe9.jpg"}
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["dropped"]["count"] == 4
+
+
+def test_a_sub_folder_that_may_not_be_read_is_one_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path, classes=3, per_class=2)
+    locked = tmp_path / "class_1"
+    locked.chmod(0)
+    if os.geteuid() == 0:  # who may read all
+        scandir = os.scandir
+
+        def refuse(path: Path) -> Any:
+            if Path(path) == locked:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return scandir(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+    try:
+        source = open_source(tmp_path)
+        reasons = reasons_of(source)
+        assert reasons.pop("class_1") in ("unreadable", "not-a-file") and list(reasons.values()) == [""] * 4
+        assert source.class_names == ["class_0", "class_1", "class_2"]  # as with it, so that labels stay
+        assert source.labels is not None and source.labels.tolist() == [0, 0, 1, 2, 2]
+        assert [picture.member for picture in check(tmp_path).bad] == ["class_1"]
+        with pytest.raises(DataError, match="class_1"):
+            open_folder("class_1", locked)
+    finally:
+        locked.chmod(0o755)
 
 
 def test_folders_that_cannot_be_a_source(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,13 @@ def test_tables_that_cannot_be(tmp_path: Path, text: str, message: str) -> None:
     assert_one_line(caught, message)
 
 
+def test_every_name_must_be_utf8(tmp_path: Path) -> None:
+    """Elsewhere such an image is dropped; here it would be missing from the ground truth."""
+    touch(tmp_path, "cup/a.jpg", "cup/b.jpg", "cup/" + os.fsdecode(b"caf\xe9.jpg"))
+    with pytest.raises(DataError, match=r"caf.*not UTF-8"):
+        open_retrieval_set(str(tmp_path))
+
+
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     touch(tmp_path / "loose", "cup/a.jpg", "b.jpg")
     touch(tmp_path / "single", "cup/a.jpg", "hat/b.jpg")
@@ -153,7 +161,7 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         ("flat", "neither gnd.json nor gnd_"),
         ("apart", "no query's group"),
         ("nowhere", "is not a directory"),
-        ("nowhere.csv", "neither a folder nor a .csv"),
+        ("nowhere.csv", "does not exist: wanted a folder or a .csv"),
     ):
         with pytest.raises(DataError) as caught:
             open_retrieval_set(name, tmp_path)

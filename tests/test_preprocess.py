@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.nn import functional
 from torchvision import transforms
 
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.errors import ConfigError
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from tests.images import make_image
 
@@ -146,7 +147,17 @@ def test_impossible_values_are_refused(fields: dict[str, object]) -> None:
         Preprocess(**fields)  # type: ignore[arg-type]
 
 
-def test_a_line_of_pixels_is_refused_not_blown_up() -> None:
-    with pytest.raises(DataError, match=r"^elongated"):
-        Preprocess.square(224).apply(np.zeros((1, 3000, 3), np.uint8))
-    assert Preprocess.square(224).keeping_aspect().apply(np.zeros((1, 3000, 3), np.uint8)).shape == (1, 224, 3)
+def test_a_long_image_is_not_blown_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the whole would become too large, the middle is taken first: the same image, but for its rim."""
+    image = make_image(np.random.default_rng(2), (40, 400))
+    preprocess = Preprocess.square(224)
+    whole = preprocess.apply(image)
+    resized: list[int] = []
+    interpolate = functional.interpolate
+    monkeypatch.setattr(
+        functional, "interpolate", lambda *_, size, **o: resized.append(size) or interpolate(*_, size=size, **o)
+    )
+    monkeypatch.setattr("sop_faiss.model.preprocess.MOST_PIXELS", 256 * 300)
+    assert np.abs(preprocess.apply(image).astype(int) - whole).mean() < 2 and resized == [(256, 256)]
+    assert preprocess.apply(image.transpose(1, 0, 2)).shape == (224, 224, 3)
+    assert preprocess.keeping_aspect().apply(np.zeros((1, 3000, 3), np.uint8)).shape == (1, 224, 3)

@@ -238,6 +238,7 @@ def test_bad_pictures(place: Path, encoder: Encoder) -> None:
         (b"not a picture", 415, "not-an-image: "),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", 415, "not-an-image: "),
         (encode(Image.new("1", (300, 300)), "PNG"), 413, "too-many-pixels: 300 x 300"),
+        (encode(Image.new("1", (1, 60_000)), "PNG"), 413, "elongated: 1 x 60000"),
         (b"\xff\xd8" + bytes(99_000), 413, "too-large: "),
     ]
     with client_of(place, encoder, max_upload_bytes=50_000, max_upload_pixels=80_000) as client:

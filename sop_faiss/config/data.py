@@ -49,6 +49,10 @@ class DataConfig:
     """Stop when more than this share of the samples asked for could not be read."""
     max_image_pixels: int = 64_000_000
     """Larger pictures are refused before they are decoded."""
+    top_value: float = 0.0
+    """White in grayscale images of 16 bits or of floats, such as 4095 where a camera or scanner fills 12 of the 16; 0:
+    what a TIFF states, else what its type holds (65535, which leaves 12 bits almost black). An encoder of the run reads
+    images in the same way. `sop-data check` tells what the images hold."""
     scaled_decoding: bool = False
     """Decode a JPEG at 1/2, 1/4 or 1/8 where every crop of it still has at least the pixels of its view. Quicker on
     large photos; the views differ slightly (by some levels of 255 on fine detail), so it is off unless asked for."""
@@ -86,6 +90,7 @@ class DataConfig:
         require(0.0 <= self.holdout_share < 1.0, f"data.holdout_share = {self.holdout_share}: wanted 0 <= share < 1")
         require_share("data.max_bad_fraction", self.max_bad_fraction)
         require(self.max_image_pixels > 0, f"data.max_image_pixels = {self.max_image_pixels}: wanted more than 0")
+        require(self.top_value >= 0, f"data.top_value = {self.top_value:g}: wanted the value of white, or 0")
         require(
             self.decoded_cache_bytes >= 0,
             f"data.decoded_cache_bytes = {self.decoded_cache_bytes}: wanted 0 or more",

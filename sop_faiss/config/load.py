@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sop_faiss.config.checks import shown
 from sop_faiss.config.schema import Config
 from sop_faiss.errors import ConfigError
+from sop_faiss.paths import path_state
 
 __all__ = ["config_of", "config_summary", "find_config", "flat_settings", "load_config", "packaged_configs", "to_yaml"]
 
@@ -108,7 +109,8 @@ def find_config(name_or_file: str | Path) -> Path:
     near = difflib.get_close_matches(str(name_or_file), packaged, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(
-        f"config {name_or_file}: no such file, and the packaged ones are {', '.join(sorted(packaged))}{hint}"
+        f"config {name_or_file} {path_state(path)}: wanted a file, or a packaged one of "
+        f"{', '.join(sorted(packaged))}{hint}"
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sop_faiss.data.decode import MAX_PIXELS, drop_reason
+from sop_faiss.data.deep import DeepImage, DeepTally, require_top_value
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
 from sop_faiss.data.keys import is_hidden
 from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
@@ -60,13 +61,20 @@ class CheckReport:
     repeated_keys: int = 0  # in more than one shard; no problem, they get the shard's name before them when read
     has_manifest: bool = False
     duplicates: dict[str, Any] | None = None  # `Duplicates.report`, where asked for; no problem in itself
+    deep_grayscale: DeepTally = field(default_factory=DeepTally)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def notices(self) -> list[str]:
+        """What to know of grayscale images of more than 8 bits; no problem in itself."""
+        return self.deep_grayscale.notices()
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON types; `ok` says whether there is no problem."""
         content = asdict(self)
         content["label_counts"] = {str(label): count for label, count in self.label_counts.items()}
-        return {"ok": not self.problems, **content}
+        content["deep_grayscale"] = self.deep_grayscale.to_dict()
+        return {"ok": not self.problems, **content, "notices": self.notices}
 
 
 def check(
@@ -74,6 +82,7 @@ def check(
     *,
     workers: int | None = None,
     max_pixels: int = MAX_PIXELS,
+    top_value: float = 0.0,
     find_duplicates: bool = False,
     progress: ProgressCallback | None = None,
 ) -> CheckReport:
@@ -85,6 +94,7 @@ def check(
         src: anything `open_source` takes.
         workers: threads; None for one per processor, 8 at most.
         max_pixels: pictures with more are bad.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
         find_duplicates: report pictures that are there twice, exactly or nearly.
         progress: called with the pictures done and their total.
 
@@ -93,6 +103,7 @@ def check(
     """
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise ConfigError(f"workers is {workers}, wanted 1 to {MAX_WORKERS:,}")
+    require_top_value(top_value)
     report = CheckReport(str(src))
     try:
         paths = find_shards(src)
@@ -108,7 +119,7 @@ def check(
     duplicates = Duplicates() if find_duplicates else None
     for source in sources:
         results = map_ordered(
-            partial(_check_picture, source, max_pixels, find_duplicates),
+            partial(_check_picture, source, max_pixels, top_value, find_duplicates),
             range(len(source)),
             workers or default_workers(),
         )
@@ -152,15 +163,18 @@ class _Good(NamedTuple):
     format: str
     shorter_side: int  # pixels
     signature: Signature | None
+    deep: DeepImage | None
 
 
-def _check_picture(source: ImageSource, max_pixels: int, signed: bool, position: int) -> _Good | DataError:
+def _check_picture(
+    source: ImageSource, max_pixels: int, top_value: float, signed: bool, position: int
+) -> _Good | DataError:
     """What one picture is (with a signature if `signed`), or what is wrong with it."""
-    whole = read_whole(source, position, max_pixels)
+    whole = read_whole(source, position, max_pixels, top_value)
     if isinstance(whole, DataError):
         return whole
     signature = picture_signature(whole.encoded, whole.picture) if signed else None
-    return _Good(whole.format or "unknown", min(whole.picture.size), signature)
+    return _Good(whole.format or "unknown", min(whole.picture.size), signature, whole.deep)
 
 
 def _count(
@@ -184,6 +198,7 @@ def _count(
     report.good += 1
     report.formats[result.format] = report.formats.get(result.format, 0) + 1
     sides[result.shorter_side] += 1
+    report.deep_grayscale.add(result.deep)
     if duplicates is not None and result.signature is not None:
         duplicates.add(picture_name(source, position), label, result.signature)
 

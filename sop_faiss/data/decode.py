@@ -9,18 +9,33 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from sop_faiss.data.deep import DeepImage, deep_to_rgb, measure_deep
 from sop_faiss.data.jpeg import decode_plain_jpeg, plain_jpeg_size
 from sop_faiss.errors import DataError
 
-__all__ = ["MAX_PIXELS", "decode_image", "decode_pillow", "drop_reason", "open_picture"]
+__all__ = [
+    "MAX_ASPECT",
+    "MAX_PIXELS",
+    "Decoded",
+    "decode_image",
+    "decode_pillow",
+    "decode_whole",
+    "drop_reason",
+    "open_picture",
+    "size_problem",
+]
 
 MAX_PIXELS = 64_000_000
 """Largest picture that is decoded, width times height."""
+MAX_ASPECT = 200
+"""Longest side of an image that is decoded, in times of its shortest: a line of pixels shows nothing, and resizing its
+short side to what a network sees makes it enormous."""
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # never EPS: PIL runs a program for it
 _OPENING = threading.Lock()  # warnings.catch_warnings changes the whole process, so one thread at a time
@@ -32,7 +47,15 @@ def drop_reason(error: DataError) -> str:
     return str(error).split(maxsplit=1)[0].rstrip(":")
 
 
-def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarray, "h w 3"]:
+class Decoded(NamedTuple):
+    """An image, and what its file says of it."""
+
+    format: str | None  # as PIL names it
+    image: Image.Image  # RGB
+    deep: DeepImage | None  # of grayscale of more than 8 bits
+
+
+def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> UInt8[np.ndarray, "h w 3"]:
     """Decode one picture to RGB as a person sees it.
 
     EXIF orientation is applied, transparency laid over white, palettes, CMYK, grey and 16 bit converted; of an
@@ -41,26 +64,35 @@ def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[np.ndarr
     Args:
         encoded: the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF file.
         max_pixels: more are refused before anything is decoded.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
 
     Raises:
-        DataError: the first word is the reason: `empty`, `not-an-image`, `too-many-pixels`, `truncated`, `damaged`.
+        DataError: the first word is the reason: `empty`, `not-an-image`, `too-many-pixels`, `elongated`, `truncated`,
+            `damaged`.
     """
     size = plain_jpeg_size(encoded)
-    if size is not None and 0 < size[0] * size[1] <= max_pixels:
+    if size is not None and not size_problem(*size, max_pixels):
         pixels = decode_plain_jpeg(encoded)
         if pixels is not None:
             return pixels
-    return np.array(decode_pillow(encoded, max_pixels))  # a copy, as PIL's own memory is read-only
+    return np.array(decode_pillow(encoded, max_pixels, top_value))  # a copy, as PIL's own memory is read-only
 
 
-def decode_pillow(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode_pillow(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> Image.Image:
     """As `decode_image`, to a PIL picture of mode RGB; the slow and the reference path."""
+    return decode_whole(encoded, max_pixels, top_value).image
+
+
+def decode_whole(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> Decoded:
+    """As `decode_pillow`, and say what the file is."""
     if not encoded:
         raise DataError("empty: no bytes")
     try:
         picture = open_picture(encoded, max_pixels)
         picture.load()
-        return _to_rgb(_upright(picture))
+        deep = measure_deep(picture, top_value)
+        upright = _upright(picture)
+        return Decoded(picture.format, _to_rgb(upright) if deep is None else deep_to_rgb(upright, deep.white), deep)
     except (DataError, MemoryError):
         raise
     except Exception as error:
@@ -78,7 +110,8 @@ def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read the header of one picture: its format and size are known, nothing is decoded.
 
     Raises:
-        DataError: `not-an-image`, `too-many-pixels`, `truncated` in the header, or `damaged`, as one without pixels.
+        DataError: `not-an-image`, `too-many-pixels`, `elongated`, `truncated` in the header, or `damaged`, as one
+            without pixels.
     """
     try:
         with _quiet():
@@ -91,12 +124,27 @@ def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise
     except Exception as error:
         raise _damage(error) from None
-    width, height = picture.size
-    if width * height > max_pixels:
-        raise DataError(f"too-many-pixels: {width} x {height}, wanted at most {max_pixels}")
-    if width * height == 0:
-        raise DataError("damaged: no pixels")
+    problem = size_problem(*picture.size, max_pixels)
+    if problem:
+        raise DataError(problem)
     return picture
+
+
+def size_problem(width: int, height: int, max_pixels: int) -> str:
+    """Say why an image of this size is not decoded; "" if it is. The one rule of training, encoding and checking.
+
+    Args:
+        width: in pixels, as in the header.
+        height: likewise.
+        max_pixels: more are too many.
+    """
+    if width * height > max_pixels:
+        return f"too-many-pixels: {width} x {height}, wanted at most {max_pixels}"
+    if width * height == 0:
+        return "damaged: no pixels"
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        return f"elongated: {width} x {height}, wanted a longer side of at most {MAX_ASPECT} times the shorter"
+    return ""
 
 
 @functools.cache
@@ -124,21 +172,8 @@ def _upright(picture: Image.Image) -> Image.Image:
 def _to_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode == "RGB" and "transparency" not in picture.info:
         return picture
-    if picture.mode.startswith(("I", "F")):
-        return _from_deep(picture)
     if picture.has_transparency_data:
         layer = picture.convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")
     return picture.convert("RGB")
-
-
-def _from_deep(picture: Image.Image) -> Image.Image:
-    """Grey of 16 bits by its high byte (PIL's own conversion clips at 255), of floats from 0..1 or 0..255."""
-    values: np.ndarray = np.asarray(picture)
-    top = float(np.nan_to_num(values).max())
-    if picture.mode == "F":
-        grey = np.nan_to_num(values) * (255.0 if top <= 1.0 else 1.0)
-    else:
-        grey = values if picture.mode == "I" and top <= 255 else np.clip(values, 0, 65535) // 256
-    return Image.fromarray(np.clip(grey, 0, 255).round().astype(np.uint8)).convert("RGB")

@@ -16,6 +16,7 @@ __all__ = [
     "require_utf8",
     "split_name",
     "unique_keys",
+    "utf8_names",
 ]
 
 SHARD_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -73,6 +74,15 @@ def unique_keys(stems: Sequence[str], *longer: Callable[[int], str]) -> list[str
         if repeated is not None:
             raise DataError(f"two pictures have the key {repeated}: keys must be unique, rename one")
     return keys
+
+
+def utf8_names(names: list[str]) -> list[str]:
+    """The names as valid text: bytes that are not UTF-8 are written as \\xe9."""
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        return [name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in names]
+    return names
 
 
 def require_utf8(names: Sequence[str]) -> None:

@@ -16,9 +16,17 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.data.keys import PICTURE_SUFFIXES, UNREAD_SUFFIXES, is_hidden, require_utf8, split_name, unique_keys
+from sop_faiss.data.keys import (
+    PICTURE_SUFFIXES,
+    UNREAD_SUFFIXES,
+    is_hidden,
+    split_name,
+    unique_keys,
+    utf8_names,
+)
 from sop_faiss.data.shards import common_folder
 from sop_faiss.errors import DataError
+from sop_faiss.paths import path_state
 
 __all__ = ["FileSource", "open_files", "open_folder", "open_list"]
 
@@ -29,7 +37,10 @@ _LIST_BYTES_LIMIT = 4 << 30
 
 @dataclass(eq=False)
 class FileSource:
-    """Pictures that are files of their own; `members` are their paths relative to `root`."""
+    """Pictures that are files of their own; `members` are their paths relative to `root`, as the file system has them.
+
+    A name that is not UTF-8, or a folder that may not be read, stands among them as a picture that cannot be read.
+    """
 
     description: str
     keys: list[str]
@@ -45,18 +56,22 @@ class FileSource:
         """The bytes of one picture file.
 
         Raises:
-            DataError: the file is missing, empty, not a regular file or not readable; the first word tells which.
+            DataError: the file is missing, empty, not a regular file or not readable, or its name is not UTF-8; the
+                first word tells which.
         """
+        if self.member_of(position) != self.members[position]:
+            raise DataError(f"not-utf8: the name {self.member_of(position)} is not UTF-8: rename it")
         path = self.root / self.members[position]
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not block
         except FileNotFoundError:
-            raise DataError(f"missing: {path} does not exist (removed, or a link to nowhere)") from None
+            raise DataError(f"missing: {path} {path_state(path)}") from None
         except OSError as error:
             raise DataError(f"unreadable: {path}: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before `fdopen`, which takes no folder
+            os.close(descriptor)
+            raise DataError(f"not-a-file: {path} {path_state(path)}")
         with os.fdopen(descriptor, "rb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise DataError(f"not-a-file: {path} is a pipe, device or socket")
             try:
                 encoded = file.readall()
             except OSError as error:
@@ -70,8 +85,8 @@ class FileSource:
         return ""
 
     def member_of(self, position: int) -> str:
-        """The file, relative to `root`."""
-        return self.members[position]
+        """The file, relative to `root`, as valid text."""
+        return utf8_names([self.members[position]])[0]
 
     def offset_of(self, position: int) -> int:
         """Always 0: the picture is the whole file."""
@@ -85,16 +100,12 @@ def open_files(
     labels: Int64[np.ndarray, " n"] | None,
     class_names: list[str] | None,
 ) -> FileSource:
-    """A source of these files below `root`, with keys from their names, or folder and name where names collide.
-
-    Raises:
-        DataError: a path is not UTF-8.
-    """
-    require_utf8(members)
+    """A source of these files below `root`, with keys from their names, or folder and name where names collide."""
+    names = utf8_names(members)
     keys = unique_keys(
-        [split_name(member)[0].rpartition("/")[2] for member in members],
-        lambda position: split_name(members[position])[0],
-        lambda position: members[position],
+        [split_name(name)[0].rpartition("/")[2] for name in names],
+        lambda position: split_name(names[position])[0],
+        lambda position: names[position],
     )
     return FileSource(description, keys, labels, class_names, root, members)
 
@@ -103,10 +114,11 @@ def open_folder(description: str, folder: Path) -> FileSource:
     """All pictures below a folder, sorted by path; each first-level sub-folder is a class, by sorted name.
 
     Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are passed over; so are
-    pictures of kinds that are not read, with a warning.
+    pictures of kinds that are not read, with a warning. A sub-folder that may not be read, and a link that leads back
+    to itself, stand among the pictures as one that cannot be read.
 
     Raises:
-        DataError: the folder cannot be read, holds no picture, or holds shards in a sub-folder.
+        DataError: the folder itself cannot be read, holds no picture, or holds shards in a sub-folder.
     """
     root = folder.absolute()
     members, shards, unread = _walk_folder(root)
@@ -120,7 +132,8 @@ def open_folder(description: str, folder: Path) -> FileSource:
         wanted = f"wanted {', '.join(PICTURE_SUFFIXES)}, or .tar shards"
         raise DataError(f"folder {description} {'holds no picture' if any(root.iterdir()) else 'is empty'}: {wanted}")
     members.sort()
-    tops = [member.partition("/")[0] if "/" in member else None for member in members]
+    tops = [name.partition("/")[0] if "/" in name else None for name in utf8_names(members)]
+    members = [member.removesuffix("/") for member in members]  # of folders that may not be read
     names = sorted({top for top in tops if top is not None})
     if not names:
         return open_files(description, root, members, None, None)
@@ -130,7 +143,10 @@ def open_folder(description: str, folder: Path) -> FileSource:
 
 
 def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
-    """The pictures below a folder, relative to it, the folders that hold shards, and what is not read, by suffix."""
+    """The pictures below a folder, relative to it, the folders that hold shards, and what is not read, by suffix.
+
+    Among the pictures, with a slash at the end, are the folders that may not be read.
+    """
     members: list[str] = []
     shards: list[str] = []
     unread: Counter[str] = Counter()
@@ -142,7 +158,10 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
             status = folder.stat()
             entries = list(os.scandir(folder))
         except OSError as error:
-            raise DataError(f"folder {folder} cannot be read: {error.strerror}") from None
+            if not prefix:
+                raise DataError(f"folder {folder} cannot be read: {error.strerror}") from None
+            members.append(prefix)
+            continue
         identity = (status.st_dev, status.st_ino)
         if identity in above:
             continue
@@ -150,7 +169,12 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
             suffix = split_name(entry.name)[1].lower()
             if is_hidden(entry.name):
                 continue
-            if entry.is_dir():
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link that leads back to itself, or through a folder that may not be entered
+                members.append(prefix + entry.name)
+                continue
+            if is_folder:
                 waiting.append((f"{prefix}{entry.name}/", (*above, identity)))
             elif suffix in PICTURE_SUFFIXES:  # broken links and pipes too: they are dropped, and counted, when read
                 members.append(prefix + entry.name)
@@ -185,7 +209,7 @@ def open_list(description: str, file: Path) -> FileSource:
         raise DataError(f"list {description} names no picture: wanted one `path` or `path,label` a line")
     base = file.absolute().parent
     paths = [os.path.normpath(base / line.path) for line in lines]
-    _check_paths(description, lines, paths)
+    _check_paths(description, base, lines, paths)
     inside = all(path.startswith(f"{base}{os.sep}") for path in paths)
     root = base if inside else common_folder([Path(path).parent for path in paths])
     members = [Path(path).relative_to(root).as_posix() for path in paths]
@@ -234,7 +258,7 @@ def _read_csv(description: str, text: str) -> list[_Line]:
     return lines
 
 
-def _check_paths(description: str, lines: Sequence[_Line], paths: Sequence[str]) -> None:
+def _check_paths(description: str, base: Path, lines: Sequence[_Line], paths: Sequence[str]) -> None:
     first_line: dict[str, int] = {}
     missing: list[_Line] = []
     for line, path in zip(lines, paths, strict=True):
@@ -251,8 +275,9 @@ def _check_paths(description: str, lines: Sequence[_Line], paths: Sequence[str])
             raise DataError(f"list {description} line {line.number}: {line.path} is a folder, wanted a picture")
     if missing:
         more = f" ({len(missing)} of {len(lines)} listed files are missing)" if len(missing) > 1 else ""
+        number, path, _ = missing[0]
         raise DataError(
-            f"list {description} line {missing[0].number}: {missing[0].path} does not exist{more}; "
+            f"list {description} line {number}: {path} {path_state(base / path)}{more}; "
             "paths are relative to the list's folder"
         )
 

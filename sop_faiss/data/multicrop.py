@@ -58,7 +58,7 @@ class MultiCrop:
             scaled = self._load_scaled(image_id, epoch, encoded)
             if scaled is not None:
                 return scaled
-        picture = decode_image(encoded, self.config.data.max_image_pixels)
+        picture = decode_image(encoded, self.config.data.max_image_pixels, self.config.data.top_value)
         return picture, self.draw(image_id, epoch, *picture.shape[:2])
 
     def _load_scaled(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Picture, list[DrawnView]] | None:

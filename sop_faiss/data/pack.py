@@ -12,6 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from sop_faiss.data.decode import MAX_PIXELS, drop_reason
+from sop_faiss.data.deep import DeepImage, DeepTally, require_top_value
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
 from sop_faiss.data.keys import is_hidden
 from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
@@ -55,6 +56,8 @@ class PackSummary:
     dropped: list[Dropped]
     duplicates: dict[str, int | bool]
     """How many pictures repeat another's bytes (`exact`), or nearly its look (`near`); whether the former are out."""
+    notices: list[str]
+    """What to know of grayscale images of more than 8 bits."""
 
     @property
     def dropped_by_reason(self) -> dict[str, int]:
@@ -70,6 +73,7 @@ class _Encoded:
     encoded: bytes
     is_resized: bool
     signature: Signature
+    deep: DeepImage | None
 
 
 @dataclass
@@ -84,6 +88,7 @@ class _Packing:
     dropped: list[Dropped] = field(default_factory=list)
     labelled: int = 0
     resized: int = 0
+    deep: DeepTally = field(default_factory=DeepTally)
 
     def take(self, position: int, result: _Encoded | DataError) -> None:
         """Write one picture, or note why not."""
@@ -91,6 +96,7 @@ class _Packing:
         if isinstance(result, DataError):
             self.dropped.append(Dropped(picture, str(result)))
             return
+        self.deep.add(result.deep)
         label = -1 if self.source.labels is None else int(self.source.labels[position])
         if self.duplicates.add(picture, label, result.signature) and self.drop_exact_duplicates:
             return
@@ -119,17 +125,18 @@ def pack(
     workers: int | None = None,
     max_bad_fraction: float = 1.0,
     max_pixels: int = MAX_PIXELS,
+    top_value: float = 0.0,
     drop_exact_duplicates: bool = False,
     shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
 ) -> PackSummary:
     """Write the pictures of a folder, list or CSV as webdataset shards with their sidecars and a `manifest.json`.
 
-    A JPEG, PNG or WebP keeps its bytes; other formats, and pictures that are made smaller, are encoded anew (JPEG of
-    quality 95 where the original was lossy, else PNG). Keys are those of the source, with dots made `_`. The same
-    pictures give the same shards and manifest, whatever the number of workers: these read, decode and encode; one
-    thread writes. `duplicates.json` lists pictures that are there twice; see `Duplicates.report`. All or nothing is
-    written.
+    A JPEG, PNG or WebP keeps its bytes; other formats, pictures that are made smaller, and with `top_value` grayscale
+    of more than 8 bits, are encoded anew (JPEG of quality 95 where the original was lossy, else PNG of 8 bits). Keys
+    are those of the source, with dots made `_`. The same pictures give the same shards and manifest, whatever the
+    number of workers: these read, decode and encode; one thread writes. `duplicates.json` lists pictures that are there
+    twice; see `Duplicates.report`. All or nothing is written.
 
     Args:
         src: anything `open_source` takes.
@@ -140,6 +147,7 @@ def pack(
         workers: threads; None for one per processor, 8 at most.
         max_bad_fraction: fail when a larger share of the pictures is bad; 1 fails only when all are.
         max_pixels: pictures with more are bad.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
         drop_exact_duplicates: of pictures with the same bytes keep the first only.
         shard_bytes: a shard also ends when its pictures reach this size.
         progress: called with the pictures done and their total.
@@ -155,11 +163,12 @@ def pack(
         raise ConfigError(f"max_bad_fraction is {max_bad_fraction}, wanted 0 to 1")
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise ConfigError(f"workers is {workers}, wanted 1 to {MAX_WORKERS:,}")
+    require_top_value(top_value)
     with atomic_directory(out) as folder:
         source = open_source(src)
         with ShardWriter(folder, name, samples_per_shard, shard_bytes) as writer:
             packing = _Packing(source, _webdataset_keys(source.keys), writer, drop_exact_duplicates)
-            prepare = partial(_prepare, source, resize, max_pixels)
+            prepare = partial(_prepare, source, resize, max_pixels, top_value)
             for position, result in enumerate(map_ordered(prepare, range(len(source)), workers or default_workers())):
                 packing.take(position, result)
                 if progress is not None:
@@ -176,6 +185,7 @@ def pack(
             labelled=packing.labelled,
             source=source.description,
             resize=resize,
+            deep_grayscale={"top_value": top_value, **packing.deep.to_dict()},
             duplicates=duplicates,
             dropped={
                 "count": len(dropped),
@@ -193,32 +203,36 @@ def pack(
         classes=source.class_names,
         dropped=dropped,
         duplicates=duplicates,
+        notices=packing.deep.notices(),
     )
 
 
-def _prepare(source: ImageSource, resize: int | None, max_pixels: int, position: int) -> _Encoded | DataError:
+def _prepare(
+    source: ImageSource, resize: int | None, max_pixels: int, top_value: float, position: int
+) -> _Encoded | DataError:
     """Verify one picture by decoding it whole, and encode it anew where that is asked or needed.
 
     Returns what is wrong with a bad picture; the first word is the reason.
     """
-    whole = read_whole(source, position, max_pixels)
+    whole = read_whole(source, position, max_pixels, top_value)
     if isinstance(whole, DataError):
         return whole
-    encoded, kind, picture = whole
+    encoded, kind, picture, deep = whole
     signature = picture_signature(encoded, picture)
     shorter = min(picture.size)
     shrink = resize is not None and shorter > resize
-    if not shrink and kind is not None and kind in _KEPT:
-        return _Encoded(_KEPT[kind], encoded, False, signature)
+    is_told = deep is not None and top_value > 0  # what is white: said here, so nobody has to say it of the shards
+    if not shrink and not is_told and kind is not None and kind in _KEPT:
+        return _Encoded(_KEPT[kind], encoded, False, signature, deep)
     if resize is not None and shrink:
         width, height = (max(1, round(side * resize / shorter)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     stream = io.BytesIO()
     if kind in _LOSSY:
         picture.save(stream, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
-        return _Encoded("jpg", stream.getvalue(), shrink, signature)
+        return _Encoded("jpg", stream.getvalue(), shrink, signature, deep)
     picture.save(stream, "PNG")
-    return _Encoded("png", stream.getvalue(), shrink, signature)
+    return _Encoded("png", stream.getvalue(), shrink, signature, deep)
 
 
 def _webdataset_keys(keys: Sequence[str]) -> list[str]:

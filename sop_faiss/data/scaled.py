@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import UInt8
 
-from sop_faiss.data.decode import open_picture
+from sop_faiss.data.decode import open_picture, size_problem
 from sop_faiss.data.jpeg import decode_plain_jpeg, plain_jpeg_size
 from sop_faiss.data.views import Box
 from sop_faiss.errors import DataError
@@ -21,7 +21,7 @@ _ORIENTATION = 0x0112  # EXIF tag; 5 to 8 are turned by a quarter
 def upright_jpeg_size(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
     """Height and width, as a person sees it, of a JPEG that can be decoded at a fraction; None for all else."""
     size = plain_jpeg_size(encoded)
-    if size is None or not 0 < size[0] * size[1] <= max_pixels:
+    if size is None or size_problem(*size, max_pixels):
         return None
     width, height = size
     try:

@@ -57,7 +57,7 @@ def walk_shard(path: Path, name: str = "") -> ShardIndex:
     """
     name = name or str(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not block
     except OSError as error:
         raise DataError(f"shard {name} cannot be opened: {error.strerror}") from None
     try:

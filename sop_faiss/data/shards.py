@@ -39,7 +39,7 @@ class _OpenFile:
     __slots__ = ("descriptor",)
 
     def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):

@@ -19,6 +19,7 @@ from sop_faiss.data.remote_shards import find_addresses, open_remote_shards
 from sop_faiss.data.shards import MANIFEST_NAME, open_shards
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
+from sop_faiss.paths import path_state
 
 __all__ = ["ImageSource", "find_shards", "find_streams", "open_source"]
 
@@ -143,11 +144,12 @@ def find_shards(src: str | Path) -> list[Path]:
         shards = sorted(file for file in path.glob("*.tar") if not file.name.startswith("."))
         _check_complete(path, {shard.name for shard in shards})
         return shards
-    if path.exists():
+    if path.is_file():
         return [path] if path.suffix.lower() == ".tar" else []
     if has_braces(text) or glob.has_magic(text):
         return _expand_pattern(text)
-    raise DataError(f"source {text} does not exist: wanted .tar shards, a folder of pictures or a .txt or .csv list")
+    wanted = "wanted .tar shards, a folder of pictures or a .txt or .csv list"
+    raise DataError(f"source {text} {path_state(path)}: {wanted}")
 
 
 def _open_file(text: str, path: Path) -> ImageSource:
@@ -190,11 +192,11 @@ def _expand_pattern(text: str) -> list[Path]:
             if not matches:
                 raise DataError(f"no shard matches {pattern}")
             paths.extend(matches)
-        elif Path(pattern).exists():
-            paths.append(Path(pattern))
         else:
-            raise DataError(f"shard {pattern} of the pattern {text} does not exist")
+            paths.append(Path(pattern))
     for path in paths:
         if path.suffix.lower() != ".tar":
             raise DataError(f"pattern {text} matches {path}, wanted only .tar shards (name a folder for pictures)")
+        if not path.is_file():
+            raise DataError(f"shard {path} of the pattern {text} {path_state(path)}: wanted a .tar file")
     return paths

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from sop_faiss.data.decode import decode_pillow, open_picture
+from sop_faiss.data.decode import decode_whole
+from sop_faiss.data.deep import DeepImage
 from sop_faiss.data.source import ImageSource
 from sop_faiss.errors import DataError
 
@@ -19,13 +20,14 @@ class WholePicture(NamedTuple):
     encoded: bytes
     format: str | None  # as PIL names it
     picture: Image.Image  # RGB
+    deep: DeepImage | None  # of grayscale of more than 8 bits
 
 
-def read_whole(source: ImageSource, position: int, max_pixels: int) -> WholePicture | DataError:
+def read_whole(source: ImageSource, position: int, max_pixels: int, top_value: float) -> WholePicture | DataError:
     """Read and decode one picture, or return what is wrong with it; the first word is the reason."""
     try:
         encoded = source.read(position)
-        return WholePicture(encoded, open_picture(encoded, max_pixels).format, decode_pillow(encoded, max_pixels))
+        return WholePicture(encoded, *decode_whole(encoded, max_pixels, top_value))
     except DataError as error:
         return error
 

@@ -14,6 +14,7 @@ from jaxtyping import Float64
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.evaluate.bootstrap import Interval, PairedDifference, bootstrap_interval, paired_difference
 from sop_faiss.files import read_json
+from sop_faiss.paths import path_state
 
 __all__ = ["Comparison", "Setup", "compare_results"]
 
@@ -85,7 +86,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     if file.is_dir():
         raise DataError(f"result {file} is a directory: name the file in it that sop-retrieve --json wrote")
     if not file.is_file():
-        raise DataError(f"result {file} does not exist: wanted what sop-retrieve --json wrote")
+        raise DataError(f"result {file} {path_state(file)}: wanted what sop-retrieve --json wrote")
     if file.stat().st_size > _MAX_BYTES:
         raise DataError(f"result {file} is larger than any result of sop-retrieve")
     try:

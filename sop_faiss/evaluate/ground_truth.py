@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.errors import DataError
+from sop_faiss.paths import path_state
 
 __all__ = [
     "GRADED",
@@ -100,7 +101,7 @@ def read_ground_truth(path: Path) -> GroundTruth:
     if path.is_dir():
         raise DataError(f"ground truth {path} is a directory: name the file in it, such as gnd.json")
     if not path.is_file():
-        raise DataError(f"ground truth {path} does not exist: wanted a .json or .pkl file")
+        raise DataError(f"ground truth {path} {path_state(path)}: wanted a .json or .pkl file")
     if path.suffix not in (".json", ".pkl"):
         raise DataError(f"ground truth {path} has the ending {path.suffix!r}; wanted .json or .pkl")
     if (size_bytes := path.stat().st_size) > MAX_FILE_BYTES:

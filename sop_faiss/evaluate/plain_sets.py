@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sop_faiss.data.keys import require_utf8
 from sop_faiss.data.listing import open_folder
 from sop_faiss.errors import DataError
+from sop_faiss.paths import path_state
 
 __all__ = ["PlainSet", "read_plain_set"]
 
@@ -61,7 +63,7 @@ def read_plain_set(path: Path) -> PlainSet:
         return _from_folders(path)
     if path.suffix.lower() == ".csv" and path.is_file():
         return _from_csv(path)
-    raise DataError(f"{path} is neither a folder nor a .csv file")
+    raise DataError(f"{path} {path_state(path)}: wanted a folder or a .csv file")
 
 
 def _from_folders(root: Path) -> PlainSet:
@@ -76,6 +78,7 @@ def _from_folders(root: Path) -> PlainSet:
 def _classes_of(folder: Path) -> dict[str, str]:
     """The class of each picture, by its path below the folder."""
     source = open_folder(str(folder), folder)
+    require_utf8(source.members)
     if source.labels is None or source.class_names is None or (source.labels < 0).any():
         raise DataError(
             f"{folder} has pictures outside class folders: wanted CLASS/picture.jpg, where pictures of one class are "

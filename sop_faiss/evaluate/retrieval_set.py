@@ -23,6 +23,7 @@ from sop_faiss.errors import DataError
 from sop_faiss.evaluate.ground_truth import Box, GroundTruth, make_ground_truth, read_ground_truth
 from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.files import sha256_file
+from sop_faiss.paths import path_state
 
 __all__ = ["KNOWN_SETS", "CroppedFiles", "RetrievalSet", "crop_to_box", "open_retrieval_set"]
 
@@ -43,6 +44,8 @@ class CroppedFiles(FileSource):
 
     boxes: list[Box | None]
     """Per picture; None keeps the whole picture."""
+    top_value: float = 0.0
+    """As of `decode_image`, for the cropped ones: they are encoded with 8 bits."""
 
     def read(self, position: int) -> bytes:
         """Encoded bytes of one picture; a cropped one is encoded anew, without loss.
@@ -55,7 +58,9 @@ class CroppedFiles(FileSource):
         if box is None:
             return encoded
         cropped = io.BytesIO()
-        Image.fromarray(crop_to_box(decode_image(encoded), box)).save(cropped, "PNG", compress_level=1)
+        Image.fromarray(crop_to_box(decode_image(encoded, top_value=self.top_value), box)).save(
+            cropped, "PNG", compress_level=1
+        )
         return cropped.getvalue()
 
 
@@ -178,7 +183,7 @@ def _own_ground_truth(root: Path, dataset: str) -> Path:
 
 def _published_ground_truth(path: Path, dataset: str) -> Path:
     if not path.is_file():
-        raise DataError(f"ground truth {path} does not exist: get it from {BENCHMARK_PAGE}, or name one with --gnd")
+        raise DataError(f"ground truth {path} {path_state(path)}: get it from {BENCHMARK_PAGE}, or name one with --gnd")
     if (got := sha256_file(path)) != KNOWN_SETS[dataset]:
         raise DataError(
             f"{path} is not the published ground truth of {dataset} (sha256 {got[:12]}..., wanted "

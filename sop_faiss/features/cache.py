@@ -32,6 +32,7 @@ from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.files import atomic_file, read_json, require_name, write_json
 from sop_faiss.model.encoder import Encoder
 from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.paths import path_state
 
 __all__ = ["FeatureCache", "kept_until_whole", "open_cache", "remove_cache"]
 
@@ -199,8 +200,8 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
 
 def _require_place(directory: Path) -> None:
     """Refuse to keep features in a file, or among the files of something else."""
-    if directory.exists() and not directory.is_dir():
-        raise FeatureError(f"cache {directory} is a file: name a directory")
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise FeatureError(f"cache {directory} {path_state(directory)}: name a directory")
     what = next((what for pattern, what in _OF_OTHERS.items() if any(directory.glob(pattern))), None)
     if what is not None:
         raise FeatureError(f"cache {directory} is {what}, and nothing is written into it: name a directory of its own")

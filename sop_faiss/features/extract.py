@@ -156,7 +156,6 @@ def embed_images(
     """Unit-norm features of decoded RGB pictures of any shapes, one row each, such as the queries of a search.
 
     Raises:
-        DataError: a picture is too elongated to be resized.
         FeatureError: the encoder's features are not finite or zero.
         ConfigError: the encoder does not take images of this size.
     """
@@ -241,7 +240,7 @@ def _prepared(
         encoded = source.read(position)
         digest = b"" if cache is None else hashlib.sha256(encoded).digest()
         feature = None if cache is None else cache.find(digest)
-        pixels = preprocess.apply(decode_image(encoded)) if feature is None else None
+        pixels = preprocess.apply(decode_image(encoded, top_value=preprocess.top_value)) if feature is None else None
         return _Picture(position, digest, pixels, feature)
 
     waiting, total = iter(positions), len(source)

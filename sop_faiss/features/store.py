@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
 from sop_faiss.model.whitening import WHITENING_FILE, Whitening
+from sop_faiss.paths import path_state
 from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["FEATURE_DTYPES", "MANIFEST_NAME", "FeatureStore", "read_names", "read_store_manifest", "require_dtype"]
@@ -232,7 +233,7 @@ def read_store_manifest(directory: Path) -> dict[str, Any]:
         FeatureError: there is no store, or it is incomplete or damaged.
     """
     if not directory.is_dir():
-        raise FeatureError(f"feature store {directory} does not exist; make one with sop-embed")
+        raise FeatureError(f"feature store {directory} {path_state(directory)}; make one with sop-embed")
     path = directory / MANIFEST_NAME
     if not path.is_file():
         raise FeatureError(f"{directory} has no {MANIFEST_NAME}: it is no feature store, or an unfinished one")

@@ -20,6 +20,7 @@ from jaxtyping import Int64
 
 from sop_faiss.errors import FeatureError, IndexMismatchError
 from sop_faiss.files import restore_directory, sha256_file
+from sop_faiss.paths import path_state
 
 __all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "describe_file", "read_verified"]
 
@@ -149,7 +150,11 @@ class IndexManifest:
         """
         path = directory / MANIFEST_FILE
         if not path.is_file():
-            wrong = "does not exist" if not directory.exists() else f"is not an index directory (no {MANIFEST_FILE})"
+            wrong = (
+                f"is not an index directory (no {MANIFEST_FILE})"
+                if directory.is_dir()
+                else f"{path_state(directory)}, wanted an index directory"
+            )
             raise IndexMismatchError(f"{directory} {wrong}: make one with `sop-index build`")
         encoded = path.read_bytes()
         try:

@@ -32,6 +32,7 @@ from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.timm_trunk import TimmTrunk, filled_trunk, random_trunk
 from sop_faiss.model.weights import read_official, read_weights
 from sop_faiss.model.whitening import Whitening, read_whitening
+from sop_faiss.paths import path_state
 
 __all__ = ["Encoder", "EncoderSpec", "encoder_of_backbone", "encoder_of_spec", "load_encoder"]
 
@@ -200,6 +201,7 @@ def _assemble(spec: EncoderSpec, trunk: SopTrunk | TimmTrunk, name: str, left_ou
         mean=spec.mean or _triple(trunk.mean) or IMAGENET_MEAN,
         std=spec.std or _triple(trunk.std) or IMAGENET_STD,
         multiple=trunk.multiple,
+        top_value=trunk.top_value if spec.top_value is None else spec.top_value,
     )
     if spec.scales is not None:
         preprocess = replace(preprocess, scales=spec.scales)
@@ -222,7 +224,7 @@ def _existing_run(text: str) -> Path:
     prefix = text.partition(":")[0]
     near = difflib.get_close_matches(prefix, ("timm", "dino", "config"), n=1) if ":" in text else []
     hint = f"; did you mean {near[0]}:?" if near else ""
-    raise CheckpointError(f"model {text} does not exist; {_MODEL_FORMS}{hint}")
+    raise CheckpointError(f"model {text} {path_state(path)}; {_MODEL_FORMS}{hint}")
 
 
 def _seed(random_weights: int | None, model: str) -> int:
@@ -258,7 +260,9 @@ def encoder_of_backbone(backbone: Backbone, config: Config, name: str) -> Encode
     The fingerprint is computed once: ask for it only of a backbone that no longer changes.
     """
     trunk = SopTrunk(backbone, config)
-    preprocess = Preprocess.square(trunk.native_size, mean=trunk.mean, std=trunk.std, multiple=trunk.multiple)
+    preprocess = Preprocess.square(
+        trunk.native_size, mean=trunk.mean, std=trunk.std, multiple=trunk.multiple, top_value=trunk.top_value
+    )
     return Encoder(trunk, name, preprocess, trunk.poolings[0], backbone.feature_dim)
 
 
@@ -276,6 +280,7 @@ def load_encoder(
     scales: tuple[float, ...] | None = None,
     whitening: Path | None = None,
     cache: Path | None = None,
+    top_value: float | None = None,
     student: bool = False,
     by_position: bool = False,
     position_resize: str | None = None,
@@ -306,6 +311,7 @@ def load_encoder(
         scales,
         whitening,
         cache,
+        top_value,
         student=student,
         by_position=by_position,
         position_resize=position_resize,

@@ -95,6 +95,7 @@ def timm_config(
             "model": {name: getattr(config.model, name) for name in (*shape_fields, "global_token")}
             | resize_in_architecture(config.model.position_resize),
             "views": {name: getattr(config.views, name) for name in _VIEW_FIELDS},
+            "data": {"top_value": config.data.top_value},
         },
     }
 
@@ -137,10 +138,10 @@ def read_export(directory: Path) -> tuple[Config, dict[str, Tensor]]:
 
 def _config_in(ours: dict[str, Any], file: Path) -> Config:
     """The configuration of an encoder alone: nothing of losses and data."""
-    model, views = ours.get("model"), ours.get("views")
+    model, views, data = ours.get("model"), ours.get("views"), ours.get("data", {})
     if not isinstance(model, dict) or not isinstance(views, dict):
         raise CheckpointError(f"{file} was changed: its section sop_faiss has no model or no views")
     try:
-        return config_of({"model": model, "views": views, "loss": {"patch_weight": 0.0}}, str(file))
+        return config_of({"model": model, "views": views, "data": data, "loss": {"patch_weight": 0.0}}, str(file))
     except SopError as error:
         raise CheckpointError(f"{error}: export again") from None

@@ -23,6 +23,7 @@ from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.model.timm_trunk import require_timm_name
 from sop_faiss.model.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
+from sop_faiss.paths import path_state
 
 __all__ = ["SHAPE_FIELDS", "load_initial_weights", "resolve_init"]
 
@@ -139,7 +140,8 @@ def _timm_settings(name: str) -> dict[str, Any]:
 def _run_checkpoint(text: str) -> Path:
     if not Path(text).is_dir():
         raise CheckpointError(
-            f"model.init = {text} is no directory: wanted timm:NAME, dino:FILE, a run directory or a checkpoint in one"
+            f"model.init = {text} {path_state(text)}: wanted timm:NAME, dino:FILE, a run directory or a checkpoint in "
+            "one"
         )
     return find_checkpoint(Path(text))
 

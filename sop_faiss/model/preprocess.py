@@ -16,13 +16,16 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.data.deep import require_top_value
+from sop_faiss.errors import ConfigError
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+MOST_PIXELS = 64_000_000
+"""Largest image that is resized whole before the central crop, in pixels after resizing."""
 SMALL_SIDE = 64
 """Up to this side in pixels the whole picture is used: no border is cropped away from a thumbnail."""
 
@@ -53,6 +56,8 @@ class Preprocess:
     """The network sees the picture at each of these sizes, relative to the above; the unit-norm features are added and
     scaled to unit norm again. (1, 0.7071, 0.5) is what DINO's evaluation of retrieval and the revisited Oxford/Paris
     benchmark use; the latter adds unit-norm features too, DINO's script raw ones."""
+    top_value: float = 0.0
+    """White in grayscale of more than 8 bits, for the decoder; 0: what the file states, else what its type holds."""
 
     def __post_init__(self) -> None:
         if self.multiple < 1:
@@ -78,6 +83,7 @@ class Preprocess:
         apart = len(set(self.scales)) == len(self.scales)
         if not 1 <= len(self.scales) <= 16 or not apart or not all(0.05 <= scale <= 4 for scale in self.scales):
             raise ConfigError(f"scales = {self.scales}: wanted 1 to 16 different numbers from 0.05 to 4")
+        require_top_value(self.top_value)
 
     @classmethod
     def square(
@@ -87,6 +93,7 @@ class Preprocess:
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
         multiple: int = 1,
+        top_value: float = 0.0,
     ) -> Preprocess:
         """The k-NN protocol at a size: resize to 256/224 of it and crop; up to 64 px no border is cropped.
 
@@ -94,7 +101,7 @@ class Preprocess:
             ConfigError: the size is not divisible by `multiple`, or out of range.
         """
         resize = size if size <= SMALL_SIDE else round(size * 256 / 224)
-        return cls(resize=resize, crop=size, mean=mean, std=std, multiple=multiple)
+        return cls(resize=resize, crop=size, mean=mean, std=std, multiple=multiple, top_value=top_value)
 
     def keeping_aspect(self, size: int | None = None) -> Preprocess:
         """The retrieval mode: longer side `size` (the crop's side if not given), whole picture, no crop.
@@ -119,13 +126,15 @@ class Preprocess:
     def apply(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "rows columns 3"]:
         """Resize one RGB picture and crop it (or not, with `keep_aspect`); a picture already at the size is untouched.
 
-        Raises:
-            DataError: the picture is so elongated that resizing it would make it larger than 64 megapixels.
+        One that would be larger than `MOST_PIXELS` before the crop is cropped to its central square first.
         """
         height, width = image.shape[:2]
         rows, columns = self.target_size(height, width)
-        if rows * columns > 64_000_000:
-            raise DataError(f"elongated: a picture of {width} x {height} pixels resized to {columns} x {rows}")
+        if rows * columns > MOST_PIXELS and not self.keep_aspect:
+            side = min(height, width)
+            top, left = (height - side) // 2, (width - side) // 2
+            image, height, width = image[top : top + side, left : left + side], side, side
+            rows, columns = self.resize, self.resize
         if (rows, columns) != (height, width):
             # NHWC memory seen as NCHW: torch keeps channels last and takes its fast path
             channels_last = (
@@ -158,10 +167,12 @@ class Preprocess:
         return functional.interpolate(images, size=(rows, columns), mode="bilinear", align_corners=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for manifests; one scale alone, of 1, goes without saying."""
+        """As JSON values, for manifests; one scale alone, of 1, and no top value go without saying."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.scales == (1.0,):
             del content["scales"]
+        if not self.top_value:
+            del content["top_value"]
         return content
 
     @classmethod

@@ -31,6 +31,7 @@ class SopTrunk(nn.Module):
         self.config = config
         self.mean, self.std = config.views.mean, config.views.std
         self.native_size = config.views.global_size
+        self.top_value = config.data.top_value
         self.multiple = 1 if isinstance(backbone, ConvBackbone) else backbone.patch_size
         self.fixed = False
         self.poolings: tuple[str, ...] = ("mean", "gem")

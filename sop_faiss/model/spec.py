@@ -47,6 +47,8 @@ class EncoderSpec:
     """A whitening that sop-embed --whiten has learned: its file, or the feature store it lies in."""
     cache: Path | None = None
     """Directory that keeps the features of pictures, so that no picture is encoded twice in the same way."""
+    top_value: float | None = None
+    """White in grayscale images of more than 8 bits; 0: what each file states; None: as the model was trained."""
     student: bool = False
     """The student of a run instead of the teacher; of a file with two networks the learning one instead of its moving
     average."""

@@ -52,6 +52,7 @@ class TimmTrunk(nn.Module):
         native_size: side of the images it was made for, in pixels.
         fixed: it takes no images of any other size.
         position_resize: `timm` or `dino`, as `resample_positions` has it.
+        top_value: white in deep grayscale images it was trained on; 0: what each file states (see `Preprocess`).
         mean, std: of the images it was trained on, as timm records them; empty if it does not.
     """
 
@@ -65,6 +66,7 @@ class TimmTrunk(nn.Module):
         settings = _settings(name)
         self.mean: tuple[float, ...] = tuple(settings.get("mean", ()))
         self.std: tuple[float, ...] = tuple(settings.get("std", ()))
+        self.top_value = 0.0
         self.poolings = _poolings(network)
         blocks: Any = network.blocks if isinstance(network, VisionTransformer) and "cls" in self.poolings else ()
         self.blocks = len(blocks)

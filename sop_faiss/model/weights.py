@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from sop_faiss.errors import CheckpointError
 from sop_faiss.files import require_readable
 from sop_faiss.model.layouts import chosen_network, layout_of, networks_in, same_kind, timm_names
+from sop_faiss.paths import path_state
 
 __all__ = ["fit_tensors", "fit_tensors_by_position", "read_official", "read_weights"]
 
@@ -43,7 +44,7 @@ def _read_file(path: Path) -> Any:
     if path.is_dir():
         raise CheckpointError(f"weights file {path} is a directory: name a file in it")
     if not path.is_file():
-        raise CheckpointError(f"weights file {path} does not exist; check the path")
+        raise CheckpointError(f"weights file {path} {path_state(path)}; check the path")
     require_readable(path)
     if path.suffix == ".safetensors":
         try:

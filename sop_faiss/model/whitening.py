@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from sop_faiss.errors import CheckpointError, ConfigError, FeatureError
 from sop_faiss.files import atomic_file, require_readable
 from sop_faiss.model.tensor_files import writing_tensors
+from sop_faiss.paths import path_state
 
 __all__ = ["WHITENING_FILE", "Whitening", "WhiteningOrigin", "learn_whitening", "read_whitening"]
 
@@ -123,7 +124,7 @@ def read_whitening(path: Path) -> Whitening:
     """
     file = path / WHITENING_FILE if path.is_dir() else path
     if not file.is_file():
-        raise CheckpointError(f"whitening {file} does not exist; sop-embed --whiten SRC makes one")
+        raise CheckpointError(f"whitening {file} {path_state(file)}; sop-embed --whiten SRC makes one")
     require_readable(file)
     try:
         with safe_open(file, framework="numpy") as opened:

@@ -23,6 +23,7 @@ from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoder import Encoder, EncoderSpec, encoder_of_spec
+from sop_faiss.paths import real_path
 from sop_faiss.pipeline.index import build
 from sop_faiss.pipeline.search import search_by_key, search_by_pictures
 from sop_faiss.pipeline.search_output import write_search_page
@@ -156,7 +157,7 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
         DataError: there are too few pictures.
         SopError: as the steps raise.
     """
-    if out.resolve() in (Path(images).resolve(), *Path(images).resolve().parents):
+    if real_path(out) in (real_path(images), *real_path(images).parents):
         raise ConfigError(
             f"the pictures {images} lie inside --out {out}, which the demo writes anew: choose another --out"
         )

@@ -21,6 +21,7 @@ from sop_faiss.model.export import CONFIG_FILE, WEIGHTS_FILE, is_export, timm_co
 from sop_faiss.model.graphs import read_torch_export, require_onnx, write_onnx, write_torch_export
 from sop_faiss.model.sop_trunk import SHAPE_FIELDS, SopTrunk, trained_trunk
 from sop_faiss.model.tensor_files import writing_tensors
+from sop_faiss.paths import path_state, real_path
 from sop_faiss.report.model_card import ModelFacts, write_card
 from sop_faiss.train.monitor import read_metrics
 
@@ -79,7 +80,7 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
     if is_export(run):
         raise CheckpointError(f"{run} is an export already: name the run that it was made of")
     if not run.is_dir():
-        raise CheckpointError(f"run {run} {'is a file' if run.exists() else 'does not exist'}: wanted a run directory")
+        raise CheckpointError(f"run {run} {path_state(run)}: wanted a run directory")
     trunk, checkpoint = trained_trunk(run, student=options.student)
     role = "student" if options.student else "teacher"
     encoder = encoder_of_backbone(trunk.network, trunk.config, f"{role} of {checkpoint.name}").eval()
@@ -92,7 +93,7 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
         graphs = _write_graphs(directory, network, images, features, options)
         parameters = sum(value.numel() for value in network.parameters())
         facts = ModelFacts(
-            folder=out.resolve().name,
+            folder=real_path(out).name,
             role=role,
             checkpoint=checkpoint.name,
             step=int(read_state(checkpoint, verify=False)["step"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from sop_faiss.evaluate.labelled_part import LabelledPart
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoder import encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.paths import real_path
 from sop_faiss.pipeline.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
 from sop_faiss.progress import ProgressCallback
 
@@ -79,7 +79,7 @@ def labelled_sets(
         SopError: as `encoder_of_spec` and `extract_features`.
     """
     part.check()
-    if Path(train).resolve() == Path(test).resolve():
+    if real_path(train) == real_path(test):
         raise DataError(f"training and test set are both {train}: every picture would find itself, name two")
     sets = [open_feature_set(train), open_feature_set(test)]
     for each in sets:

@@ -157,6 +157,7 @@ def _open_retrieval(config: Config) -> _Part:
         rules = choose_protocol(chosen, data.truth)
     except DataError as error:
         raise DataError(_in_fields(str(error))) from None
+    data.queries.top_value = config.data.top_value
     queries = data.whole_queries if rules.box == "ignored" else data.queries
     counted = [
         difficulty

@@ -9,6 +9,7 @@ from sop_faiss.data.keys import PICTURE_SUFFIXES
 from sop_faiss.errors import ConfigError
 from sop_faiss.files import require_writable
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.paths import real_path
 
 __all__ = ["STDOUT", "check_outputs", "encoder_files", "ground_truth_files", "source_files"]
 
@@ -54,14 +55,14 @@ def check_outputs(
             ending.
         SopError: an output cannot be written.
     """
-    read = {path.resolve() for path in inputs}
+    read = {real_path(path) for path in inputs}
     taken: dict[Path, str] = {}
     for option, path in outputs.items():
         if path is None:
             continue
         if path == STDOUT and option not in to_stdout:
             raise ConfigError(f"{option} - would be stdout, where this result does not go: name a file")
-        place = path.resolve()
+        place = real_path(path)
         if place in taken:
             raise ConfigError(f"{taken[place]} and {option} are both {path}: name two")
         taken[place] = option

@@ -69,7 +69,8 @@ def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) 
 
 def _viewed_image(batches: Batches, batch: Batch, number: int, epoch: int) -> ViewedImage:
     image_id = int(batch.image_ids[number])
-    picture = decode_image(batches.source.read(image_id), batches.config.data.max_image_pixels)
+    data = batches.config.data
+    picture = decode_image(batches.source.read(image_id), data.max_image_pixels, data.top_value)
     return ViewedImage(
         key=batches.source.keys[image_id],
         picture=picture,

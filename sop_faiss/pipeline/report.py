@@ -10,6 +10,7 @@ from sop_faiss.config import Config, load_config
 from sop_faiss.data.address import hide_secrets
 from sop_faiss.errors import CheckpointError, ConfigError, DataError, SopError, one_line
 from sop_faiss.model.checkpoint import find_checkpoint, read_state
+from sop_faiss.paths import path_state, real_path
 from sop_faiss.pipeline.run_facts import (
     bad_sample_table,
     run_table,
@@ -79,7 +80,7 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     panels, left_out = panels_of_run(curves, RunConstants(counts, config.model.embedding_dim))
     tables = [run_table(run, config, curves, state), score_table(panels), stop_table(run), bad_sample_table(run)]
     page = RunPage(
-        title=f"Training run {run.resolve().name}",
+        title=f"Training run {real_path(run).name}",
         subtitle=f"{run}: {config.model.backbone} on {hide_secrets(config.data.train)}",
         notices=score_notices(panels)
         + damage
@@ -99,7 +100,7 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
 def _read_run(run: Path) -> tuple[Config, dict[str, Curve], list[str]]:
     """The configuration, the curves, and what of their records could not be read: a line, or none."""
     if not run.is_dir() or not (run / "config.yaml").is_file():
-        what = "has no config.yaml" if run.is_dir() else "is no directory" if run.exists() else "does not exist"
+        what = "has no config.yaml" if run.is_dir() else path_state(run)
         raise DataError(f"{run} is no training run (it {what}): wanted the --output of sop-train")
     config = load_config(run / "config.yaml")
     left_out: list[int] = []

@@ -135,6 +135,7 @@ def evaluate_retrieval(
     rules = choose_protocol(protocol, data.truth)
     queries = data.whole_queries if rules.box == "ignored" else data.queries
     loaded = encoder_of_spec(encoder)
+    data.queries.top_value = loaded.preprocess.top_value
     preprocess = loaded.preprocess if options.square else loaded.preprocess.keeping_aspect()
     extra = _open_distractors(options, loaded, preprocess, progress)
     query_features, gallery_features = _features(loaded, data, queries, preprocess, options, progress)

@@ -24,6 +24,7 @@ from sop_faiss.index.search import FeatureIndex, Neighbors
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.paths import path_state
 from sop_faiss.pipeline.search_result import Found, SearchedQuery, SearchResult
 from sop_faiss.progress import ProgressCallback
 
@@ -123,7 +124,7 @@ def open_pictures(files: Sequence[Path]) -> ImageSource:
         if path.is_dir():
             raise DataError(f"{path} is a folder, wanted a picture: name a folder with --data")
         if not path.is_file():
-            raise DataError(f"picture {path} does not exist")
+            raise DataError(f"picture {path} {path_state(path)}")
     root = common_folder([path.parent for path in paths])
     description = f"{len(paths)} pictures" if len(paths) != 1 else str(paths[0])
     return open_files(description, root, [path.relative_to(root).as_posix() for path in paths], None, None)

@@ -116,9 +116,9 @@ def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -
         remove_leftovers(output / "config.yaml")  # of a kill while the first one was written
         if resume:
             (output / REQUEUE_NAME).unlink(missing_ok=True)
-    if not output.exists():
+    if not output.is_dir():
         refuse_occupied(output)  # which knows what else is in the way
-    started = output.exists() and (not output.is_dir() or any(path.name != LOCK_NAME for path in output.iterdir()))
+    started = output.is_dir() and any(path.name != LOCK_NAME for path in output.iterdir())
     if started and not resume:
         raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
     if started and not (output / "config.yaml").is_file():

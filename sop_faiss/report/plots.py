@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 
 from sop_faiss.errors import DataError
 from sop_faiss.files import atomic_file
+from sop_faiss.paths import path_state
 
 __all__ = ["COLOURS", "STYLE", "Curve", "draw_curve", "finish_axes", "plot_training", "read_curves"]
 
@@ -99,7 +100,7 @@ def read_curves(run: str | Path, left_out: list[int] | None = None) -> dict[str,
     if path.is_dir():
         path = path / METRICS_FILE
     if not path.is_file():
-        raise DataError(f"{path} does not exist: wanted a run directory or a metrics file")
+        raise DataError(f"{path} {path_state(path)}: wanted a run directory or a metrics file")
     lines = path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
     points: dict[str, dict[float, float]] = {}
     for number, line in enumerate(lines, start=1):

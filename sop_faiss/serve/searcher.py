@@ -116,7 +116,8 @@ class Searcher:
         encoder = self.require_encoder()
         try:
             # Decoded and resized side by side with others; the network runs for one at a time.
-            image = encoder.preprocess.apply(decode_image(encoded, self._max_pixels))
+            decoded = decode_image(encoded, self._max_pixels, encoder.preprocess.top_value)
+            image = encoder.preprocess.apply(decoded)
             as_it_is = replace(encoder.preprocess, resize=encoder.preprocess.crop)  # it is cropped: not once more
             with self._encoding:
                 features = embed_images(encoder, [image], preprocess=as_it_is)

@@ -1,0 +1,148 @@
+"""Grayscale images of more than 8 bits: which of their values is white, and what a set of them holds.
+
+A file of 16 bits rarely says how many of them its camera or scanner fills, and one of floats hardly ever what white is.
+So a user can say it (`top_value`); next comes what a TIFF states, then what its type holds. PNG's sBIT is no such
+statement: PNG scales its samples to the whole 16 bits, however many of them are significant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from sop_faiss.config.checks import require
+
+__all__ = ["DeepImage", "DeepTally", "deep_to_rgb", "measure_deep", "require_top_value"]
+
+_TIFF_BITS, _TIFF_TOP, _TIFF_SAMPLE_TOP = 258, 281, 341  # BitsPerSample, MaxSampleValue, SMaxSampleValue
+_TYPE_TOP = 65535
+
+
+@dataclass(frozen=True)
+class DeepImage:
+    """One image of more than 8 bits."""
+
+    largest: float
+    """The largest value in it."""
+    white: float
+    """This value and larger ones become 255."""
+    is_known: bool
+    """The setting or the file says what is white; otherwise it is the type's largest value."""
+
+
+@dataclass
+class DeepTally:
+    """What the deep images of a set hold."""
+
+    images: int = 0
+    unknown: int = 0
+    """Those for which nobody says what is white."""
+    clipped: int = 0
+    """Those with values above white."""
+    largest: float = 0.0
+    largest_unknown: float = 0.0
+    white: tuple[float, float] | None = None
+    """The lowest and the highest."""
+
+    def add(self, image: DeepImage | None) -> None:
+        """Count one image; None is an image of 8 bits."""
+        if image is None:
+            return
+        self.images += 1
+        self.largest = max(self.largest, image.largest)
+        self.clipped += image.largest > image.white
+        low, high = self.white or (image.white, image.white)
+        self.white = min(low, image.white), max(high, image.white)
+        if not image.is_known:
+            self.unknown += 1
+            self.largest_unknown = max(self.largest_unknown, image.largest)
+
+    def notices(self) -> list[str]:
+        """What a user should know before the images are used, one line each."""
+        found = []
+        low, high = self.white or (0.0, 0.0)
+        guess = max(255.0, 2.0 ** int(self.largest_unknown).bit_length() - 1)
+        if self.unknown and high == _TYPE_TOP and guess < _TYPE_TOP:
+            found.append(
+                f"{self.unknown:,} deep grayscale images have no value above {self.largest_unknown:,.10g}, and "
+                f"{_TYPE_TOP:,} is taken as white, so that they are dark: if white is {guess:,.10g}, {_say(guess)}"
+            )
+        if self.clipped:
+            found.append(
+                f"{self.clipped:,} deep grayscale images have values above what is taken as white (up to "
+                f"{self.largest:,.10g}; white is {high:,.10g}), which all become white: {_say(self.largest)}"
+            )
+        if low < high:
+            found.append(
+                f"what is white differs between deep grayscale images, from {low:,.10g} to {high:,.10g}, and so does "
+                f"their brightness: if it is the same in all, {_say(None)}"
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self) | {"white": None if self.white is None else list(self.white)}
+
+
+def _say(value: float | None) -> str:
+    text = "VALUE" if value is None else f"{value:.10g}"
+    return f"say --top-value {text}, and data.top_value={text} in training"
+
+
+def require_top_value(value: float) -> None:
+    """Check a top value; 0 stands for none.
+
+    Raises:
+        ConfigError: it is negative or not finite.
+    """
+    require(0 <= value < math.inf, f"top_value = {value}: wanted the value of white, above 0, or 0 for the file's own")
+
+
+def measure_deep(picture: Image.Image, top_value: float) -> DeepImage | None:
+    """What is white in a loaded image, as it came from its file; None for an image of 8 bits.
+
+    Args:
+        picture: of any mode.
+        top_value: white, by the user; 0: the file's own.
+    """
+    if not picture.mode.startswith(("I", "F")):
+        return None
+    values: np.ndarray = np.asarray(picture)
+    finite = values if picture.mode != "F" else values[np.isfinite(values)]
+    largest = float(finite.max(initial=0))
+    if top_value:
+        return DeepImage(largest, top_value, True)
+    stated = _stated_top(picture)
+    if largest <= stated < math.inf:  # what a file's own values belie is no statement
+        return DeepImage(largest, stated, True)
+    usual = {"F": (1, 255, _TYPE_TOP), "I": (255, _TYPE_TOP)}.get(picture.mode, (_TYPE_TOP,))
+    return DeepImage(largest, float(next((top for top in usual if largest <= top), _TYPE_TOP)), False)
+
+
+def _stated_top(picture: Image.Image) -> float:
+    """The largest value that a TIFF says it can have; 0 where it says nothing."""
+    tags: Any = getattr(picture, "tag_v2", {})
+    for tag in (_TIFF_SAMPLE_TOP, _TIFF_TOP):
+        values = np.atleast_1d(tags.get(tag, 0))
+        if values.dtype.kind in "iuf" and values.size and values.max() > 1:  # 1, of floats, is what is assumed anyway
+            return float(values.max())
+    bits = np.atleast_1d(tags.get(_TIFF_BITS, 0))
+    return float(2 ** int(bits[0]) - 1) if bits.size and 8 < bits[0] < 16 else 0.0
+
+
+def deep_to_rgb(picture: Image.Image, white: float) -> Image.Image:
+    """Scale a deep image to 8 bits; 0 and less become black, `white` and more become white.
+
+    Whole numbers keep their highest bits, as where 16 bits become 8 by the high byte.
+    """
+    values: np.ndarray = np.asarray(picture)
+    whole = picture.mode != "F" and white >= 255
+    scaled = np.nan_to_num(values.astype(np.float32), posinf=white) * np.float32(
+        (256 if whole else 255) / (white + whole)
+    )
+    gray = np.clip(np.floor(scaled) if whole else np.round(scaled), 0, 255)
+    return Image.fromarray(gray.astype(np.uint8)).convert("RGB")

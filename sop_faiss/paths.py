@@ -1,0 +1,37 @@
+"""What stands at a path that a user has named, without reading it: nothing, a pipe, a loop of links."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+__all__ = ["path_state", "real_path"]
+
+_KINDS = (
+    (stat.S_ISDIR, "is a folder"),
+    (stat.S_ISREG, "is a file"),
+    (stat.S_ISFIFO, "is a pipe"),
+    (stat.S_ISSOCK, "is a socket"),
+)
+
+
+def path_state(path: str | Path) -> str:
+    """Say what stands at a path in place of what was wanted, as the end of a sentence that begins with the path."""
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "is a symbolic link that leads back to itself"
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            return "does not exist" + (" (a link to nowhere)" if os.path.islink(path) else "")  # noqa: PTH114
+        return f"cannot be reached ({(error.strerror or 'unknown error').lower()})"
+    except ValueError:  # a NUL in it
+        return "is no path"
+    return next((text for is_kind, text in _KINDS if is_kind(mode)), "is a device")
+
+
+def real_path(path: str | Path) -> Path:
+    """The absolute path with links followed; a link that leads back to itself stays, where `Path.resolve` fails."""
+    return Path(os.path.realpath(path))
