@@ -2,7 +2,8 @@
 checkpoint.
 
 An encoder is a network, a pooling and a preprocessing; perhaps a whitening. Its fingerprint says whether two sets
-of features may be compared.
+of features may be compared. The networks' modules (timm, torchvision) are imported when one is made: an index can be
+searched by its own images without them.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sop_faiss.config import Config
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.backbone import Backbone
 from sop_faiss.model.device import choose_device
-from sop_faiss.model.export import is_export
 from sop_faiss.model.pooling import pooling_name
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from sop_faiss.model.sop_trunk import SopTrunk, exported_trunk, trained_trunk, untrained_trunk
 from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.timm_trunk import TimmTrunk, filled_trunk, random_trunk
 from sop_faiss.model.weights import read_official, read_weights
 from sop_faiss.model.whitening import Whitening, read_whitening
+
+if TYPE_CHECKING:
+    from sop_faiss.config import Config
+    from sop_faiss.model.backbone import Backbone
+    from sop_faiss.model.sop_trunk import SopTrunk
+    from sop_faiss.model.timm_trunk import TimmTrunk
 
 __all__ = ["Encoder", "EncoderSpec", "encoder_of_backbone", "encoder_of_spec", "load_encoder"]
 
@@ -139,6 +142,10 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         CheckpointError: weights are missing, damaged, or of another model.
         ConfigError: the model is unknown, or an option does not apply to it.
     """
+    from sop_faiss.model.export import is_export
+    from sop_faiss.model.sop_trunk import exported_trunk, trained_trunk, untrained_trunk
+    from sop_faiss.model.timm_trunk import filled_trunk, random_trunk
+
     device = choose_device(spec.device)
     spec.refuse_idle_options()
     left_out: list[str] = []
@@ -170,6 +177,8 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
 
 
 def _official(spec: EncoderSpec) -> tuple[TimmTrunk, list[str]]:
+    from sop_faiss.model.timm_trunk import filled_trunk
+
     if spec.arch is None:
         raise ConfigError(f"{spec.model} needs --arch, the timm name of its network, such as vit_small_patch16_224")
     file = Path(spec.place)
@@ -245,6 +254,8 @@ def encoder_of_backbone(backbone: Backbone, config: Config, name: str) -> Encode
 
     The fingerprint is computed once: ask for it only of a backbone that no longer changes.
     """
+    from sop_faiss.model.sop_trunk import SopTrunk
+
     trunk = SopTrunk(backbone, config)
     preprocess = Preprocess.square(trunk.native_size, mean=trunk.mean, std=trunk.std, multiple=trunk.multiple)
     return Encoder(trunk, name, preprocess, trunk.poolings[0], backbone.feature_dim)
