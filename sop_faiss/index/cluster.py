@@ -26,6 +26,7 @@ from sop_faiss.files import (
     sha256_file,
 )
 from sop_faiss.index import parts as work
+from sop_faiss.index.alike import facts_of_encoder
 from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index, write_index
 from sop_faiss.index.parts import Part
 from sop_faiss.index.plan import RECALL_K, RowPlan, plan_rows
@@ -116,7 +117,8 @@ def build_by_tasks(
             if progress is not None:
                 progress(done, len(tasks))
         join = functools.partial(work.join_parts, tasks, counts, dimension)
-        search, last = {"effort": index.effort, **not_measured(options.recall), "why": why}, None
+        of_encoder = facts_of_encoder(names, lambda rows: _gather(run, store, sizes, rows, dimension))
+        search, last = {"effort": index.effort, **not_measured(options.recall), "why": why, **of_encoder}, None
         if queries is not None:
             last, joined = np.load(queries), place / _JOINED
             join(joined)

@@ -15,13 +15,14 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.model.checkpoint import scores_of_run
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.pooling import pooling_name
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -52,6 +53,7 @@ class Encoder(nn.Module):
         token_dimension: width of what the network gives, before any whitening.
         whitening: what the extraction applies to its unit-norm features.
         cache: the directory in which the extraction keeps features; None: nowhere.
+        scores: of the run it is from, as `scores_of_run` gives them; None: none, or not of a run.
         left_out: names of tensors in the weights file that are no part of it, such as a classifier's.
     """
 
@@ -73,6 +75,7 @@ class Encoder(nn.Module):
         self.left_out = left_out
         self.whitening: Whitening | None = None
         self.cache: Path | None = None
+        self.scores: dict[str, Any] | None = None
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
         """Raw features of normalised images of one size; unit norm is the extraction's work."""
@@ -149,6 +152,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     device = choose_device(spec.device)
     spec.refuse_idle_options()
     left_out: list[str] = []
+    scores = None
     trunk: SopTrunk | TimmTrunk
     name = spec.model
     if spec.kind == "run" and is_export(Path(spec.place)):
@@ -158,6 +162,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         name = f"{spec.model} (export)"
     elif spec.kind == "run":
         trunk, checkpoint = trained_trunk(_existing_run(spec.place), student=spec.student)
+        scores = scores_of_run(checkpoint)
         name = f"{spec.model} ({'student' if spec.student else 'teacher'} of {checkpoint.name})"
     elif spec.kind == "config":
         trunk = untrained_trunk(spec.place, _seed(spec.random_weights, spec.model))
@@ -173,7 +178,9 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         _log.warning("%s: %d tensors of the file are no part of the encoder (%s)", name, len(left_out), few)
     if spec.random_weights is not None:
         name = f"{name} (random weights, seed {spec.random_weights})"
-    return _assemble(spec, trunk, name, left_out).to(device)
+    encoder = _assemble(spec, trunk, name, left_out).to(device)
+    encoder.scores = scores
+    return encoder
 
 
 def _official(spec: EncoderSpec) -> tuple[TimmTrunk, list[str]]:
