@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import FeatureError, SopError
+from sop_faiss.features.facts import odd_fact
 from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
 from sop_faiss.model.whitening import WHITENING_FILE, Whitening
 from sop_faiss.unit_rows import require_unit_rows
@@ -232,7 +233,8 @@ def read_store_manifest(directory: Path) -> dict[str, Any]:
         FeatureError: there is no store, or it is incomplete or damaged.
     """
     if not directory.is_dir():
-        raise FeatureError(f"feature store {directory} does not exist; make one with sop-embed")
+        what = "is not a folder" if directory.exists() else "does not exist"
+        raise FeatureError(f"feature store {directory} {what}; make one with sop-embed")
     path = directory / MANIFEST_NAME
     if not path.is_file():
         raise FeatureError(f"{directory} has no {MANIFEST_NAME}: it is no feature store, or an unfinished one")
@@ -252,6 +254,9 @@ def read_store_manifest(directory: Path) -> dict[str, Any]:
     )
     if not whole:
         raise FeatureError(f"{path} is damaged: count, dimension, feature_dtype and files do not agree")
+    odd = odd_fact(manifest)
+    if odd:
+        raise FeatureError(f"{path} is damaged: {odd} is not what sop-embed writes; embed again")
     named = {str(part["name"]) for part in manifest["files"]}
     found = {file.name for file in directory.glob("features-*.parquet")}
     if named != found:

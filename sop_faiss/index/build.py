@@ -88,7 +88,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ConfigError: it is none.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"size {text!r}: wanted a number with B, KB, MB, GB or TB, as 500MB")
     return round(float(found[1]) * _UNITS[found[2]])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,6 +46,8 @@ _OURS = re.compile(rf"\.?(?:trained|queries|part)-.*|{re.escape(_JOINED)}")
 """What is kept beside the index until it is whole, and what a kill leaves of that."""
 _RETRIES = 5
 """How often a task is done again whose worker was lost."""
+_ANSWER_SECONDS = 10.0
+"""That a cluster is given to answer at all."""
 
 Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 """Calls a function once for each of several arguments, somewhere; the results in the order of the arguments."""
@@ -208,6 +212,19 @@ def _measured(
     return {"effort": index.effort, **recall}
 
 
+def _require_answer(address: str) -> None:
+    """Refuse an address where nothing listens: Ray itself would wait there for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address in ("", "auto", "local"):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except (OSError, ValueError, OverflowError):
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r}: wanted HOST:PORT of one that runs, or `ray` for this machine"
+        ) from None
+
+
 @contextmanager
 def _ray_tasks(address: str) -> Iterator[Run]:
     """Run tasks on a cluster; one that was not connected to before is left again."""
@@ -217,6 +234,7 @@ def _ray_tasks(address: str) -> Iterator[Run]:
         raise ConfigError("--cluster needs Ray: pip install 'sop-faiss[cluster]'") from None
     ours = not ray.is_initialized()
     if ours:
+        _require_answer(os.environ.get("RAY_ADDRESS", "") if address == "ray" else address)
         try:
             ray.init(address=None if address == "ray" else address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:

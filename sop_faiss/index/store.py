@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Int64
 
 from sop_faiss.errors import FeatureError, IndexMismatchError
-from sop_faiss.files import restore_directory, sha256_file
+from sop_faiss.files import not_json, restore_directory, sha256_file
 
 __all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "describe_file", "read_verified"]
 
@@ -158,7 +158,7 @@ class IndexManifest:
             content = json.loads(encoded)
         except (ValueError, RecursionError) as error:
             raise IndexMismatchError(
-                f"{path} is damaged ({_first_line(error)}): restore it or build the index again"
+                f"{path} is damaged ({not_json(error)}): restore it or build the index again"
             ) from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise IndexMismatchError(f"{path} is not the manifest of an index: make one with `sop-index build`")

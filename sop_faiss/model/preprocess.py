@@ -23,6 +23,7 @@ __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess"]
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+_MOST_PIXELS = 8192
 SMALL_SIDE = 64
 """Up to this side in pixels the whole picture is used: no border is cropped away from a thumbnail."""
 
@@ -59,8 +60,8 @@ class Preprocess:
             raise ConfigError(f"preprocess multiple = {self.multiple}: wanted 1 or more")
         for name in ("resize", "crop"):
             value = getattr(self, name)
-            if not 1 <= value <= 8192:
-                raise ConfigError(f"image size {name} = {value}: wanted 1 to 8192 pixels")
+            if not 1 <= value <= _MOST_PIXELS:
+                raise ConfigError(f"image size {name} = {value}: wanted 1 to {_MOST_PIXELS} pixels")
         if self.crop > self.resize or (self.keep_aspect and self.crop != self.resize):
             raise ConfigError(
                 f"crop = {self.crop} and resize = {self.resize}: wanted a crop within the resized picture"
@@ -93,6 +94,8 @@ class Preprocess:
         Raises:
             ConfigError: the size is not divisible by `multiple`, or out of range.
         """
+        if not 1 <= size <= _MOST_PIXELS * 224 // 256:
+            raise ConfigError(f"image size {size}: wanted 1 to {_MOST_PIXELS * 224 // 256} pixels")
         resize = size if size <= SMALL_SIDE else round(size * 256 / 224)
         return cls(resize=resize, crop=size, mean=mean, std=std, multiple=multiple)
 
