@@ -45,6 +45,7 @@ def duplicates_command(
       sop-index duplicates photos.index --html duplicates.html
       sop-index duplicates photos.index --threshold 0.98 --csv -
     """
+    from sop_faiss.index.alike import ALIKE
     from sop_faiss.index.duplicates import find_duplicates
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.pipeline.duplicates_output import duplicates_as_csv, duplicates_as_records, write_duplicates_page
@@ -68,7 +69,10 @@ def duplicates_command(
                 html_file, opened, groups, threshold, images_root=images_root, footer=footer, progress=progress
             )
     if groups and 2 * len(groups[0].rows) > len(opened):
-        click.echo("one group holds most of the pictures: raise --threshold", err=True)
+        cosine = opened.mean_cosine
+        alike_anyway = cosine is not None and cosine >= ALIKE
+        cause = f"the encoder is the cause, random pairs have a mean cosine of {cosine:.3f}" if alike_anyway else None
+        click.echo(f"one group holds most of the pictures: {cause or 'raise --threshold'}", err=True)
     alike = sum(len(group.rows) for group in groups)
     if json_file is not None:
         content = {

@@ -77,11 +77,16 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
         "search": _search_text(facts["search"]),
         "encoder": f"{encoder['name']}, fingerprint {encoder['fingerprint'][:12]}, pooling {facts['pooling']}",
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
+        "alike": _alike_text(facts["search"].get("mean_cosine")),
         "labels": f"{facts['labelled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
         "pictures": f"{facts['root']}{moved}",
         "left out": counted(facts["dropped"]) or "none",
     }
     return "\n".join(f"{name:<11}{one_line(value)}" for name, value in lines.items())
+
+
+def _alike_text(cosine: float | None) -> str:
+    return "not measured" if cosine is None else f"random pairs have a mean cosine of {cosine:.3f}"
 
 
 def _search_text(search: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "atomic_directory",
     "atomic_file",
     "locked_directory",
+    "not_json",
     "read_json",
     "refuse_foreign",
     "refuse_occupied",
@@ -378,5 +379,17 @@ def read_json(path: Path) -> Any:
     except PermissionError:
         raise _may_not_be_read(path) from None
     except (OSError, ValueError, RecursionError) as error:  # not JSON or UTF-8, thousands of digits, or deeply nested
-        reason = str(error).splitlines()[0]
-        raise SopError(f"{path} cannot be read as JSON ({reason}); it is damaged or of another kind") from None
+        raise SopError(f"{path} cannot be read as JSON ({not_json(error)}); it is damaged or of another kind") from None
+
+
+def not_json(error: Exception) -> str:
+    """Why a file or a text could not be read as JSON."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"line {error.lineno}, column {error.colno}: {error.msg}"
+    if isinstance(error, UnicodeError):
+        return "not UTF-8 text"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return "a number of too many digits"

@@ -102,5 +102,11 @@ def test_a_run_killed_after_its_checkpoint_lists_each_once(tmp_path: Path) -> No
 def test_too_large_a_share_is_fatal() -> None:
     check_bad_share(10, 1000, 500, 0.01)
     check_bad_share(5, 20, 500, 0.01)  # a share is judged on no fewer images than there are
-    with pytest.raises(DataError, match=r"11 of 1000 images .* data\.max_bad_fraction = 0\.01"):
+    with pytest.raises(DataError, match=r"11 of 1011 .* data\.max_bad_fraction = 0\.01"):
         check_bad_share(11, 1000, 500, 0.01)
+
+
+def test_no_more_images_are_bad_than_were_tried() -> None:
+    check_bad_share(22, 8, 12, 1.0)  # images that took the place of bad ones were bad, too
+    with pytest.raises(DataError, match=r"22 of 30 "):
+        check_bad_share(22, 8, 12, 0.5)

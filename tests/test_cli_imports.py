@@ -18,6 +18,7 @@ from sop_faiss.index.build import build_index
 from tests.images import write_shards
 
 HEAVY = ("torch", "torchvision", "timm", "faiss")
+OF_NETWORKS = ("torchvision", "timm", "torch._dynamo")
 
 # Runs a module as `python -m` does; what it loaded and its exit status come as the last line of stderr.
 RUN = f"""
@@ -27,7 +28,7 @@ try:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 except SystemExit as leaving:
     status = leaving.code
-print(json.dumps([status, [name for name in {HEAVY} if name in sys.modules]]), file=sys.stderr)
+print(json.dumps([status, [name for name in {HEAVY + OF_NETWORKS} if name in sys.modules]]), file=sys.stderr)
 """
 
 
@@ -44,17 +45,27 @@ def run(command: str, *arguments: object) -> tuple[str, int, list[str]]:
     "command",
     [
         ("data",),
+        ("data", "check"),
+        ("data", "demo"),
+        ("data", "pack"),
         ("data", "preview"),
         ("demo",),
         ("doctor",),
         ("embed",),
         ("export",),
         ("index",),
+        ("index", "add"),
         ("index", "build"),
+        ("index", "duplicates"),
+        ("index", "export"),
+        ("index", "info"),
+        ("index", "merge"),
+        ("index", "remove"),
         ("index", "search"),
         ("index", "serve"),
         ("knn",),
         ("linear",),
+        ("report",),
         ("retrieve",),
         ("train",),
     ],
@@ -89,13 +100,43 @@ def test_summaries_of_subcommands_are_whole(command: str) -> None:
     assert printed.count("\n") > 3 and "..." not in printed
 
 
+def small_store(folder: Path, names: str) -> FeatureStore:
+    made_by = {"encoder": {"name": "n", "fingerprint": "f"}, "preprocess": {}, "pooling": "cls", "root": str(folder)}
+    labels = np.arange(len(names)) % 2
+    return FeatureStore([*names], labels, [""] * len(names), [*names], np.eye(len(names), dtype=np.float32), made_by)
+
+
 def test_info_loads_nothing_heavy(tmp_path: Path) -> None:
-    made_by = {"encoder": {"name": "n", "fingerprint": "f"}, "preprocess": {}, "pooling": "cls", "root": str(tmp_path)}
-    names = ["a", "b", "c"]
-    build_index(FeatureStore(names, None, [""] * 3, names, np.eye(3, dtype=np.float32), made_by), tmp_path / "index")
+    build_index(small_store(tmp_path, "abc"), tmp_path / "index")
     printed, status, loaded = run("index", "info", tmp_path / "index")
     assert "3 of dimension 3" in printed and "every byte verified" in printed and status == 0
     assert loaded == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "index add INDEX --features OTHER",
+        "index build --features STORE --out NEW",
+        "index duplicates INDEX --html PAGE",
+        "index export INDEX --out NEW",
+        "index merge INDEX SECOND --out NEW",
+        "index remove INDEX a",
+        "index search INDEX --features OTHER",
+        "index search INDEX --key a --html PAGE",
+        "knn --train STORE --test OTHER -k 1",
+    ],
+    ids=lambda command: " ".join(command.split()[:2]),
+)
+def test_what_needs_no_encoder_loads_no_networks(tmp_path: Path, command: str) -> None:
+    first, second = small_store(tmp_path, "abcd"), small_store(tmp_path, "efgh")
+    first.write(tmp_path / "STORE")
+    second.write(tmp_path / "OTHER")
+    build_index(first, tmp_path / "INDEX")
+    build_index(second, tmp_path / "SECOND")
+    words = [str(tmp_path / word) if word.isupper() else word for word in command.split()]
+    _, status, loaded = run(*words)
+    assert status == 0 and not {*loaded} & {*OF_NETWORKS}
 
 
 def test_checking_shards_loads_nothing_heavy(tmp_path: Path) -> None:

@@ -237,6 +237,9 @@ def test_moved_pictures(place: Path, tmp_path: Path) -> None:
     assert "give --images-root" in invoke("info", tmp_path / "moved.index", ok=True).stdout
     invoke(*arguments, "--images-root", tmp_path / "photos", ok=True)
     assert (tmp_path / "p.html").read_text().count("data:image/jpeg") == 4
+    (tmp_path / "file").write_text("")
+    refused = CliRunner().invoke(main, [*map(str, arguments), "--images-root", str(tmp_path / "file")])
+    assert refused.exit_code == 1 and f"--images-root {tmp_path / 'file'}" in refused.stderr
 
 
 def test_csv_on_stdout(place: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,20 @@ def die_once(part: work.Part) -> int:
             (temporary / "part.faiss").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)
     return work.index_part(part)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: sop-faiss[cluster]")
+@pytest.mark.parametrize("named_by", ["argument", "environment"])
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9", "[::1]:9", "nowhere", "x:y", f"x:{10**30}"])
+@pytest.mark.filterwarnings("default")  # Ray's own
+def test_an_address_where_nothing_answers_is_told_at_once(
+    store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, named_by: str
+) -> None:
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray would wait for minutes"))
+    if named_by == "environment":
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=re.escape(repr(address))):
+        build_on_cluster(tmp_path / "store", tmp_path / "out", address=address if named_by == "argument" else "ray")
 
 
 @pytest.mark.slow

@@ -163,6 +163,18 @@ def damage_manifest(directory: Path, **changes: Any) -> None:
         {"files": [{"name": "features-00000.parquet"}]},
         {"files": [{"name": "../features-00000.parquet", "rows": 7, "sha256": ""}]},
         {"dimension": 4},
+        {"encoder": 5},
+        {"encoder": {"name": "n"}},
+        {"preprocess": "x"},
+        {"pooling": 5},
+        {"root": 5},
+        {"class_names": 5},
+        {"class_names": ["a", 5]},
+        {"dropped": 5},
+        {"dropped": {"reasons": {"empty": "x"}}},
+        {"scores": 5},
+        {"scores": {"best_by": "map", "first_score": None, "best_score": 1.0}},
+        {"scores": {"best_by": "map", "first_score": 1.0, "best_score": float("inf")}},
     ],
 )
 def test_damaged_manifest_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:

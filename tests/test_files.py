@@ -105,8 +105,12 @@ def test_json_and_checksums(tmp_path):
     assert read_json(path) == {"a": [1, 2.5, None]}
     for content in (b"{", b"\xff", b"[" * 100_000, b"9" * 5000, b'{"a": ' + b"9" * 5000 + b"}"):
         path.write_bytes(content)
-        with pytest.raises(SopError, match="cannot be read as JSON"):
+        with pytest.raises(SopError, match="cannot be read as JSON") as caught:
             read_json(path)
+        assert not [word for word in ("codec", "recursion", "sys.", "char ") if word in str(caught.value)]
+    with pytest.raises(SopError, match="directory") as caught:
+        read_json(tmp_path)
+    assert "Errno" not in str(caught.value)
     with pytest.raises(SopError, match="does not exist"):
         read_json(tmp_path / "none.json")
 

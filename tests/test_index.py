@@ -18,7 +18,7 @@ import sop_faiss.index.build as build_module
 from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatchError, SopError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
-from sop_faiss.index.build import IndexOptions, build_index
+from sop_faiss.index.build import IndexOptions, build_index, parse_bytes
 from sop_faiss.index.pictures import index_pictures
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable, IndexManifest
@@ -485,3 +485,9 @@ def test_pictures_outside_the_root_are_refused(tmp_path: Path, source: str, memb
     build_index(store, tmp_path / "out")
     with pytest.raises(DataError, match=r"^outside: "):
         index_pictures(FeatureIndex.open(tmp_path / "out"), tmp_path).read(0)
+
+
+@pytest.mark.parametrize("size", ["", "x", "-5MB", "1e3", "9" * 400, "9" * 5000, "5 XB"])
+def test_sizes_that_are_none(size: str) -> None:
+    with pytest.raises(ConfigError, match="wanted a number with B, KB"):
+        parse_bytes(size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,6 @@ def test_the_whole_profile(tmp_path: Path) -> None:
     assert tuple(told["stages"]) == STAGES
     assert sum(stage["share"] for stage in told["stages"].values()) == pytest.approx(1.0)
     assert told["shuffle"]["groups"] == 2
-    for options in ({"steps": 0}, {"step_seconds": (0.0,)}):
-        with pytest.raises(ConfigError, match="wanted 1 or more"):
+    for options in ({"steps": 0}, {"step_seconds": (1.0, 0.0)}, {"step_seconds": (math.nan,)}):
+        with pytest.raises(ConfigError, match="--" + next(iter(options)).replace("_", "-")):
             profile_data(tiny_config(tmp_path, f"data.train={shards}"), **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -215,7 +216,7 @@ def test_a_memory_has_no_more_rows_than_there_are_images(tmp_path, images, overr
     [
         (
             "sop.cls.num_anchors=9",
-            r"sop\.cls\.num_anchors = 9 is too much for a memory of 8 rows \(8 training images.* quarter, 2,",
+            r"sop\.cls\.num_anchors = 9 is too much for a memory of 8 rows \(8 training images.* 2 is a good",
         ),
         ("sop.cls.num_supports=7", r"sop\.cls\.num_supports = 7 .* wanted at most 6"),
     ],
@@ -223,6 +224,22 @@ def test_a_memory_has_no_more_rows_than_there_are_images(tmp_path, images, overr
 def test_anchors_and_supports_that_few_images_cannot_give_are_refused_at_the_start(tmp_path, override, message):
     with pytest.raises(ConfigError, match=message):
         fit_memory(tiny_config(tmp_path, override), "cls", 8)
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.6, 0.74])
+def test_what_a_message_proposes_is_not_refused(tmp_path, eps):
+    overrides = [f"sop.eps={eps}", "sop.cls.num_supports=0", "loss.patch_weight=0"]
+    for images in range(1, 20):
+        with pytest.raises(ConfigError, match=r"sop\.cls\.num_anchors = 40 ") as caught:
+            fit_memory(tiny_config(tmp_path, *overrides, "sop.cls.num_anchors=40"), "cls", images)
+        proposed = re.search(r"at most (\d+), and (\d+) is a good number", str(caught.value))
+        if proposed is None:
+            needed = int(re.search(r"use (\d+) images", str(caught.value))[1])
+            assert images < needed
+            proposed, images = [None, needed, needed], needed
+        for anchors in (int(proposed[1]), int(proposed[2])):
+            config = tiny_config(tmp_path, *overrides, f"sop.cls.num_anchors={anchors}")
+            assert fit_memory(config, "cls", images)[0] >= anchors >= 2
 
 
 def test_a_loss_switched_off_has_no_memory(tmp_path, shards):

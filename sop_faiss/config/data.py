@@ -46,7 +46,7 @@ class DataConfig:
     holdout_share: float = 0.0
     """Share of the images left out of training (a seeded draw); `evaluate` may score on them."""
     max_bad_fraction: float = 0.01
-    """Stop when more than this share of the samples asked for could not be read."""
+    """Stop when more than this share of the attempts to read an image failed; another takes the place of a bad one."""
     max_image_pixels: int = 64_000_000
     """Larger pictures are refused before they are decoded."""
     top_value: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields, is_dataclass
@@ -11,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    InterpolationValidationError,
+    OmegaConfBaseException,
+)
 
 from sop_faiss.config.checks import shown
 from sop_faiss.config.schema import Config
+from sop_faiss.config.wanted import wanted
 from sop_faiss.errors import ConfigError
 from sop_faiss.paths import path_state
 
@@ -22,6 +30,8 @@ __all__ = ["config_of", "config_summary", "find_config", "flat_settings", "load_
 
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
 """The value of another field. Resolvers, as `${oc.env:NAME}`, would read the environment for whoever wrote the file."""
+
+_NO_FIELD = "${...} wants the name of another field, as ${train.epochs}"
 
 
 def _known_keys(schema: type[Any], prefix: str = "") -> list[str]:
@@ -39,16 +49,20 @@ def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "")
     known = _known_keys(Config)
     for key, value in content.items():
         name = f"{prefix}{key}"
+        if name in known and "." in str(key):
+            raise ConfigError(f"{origin}: key {shown(name)}: in a file, write its last part below its section")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             if not near:
                 near = [option for option in known if option.rsplit(".", 1)[-1] == str(key).rsplit(".", 1)[-1]][:1]
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{origin}: unknown configuration key {shown(name)}{hint}")
+            raise ConfigError(f"{origin}: unknown configuration key {shown(name or repr(name))}{hint}")
         if value == "???":
             raise ConfigError(f"{origin}: {name} = ??? is a placeholder: give a value")
         if isinstance(value, dict):
             _reject_unknown_keys(value, origin, f"{name}.")
+        if isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
+            raise ConfigError(f"{origin}: {name} = {shown(value)}: {wanted(name)}")
 
 
 def _reject_resolvers(value: Any, origin: str, name: str = "") -> None:
@@ -67,19 +81,39 @@ def _reject_resolvers(value: Any, origin: str, name: str = "") -> None:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
+    single = f"config {path} holds no sections: wanted some such as 'data:' and 'views:'"
     try:
         loaded = OmegaConf.load(path)
         _reject_resolvers(OmegaConf.to_container(loaded), f"config {path}")
         content = OmegaConf.to_container(loaded, resolve=True)
     except ConfigError:
         raise
-    except (OSError, UnicodeDecodeError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"config {path} cannot be read: {str(error).splitlines()[0]}") from None
-    except Exception as error:  # yaml's own errors, whose classes OmegaConf does not re-export
-        raise ConfigError(f"config {path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    except OSError as error:
+        if error.errno is None:  # as OmegaConf says it
+            raise ConfigError(single) from None
+        raise ConfigError(f"config {path} cannot be read: {error.strerror}") from None
+    except Exception as error:
+        raise ConfigError(f"config {path}: {_unreadable(error)}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"config {path} holds {type(content).__name__}: wanted sections such as 'data:' and 'views:'")
+        raise ConfigError(single)
     return {str(key): value for key, value in content.items()}
+
+
+def _unreadable(error: Exception) -> str:
+    """Why YAML could not be read, and where; the classes of its errors are not OmegaConf's."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is not None:
+        where = f"line {mark.line + 1}, column {mark.column + 1}"
+        return f"not valid YAML in {where}: {' '.join(str(getattr(error, 'problem', '')).split())}"
+    if isinstance(error, UnicodeError):
+        return "not UTF-8 text"
+    if isinstance(error, InterpolationKeyError | InterpolationResolutionError | GrammarParseError):
+        return _NO_FIELD
+    if isinstance(error, OmegaConfBaseException):
+        return "a key or a value is neither text, nor a number, nor a list or section of these"
+    if isinstance(error, ValueError) and "digits" in str(error):
+        return "a number has thousands of digits: wanted a smaller one"
+    return f"not valid YAML: {getattr(error, 'reason', None) or ' '.join(str(error).split())[:100]}"
 
 
 def packaged_configs() -> dict[str, Path]:
@@ -101,15 +135,19 @@ def find_config(name_or_file: str | Path) -> Path:
         ConfigError: neither; the nearest names are suggested.
     """
     path = Path(name_or_file)
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113  # Path.is_file() raises on names too long
         return path
     packaged = packaged_configs()
     if str(name_or_file) in packaged:
         return packaged[str(name_or_file)]
     near = difflib.get_close_matches(str(name_or_file), packaged, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
+    what = path_state(path) if str(name_or_file) else "is empty"
+    of_run = path / "config.yaml"
+    if str(name_or_file) and of_run.is_file():
+        what += f" (it has {of_run})"
     raise ConfigError(
-        f"config {name_or_file} {path_state(path)}: wanted a file, or a packaged one of "
+        f"config {str(name_or_file) or repr('')} {what}: wanted a file, or a packaged one of "
         f"{', '.join(sorted(packaged))}{hint}"
     )
 
@@ -119,12 +157,12 @@ def _parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         if "=" not in pair or not pair.split("=", 1)[0].strip():
             raise ConfigError(f"override {shown(repr(pair))}: wanted key=value, for example train.batch_size=64")
-    try:
-        content = OmegaConf.to_container(OmegaConf.from_dotlist(pairs))
-    except Exception as error:
-        raise ConfigError(f"overrides {shown(' '.join(pairs))}: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"overrides {shown(' '.join(pairs))}: wanted key=value pairs")
+        try:
+            OmegaConf.to_container(OmegaConf.from_dotlist([pair]))
+        except Exception as error:
+            raise ConfigError(f"override {shown(repr(pair))}: {_unreadable(error)}") from None
+    content = OmegaConf.to_container(OmegaConf.from_dotlist(pairs))
+    assert isinstance(content, dict)
     _reject_resolvers(content, "overrides")
     return {str(key): value for key, value in content.items()}
 
@@ -172,8 +210,10 @@ def _built(layers: dict[str, dict[str, Any]]) -> Config:
     try:
         built = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "value"
-        raise ConfigError(f"{origins}: {key}: {str(error).splitlines()[0]}") from None
+        key = str(getattr(error, "full_key", None) or "").partition("[")[0]  # of an entry of a list: the list
+        named = not isinstance(error, InterpolationKeyError | InterpolationResolutionError)
+        told = wanted(key) if named or isinstance(error, InterpolationValidationError) else _NO_FIELD
+        raise ConfigError(f"{origins}: {key or 'value'}: {told}") from None
     if not isinstance(built, Config):
         raise ConfigError(f"{origins} is not a configuration")
     return built
@@ -182,15 +222,10 @@ def _built(layers: dict[str, dict[str, Any]]) -> Config:
 def _merged(base: DictConfig, content: dict[str, Any], origin: str) -> DictConfig:
     try:
         merged: Any = OmegaConf.merge(base, content)
-    except OmegaConfBaseException as error:
+    except OmegaConfBaseException:
         name, value = _culprit(base, content)
-        reason = str(error).splitlines()[0]
-        lengths = re.search(r"length (\d+) does not match type hint length (\d+)", reason)
-        if lengths is not None:
-            reason = f"wanted {lengths[2]} entries, got {lengths[1]}"
-        if "$VALUE" in reason:  # OmegaConf's own template, left unfilled for an entry of a list
-            reason = "an entry is of the wrong type"
-        raise ConfigError(f"{origin}: {name} = {shown(value)}: {reason}") from None
+        told = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        raise ConfigError(f"{origin}: {name} = {shown(told)}: {wanted(name)}") from None
     return merged
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.errors import DataError
+from sop_faiss.files import not_json
 from sop_faiss.paths import path_state
 
 __all__ = [
@@ -135,7 +136,7 @@ def _load_json(encoded: bytes, path: Path) -> Any:
     try:
         return json.loads(encoded)
     except (ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = not_json(error)
         raise DataError(f"ground truth {path} is not JSON ({reason}): it is damaged or of another kind") from None
 
 

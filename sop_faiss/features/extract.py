@@ -267,6 +267,7 @@ def _manifest(
 ) -> dict[str, Any]:
     return {
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
+        "scores": encoder.scores,
         "preprocess": preprocess.to_dict(),
         "pooling": encoder.pooling,
         "whitening": None if encoder.whitening is None else encoder.whitening.facts(),

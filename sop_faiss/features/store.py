@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import FeatureError, SopError
+from sop_faiss.features.facts import odd_fact
 from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
 from sop_faiss.model.whitening import WHITENING_FILE, Whitening
 from sop_faiss.paths import path_state
@@ -253,6 +254,9 @@ def read_store_manifest(directory: Path) -> dict[str, Any]:
     )
     if not whole:
         raise FeatureError(f"{path} is damaged: count, dimension, feature_dtype and files do not agree")
+    odd = odd_fact(manifest)
+    if odd:
+        raise FeatureError(f"{path} is damaged: {odd} is not what sop-embed writes; embed again")
     named = {str(part["name"]) for part in manifest["files"]}
     found = {file.name for file in directory.glob("features-*.parquet")}
     if named != found:

@@ -20,6 +20,7 @@ from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
+from sop_faiss.index.alike import encoder_doubts, facts_of_encoder
 from sop_faiss.index.plan import RECALL_K, plan_rows
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
 from sop_faiss.index.trained import forget_training, trained_once
@@ -87,7 +88,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ConfigError: it is none.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"size {text!r}: wanted a number with B, KB, MB, GB or TB, as 500MB")
     return round(float(found[1]) * _UNITS[found[2]])
@@ -148,7 +149,9 @@ def build_index(
             [column[row] for row in rows] for column in (store.keys, store.sources, store.members)
         )
         ids = IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
-        described = replace(store_as_index(store, factory), search={"effort": index.effort, **measured, "why": why})
+        of_encoder = facts_of_encoder(store, lambda rows: store.features[rows])
+        search = {"effort": index.effort, **measured, "why": why, **of_encoder}
+        described = replace(store_as_index(store, factory), search=search)
         manifest = write_index(directory, described, index.write, ids)
     forget_training(out)
     return manifest
@@ -190,12 +193,17 @@ def measure(
 def write_index(
     directory: Path, described: IndexManifest, write_vectors: Callable[[Path], None], ids: IdTable
 ) -> IndexManifest:
-    """Write the three files into a directory that is renamed when complete; the manifest with their checksums."""
+    """Write the three files into a directory that is renamed when complete; the manifest with their checksums.
+
+    An encoder that hardly tells the images apart is named in the log.
+    """
     write_vectors(directory / INDEX_FILE)
     ids.write(directory / IDS_FILE)
     files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
     manifest = replace(described, files=files)
     manifest.write(directory)
+    for doubt in encoder_doubts(manifest):
+        _log.warning("%s", doubt)
     return manifest
 
 

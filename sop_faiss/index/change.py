@@ -15,6 +15,7 @@ from jaxtyping import Int64
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
+from sop_faiss.index.alike import random_pairs_cosine
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.search import closest_key, read_vectors
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
@@ -37,12 +38,18 @@ class _Index:
         return cls(manifest, ids, read_vectors(directory, manifest, mapped=False))
 
     def write(self, directory: Path) -> IndexManifest:
-        """Write the three files; the manifest with the present count and checksums."""
+        """Write the three files; the manifest with the present count and checksums, and what random pairs are like now.
+
+        Of lists and codes, whose rows cannot be read without a map that would be written too, the last stays.
+        """
         assert self.vectors is not None
         self.vectors.write(directory / INDEX_FILE)
         self.ids.write(directory / IDS_FILE)
         files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
-        manifest = replace(self.manifest, count=len(self.ids.keys), files=files)
+        count, search = len(self.ids.keys), self.manifest.search
+        if self.manifest.exact:
+            search = search | {"mean_cosine": random_pairs_cosine(count, self.vectors.features)}
+        manifest = replace(self.manifest, count=count, files=files, search=search)
         manifest.write(directory)
         return manifest
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +28,7 @@ from sop_faiss.files import (
     sha256_file,
 )
 from sop_faiss.index import parts as work
+from sop_faiss.index.alike import facts_of_encoder
 from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index, write_index
 from sop_faiss.index.parts import Part
 from sop_faiss.index.plan import RECALL_K, RowPlan, plan_rows
@@ -43,6 +46,8 @@ _OURS = re.compile(rf"\.?(?:trained|queries|part)-.*|{re.escape(_JOINED)}")
 """What is kept beside the index until it is whole, and what a kill leaves of that."""
 _RETRIES = 5
 """How often a task is done again whose worker was lost."""
+_ANSWER_SECONDS = 10.0
+"""That a cluster is given to answer at all."""
 
 Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 """Calls a function once for each of several arguments, somewhere; the results in the order of the arguments."""
@@ -116,7 +121,8 @@ def build_by_tasks(
             if progress is not None:
                 progress(done, len(tasks))
         join = functools.partial(work.join_parts, tasks, counts, dimension)
-        search, last = {"effort": index.effort, **not_measured(options.recall), "why": why}, None
+        of_encoder = facts_of_encoder(names, lambda rows: _gather(run, store, sizes, rows, dimension))
+        search, last = {"effort": index.effort, **not_measured(options.recall), "why": why, **of_encoder}, None
         if queries is not None:
             last, joined = np.load(queries), place / _JOINED
             join(joined)
@@ -206,6 +212,19 @@ def _measured(
     return {"effort": index.effort, **recall}
 
 
+def _require_answer(address: str) -> None:
+    """Refuse an address where nothing listens: Ray itself would wait there for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address in ("", "auto", "local"):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except (OSError, ValueError, OverflowError):
+        raise ConfigError(
+            f"no Ray cluster answers at {address!r}: wanted HOST:PORT of one that runs, or `ray` for this machine"
+        ) from None
+
+
 @contextmanager
 def _ray_tasks(address: str) -> Iterator[Run]:
     """Run tasks on a cluster; one that was not connected to before is left again."""
@@ -215,6 +234,7 @@ def _ray_tasks(address: str) -> Iterator[Run]:
         raise ConfigError("--cluster needs Ray: pip install 'sop-faiss[cluster]'") from None
     ours = not ray.is_initialized()
     if ours:
+        _require_answer(os.environ.get("RAY_ADDRESS", "") if address == "ray" else address)
         try:
             ray.init(address=None if address == "ray" else address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:

@@ -55,5 +55,11 @@ class IndexPictures:
 
 
 def index_pictures(index: FeatureIndex, images_root: Path | None = None) -> IndexPictures:
-    """The pictures of an index, below `images_root`, or where they were when it was built."""
+    """The pictures of an index, below `images_root`, or where they were when it was built.
+
+    Raises:
+        DataError: `images_root` is no folder.
+    """
+    if images_root is not None and not images_root.is_dir():
+        raise DataError(f"--images-root {images_root} is no folder: wanted the one that holds the index's images")
     return IndexPictures(index.ids, Path(index.manifest.root) if images_root is None else images_root)

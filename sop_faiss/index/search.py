@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
+from sop_faiss.index.alike import encoder_doubts, random_pairs_cosine
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.model.preprocess import Preprocess
 from sop_faiss.neighbors.approximate_index import ApproximateIndex
@@ -75,6 +76,8 @@ class FeatureIndex:
     def open(cls, directory: str | Path, *, verify: str = "all") -> FeatureIndex:
         """Open an index directory; the vectors stay in their file until a search looks at them.
 
+        An encoder that hardly tells the images apart, by what was measured at the build, is named in the log.
+
         Args:
             directory: made by `build_index`; it may have been moved or copied since.
             verify: `all` compares every byte with its checksum. `sizes` compares that of the manifest and of the ids,
@@ -91,6 +94,8 @@ class FeatureIndex:
         manifest, ids = read_verified(directory, vectors=verify == "all")
         if verify == "sizes":
             _log.info("index %s is believed by its sizes: the vectors' bytes were not verified", directory)
+        for doubt in encoder_doubts(manifest):
+            _log.warning("%s", doubt)
         return cls(directory, manifest, ids, read_vectors(directory, manifest))
 
     def __len__(self) -> int:
@@ -100,6 +105,13 @@ class FeatureIndex:
     def dimension(self) -> int:
         """Length of a feature."""
         return self.manifest.dimension
+
+    @property
+    def mean_cosine(self) -> float | None:
+        """The mean cosine of random pairs of images, measured now if the manifest lacks it; None for fewer than 20."""
+        if "mean_cosine" in self.manifest.search:
+            return self.manifest.search["mean_cosine"]
+        return random_pairs_cosine(len(self), self._vectors.features)
 
     def class_name(self, label: int) -> str | None:
         """The name of a label, the number itself if names are not known, None for -1 (no label)."""

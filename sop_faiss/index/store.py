@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Int64
 
 from sop_faiss.errors import FeatureError, IndexMismatchError
-from sop_faiss.files import restore_directory, sha256_file
+from sop_faiss.files import not_json, restore_directory, sha256_file
 from sop_faiss.paths import path_state
 
 __all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "describe_file", "read_verified"]
@@ -127,7 +127,9 @@ class IndexManifest:
     search: dict[str, Any]
     """`effort`: how much of the index a search looks at (FAISS's nprobe or efSearch), null where that is all of it.
     `recall`, `k`, `queries`, `target`: the share of the k nearest rows that is found, as measured on queries that were
-    not in the index yet; null where nothing was measured. `why`: how the factory was chosen."""
+    not in the index yet; null where nothing was measured. `why`: how the factory was chosen. `mean_cosine`: of random
+    pairs of rows, null for fewer than 20; `scores`: of the encoder's run, `best_by`, `first_score` (of step 0) and
+    `best_score` (of later steps) in percent, null where there are none. Older indices lack these two."""
     files: dict[str, dict[str, Any]]
     """Per file: `sha256` and `bytes`."""
 
@@ -161,7 +163,7 @@ class IndexManifest:
             content = json.loads(encoded)
         except (ValueError, RecursionError) as error:
             raise IndexMismatchError(
-                f"{path} is damaged ({_first_line(error)}): restore it or build the index again"
+                f"{path} is damaged ({not_json(error)}): restore it or build the index again"
             ) from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise IndexMismatchError(f"{path} is not the manifest of an index: make one with `sop-index build`")

@@ -24,6 +24,7 @@ __all__ = [
     "read_state",
     "read_tensors",
     "run_directory",
+    "scores_of_run",
 ]
 
 _log = logging.getLogger(__name__)
@@ -130,6 +131,22 @@ def find_checkpoint(path: Path) -> Path:
 def run_directory(checkpoint: Path) -> Path:
     """The run that a checkpoint belongs to."""
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
+
+
+def scores_of_run(checkpoint: Path) -> dict[str, Any] | None:
+    """The scores of a checkpoint's run until then: `best_by`, `first_score` of step 0, `best_score` of later steps.
+
+    `best/` does not say what was before it: there the newest checkpoint does. None where one of the two is unknown.
+    """
+    for place in (checkpoint, *checkpoint_directories(run_directory(checkpoint))):
+        try:
+            state = read_state(place, verify=False)
+        except CheckpointError:
+            continue
+        if "best_score" in state:
+            scores = {name: state.get(name) for name in ("best_by", "first_score", "best_score")}
+            return None if None in scores.values() else scores
+    return None
 
 
 def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:

@@ -2,7 +2,8 @@
 checkpoint.
 
 An encoder is a network, a pooling and a preprocessing; perhaps a whitening. Its fingerprint says whether two sets
-of features may be compared.
+of features may be compared. The networks' modules (timm, torchvision) are imported when one is made: an index can be
+searched by its own images without them.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from sop_faiss.config import Config
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.backbone import Backbone
+from sop_faiss.model.checkpoint import scores_of_run
 from sop_faiss.model.device import choose_device
-from sop_faiss.model.export import is_export
 from sop_faiss.model.pooling import pooling_name
 from sop_faiss.model.positions import rule_of_official
 from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from sop_faiss.model.sop_trunk import SopTrunk, exported_trunk, trained_trunk, untrained_trunk
 from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.timm_trunk import TimmTrunk, filled_trunk, random_trunk
 from sop_faiss.model.weights import read_official, read_weights
 from sop_faiss.model.whitening import Whitening, read_whitening
 from sop_faiss.paths import path_state
+
+if TYPE_CHECKING:
+    from sop_faiss.config import Config
+    from sop_faiss.model.backbone import Backbone
+    from sop_faiss.model.sop_trunk import SopTrunk
+    from sop_faiss.model.timm_trunk import TimmTrunk
 
 __all__ = ["Encoder", "EncoderSpec", "encoder_of_backbone", "encoder_of_spec", "load_encoder"]
 
@@ -51,6 +55,7 @@ class Encoder(nn.Module):
         token_dimension: width of what the network gives, before any whitening.
         whitening: what the extraction applies to its unit-norm features.
         cache: the directory in which the extraction keeps features; None: nowhere.
+        scores: of the run it is from, as `scores_of_run` gives them; None: none, or not of a run.
         left_out: names of tensors in the weights file that are no part of it, such as a classifier's.
     """
 
@@ -72,6 +77,7 @@ class Encoder(nn.Module):
         self.left_out = left_out
         self.whitening: Whitening | None = None
         self.cache: Path | None = None
+        self.scores: dict[str, Any] | None = None
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
         """Raw features of normalised images of one size; unit norm is the extraction's work."""
@@ -141,9 +147,14 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         CheckpointError: weights are missing, damaged, or of another model.
         ConfigError: the model is unknown, or an option does not apply to it.
     """
+    from sop_faiss.model.export import is_export
+    from sop_faiss.model.sop_trunk import exported_trunk, trained_trunk, untrained_trunk
+    from sop_faiss.model.timm_trunk import filled_trunk, random_trunk
+
     device = choose_device(spec.device)
     spec.refuse_idle_options()
     left_out: list[str] = []
+    scores = None
     trunk: SopTrunk | TimmTrunk
     name = spec.model
     if spec.kind == "run" and is_export(Path(spec.place)):
@@ -153,6 +164,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         name = f"{spec.model} (export)"
     elif spec.kind == "run":
         trunk, checkpoint = trained_trunk(_existing_run(spec.place), student=spec.student)
+        scores = scores_of_run(checkpoint)
         name = f"{spec.model} ({'student' if spec.student else 'teacher'} of {checkpoint.name})"
     elif spec.kind == "config":
         trunk = untrained_trunk(spec.place, _seed(spec.random_weights, spec.model))
@@ -177,10 +189,14 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         _log.warning("%s: %d tensors of the file are no part of the encoder (%s)", name, len(left_out), few)
     if spec.random_weights is not None:
         name = f"{name} (random weights, seed {spec.random_weights})"
-    return _assemble(spec, trunk, name, left_out).to(device)
+    encoder = _assemble(spec, trunk, name, left_out).to(device)
+    encoder.scores = scores
+    return encoder
 
 
 def _official(spec: EncoderSpec) -> tuple[TimmTrunk, list[str]]:
+    from sop_faiss.model.timm_trunk import filled_trunk
+
     if spec.arch is None:
         raise ConfigError(f"{spec.model} needs --arch, the timm name of its network, such as vit_small_patch16_224")
     file = Path(spec.place)
@@ -259,6 +275,8 @@ def encoder_of_backbone(backbone: Backbone, config: Config, name: str) -> Encode
 
     The fingerprint is computed once: ask for it only of a backbone that no longer changes.
     """
+    from sop_faiss.model.sop_trunk import SopTrunk
+
     trunk = SopTrunk(backbone, config)
     preprocess = Preprocess.square(
         trunk.native_size, mean=trunk.mean, std=trunk.std, multiple=trunk.multiple, top_value=trunk.top_value

@@ -26,6 +26,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MOST_PIXELS = 64_000_000
 """Largest image that is resized whole before the central crop, in pixels after resizing."""
+_LARGEST_SIDE = 8192
 SMALL_SIDE = 64
 """Up to this side in pixels the whole picture is used: no border is cropped away from a thumbnail."""
 
@@ -64,8 +65,8 @@ class Preprocess:
             raise ConfigError(f"preprocess multiple = {self.multiple}: wanted 1 or more")
         for name in ("resize", "crop"):
             value = getattr(self, name)
-            if not 1 <= value <= 8192:
-                raise ConfigError(f"image size {name} = {value}: wanted 1 to 8192 pixels")
+            if not 1 <= value <= _MOST_PIXELS:
+                raise ConfigError(f"image size {name} = {value}: wanted 1 to {_MOST_PIXELS} pixels")
         if self.crop > self.resize or (self.keep_aspect and self.crop != self.resize):
             raise ConfigError(
                 f"crop = {self.crop} and resize = {self.resize}: wanted a crop within the resized picture"
@@ -100,6 +101,8 @@ class Preprocess:
         Raises:
             ConfigError: the size is not divisible by `multiple`, or out of range.
         """
+        if not 1 <= size <= _LARGEST_SIDE * 224 // 256:
+            raise ConfigError(f"image size {size}: wanted 1 to {_LARGEST_SIDE * 224 // 256} pixels")
         resize = size if size <= SMALL_SIDE else round(size * 256 / 224)
         return cls(resize=resize, crop=size, mean=mean, std=std, multiple=multiple, top_value=top_value)
 

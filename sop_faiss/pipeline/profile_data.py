@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -42,8 +43,11 @@ def profile_data(
         ConfigError: settings are impossible.
         DataError: the images cannot be opened or read.
     """
-    if steps < 1 or min(step_seconds, default=1.0) <= 0:
-        raise ConfigError(f"steps = {steps}, step seconds = {list(step_seconds)}: wanted 1 or more, above 0")
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}: wanted 1 or more")
+    odd = [seconds for seconds in step_seconds if not 0 < seconds < math.inf]
+    if odd:
+        raise ConfigError(f"--step-seconds {odd[0]:g}: wanted a number of seconds above 0")
     batches = open_batches(config, "a profile")
     speed = time_stream(batches, range(steps), progress)
     asked = [int(image_id) for image_id in batches.image_ids(steps)[:_STAGE_IMAGES]]  # not yet in the page cache

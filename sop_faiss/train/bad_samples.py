@@ -59,16 +59,16 @@ def check_bad_share(bad: int, asked: int, images: int, limit: float) -> None:
 
     Args:
         bad: images that could not be read so far.
-        asked: images asked for so far.
+        asked: images that were wanted so far, each of which was read in the end.
         images: images in the data set; the share is not judged on fewer.
         limit: data.max_bad_fraction.
 
     Raises:
         DataError: the share exceeds the limit.
     """
-    share = bad / max(asked, images)
-    if share > limit:
+    tried = asked + bad  # another image took the place of each bad one, and may have been bad itself
+    if bad / max(tried, images) > limit:
         raise DataError(
-            f"{bad} of {asked} images could not be read, more than data.max_bad_fraction = {limit}: see "
+            f"{bad} of {tried} attempts to read an image failed, more than data.max_bad_fraction = {limit}: see "
             f"{BAD_SAMPLES_FILE}, mend the data (sop-data check), or raise the limit"
         )

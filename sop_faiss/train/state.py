@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,14 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
         ("num_supports", level.num_supports, other_rows),
     ):
         if value > most:
-            good = (
-                f"; with few images a quarter, {max(1, capacity // 4)}, is a good number"
-                if setting == "num_anchors"
-                else ""
-            )
+            # the fewest anchors that the configuration takes: 2, and more than 1 / (1 - eps)
+            fewest = max(2, math.floor(1 / (1 - config.sop.eps)) + 1) if setting == "num_anchors" else 0
+            good = f", and {max(fewest, capacity // 4)} is a good number for few images" if fewest else ""
+            remedy = f"wanted at most {most}{good}; lower it or use more images"
             raise ConfigError(
                 f"sop.{name}.{setting} = {value} is too much for a memory of {capacity} rows ({images} training "
-                f"images, memory.{name}_capacity = {asked}): wanted at most {most}{good}; lower it or use more images"
+                f"images, memory.{name}_capacity = {asked}): "
+                + (remedy if most >= fewest else f"these are too few for any: use {fewest} images or more")
             )
     if capacity < asked and distributed.is_main():
         _log.info(
