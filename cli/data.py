@@ -177,7 +177,7 @@ def _print_summary(summary: PackSummary) -> None:
     shards = _number(len(summary.shards), "shard")
     pictures = _number(summary.samples, "picture")
     click.echo(one_line(f"packed {pictures} into {shards}, {_megabytes(summary.bytes)}: {summary.out}"))
-    classes = f" in {_number(len(summary.classes), 'class', 'classes')}" if summary.classes else ""
+    classes = f" in {_number(summary.classes, 'class', 'classes')}" if summary.classes else ""
     click.echo(f"labelled {summary.labelled:,}{classes}; resized {summary.resized:,}")
     exact, near = summary.duplicates["exact"], summary.duplicates["near"]
     if exact or near:

@@ -113,8 +113,6 @@ def _print(result: ClassifierResult) -> None:
     dropped = protocol["train_dropped"] + protocol["test_dropped"]
     if dropped:
         click.echo(f"{dropped:,} unusable pictures were dropped", err=True)
-    if protocol["names_on_one_side"]:
-        click.echo("one of the two sets has no class names: labels are compared by number", err=True)
     if unseen := protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
 

@@ -55,6 +55,18 @@ def test_class_folders_of_queries_and_database(tmp_path: Path) -> None:
     assert data.queries.members == ["query/cup/q.jpg", "query/fox/r.jpg"]
 
 
+def test_groups_that_are_whole_numbers_are_compared_as_such(tmp_path: Path) -> None:
+    root = touch(tmp_path / "set", "query/02/q.jpg", "query/010/r.jpg", "database/10/a.jpg", "database/2/b.jpg")
+    lines = "q.jpg,2,query\nr.jpg,010,query\na.jpg,10,database\nb.jpg,02,database\n"
+    for place in (
+        root,
+        table(touch(tmp_path, "q.jpg", "r.jpg", "a.jpg", "b.jpg") / "g.csv", "image,group,role\n" + lines),
+    ):
+        truth = open_retrieval_set(str(place)).truth
+        wanted = {query.name[-5:]: [truth.images[place][-5:] for place in query.lists["ok"]] for query in truth.queries}
+        assert wanted == {"q.jpg": ["b.jpg"], "r.jpg": ["a.jpg"]}
+
+
 def test_groups(tmp_path: Path) -> None:
     touch(tmp_path, "1.jpg", "2.jpg", "3.jpg")
     file = table(tmp_path / "groups.csv", "image,group\n1.jpg,x\n2.jpg,x\n\n3.jpg,y\n")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sop_faiss.data.classes import whole_numbers
 from sop_faiss.data.listing import open_folder
 from sop_faiss.errors import DataError
 
@@ -76,13 +77,12 @@ def _from_folders(root: Path) -> PlainSet:
 def _classes_of(folder: Path) -> dict[str, str]:
     """The class of each picture, by its path below the folder."""
     source = open_folder(str(folder), folder)
-    if source.labels is None or source.class_names is None or (source.labels < 0).any():
+    if not all("/" in member for member in source.members):
         raise DataError(
             f"{folder} has pictures outside class folders: wanted CLASS/picture.jpg, where pictures of one class are "
             "relevant to each other, or a gnd.json"
         )
-    names = source.class_names
-    return {member: names[label] for member, label in zip(source.members, source.labels, strict=True)}
+    return {member: member.partition("/")[0] for member in source.members}
 
 
 def _among(groups: Mapping[str, str], origin: Path) -> tuple[dict[str, Any], int]:
@@ -102,7 +102,11 @@ def _among(groups: Mapping[str, str], origin: Path) -> tuple[dict[str, Any], int
 
 
 def _between(queries: Mapping[str, str], gallery: Mapping[str, str], origin: Path) -> dict[str, Any]:
-    """Every query asks for the gallery's pictures of its group."""
+    """Every query asks for the gallery's pictures of its group; groups that are whole numbers are compared as such."""
+    own, others = whole_numbers(queries.values()), whole_numbers(gallery.values())
+    if own is not None and others is not None:
+        queries = {image: str(own[group]) for image, group in queries.items()}
+        gallery = {image: str(others[group]) for image, group in gallery.items()}
     positions = _positions_by_group(gallery)
     _require_reasonable(sum(len(positions.get(group, ())) for group in queries.values()), origin)
     if not any(group in positions for group in queries.values()):
