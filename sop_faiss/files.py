@@ -20,6 +20,7 @@ from sop_faiss.errors import SopError
 
 __all__ = [
     "DISK_FULL",
+    "GENERATOR",
     "NO_ROOM",
     "atomic_directory",
     "atomic_file",
@@ -36,6 +37,8 @@ __all__ = [
     "write_json",
 ]
 
+GENERATOR = "sop-faiss"
+"""What figures and pages name as their maker, by which a later command knows them."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk, or of a user's share of it, that is full."""
 NO_ROOM = (*DISK_FULL, errno.EFBIG, errno.EROFS)
