@@ -67,6 +67,13 @@ def test_groups_that_are_whole_numbers_are_compared_as_such(tmp_path: Path) -> N
         assert wanted == {"q.jpg": ["b.jpg"], "r.jpg": ["a.jpg"]}
 
 
+def test_a_query_of_the_gallery_is_left_out_of_its_own_ranking(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg", "c.jpg")
+    lines = ("a.jpg,x,query", "a.jpg,x,database", "b.jpg,x,database", "c.jpg,y,database")
+    truth = open_retrieval_set(str(table(tmp_path / "g.csv", "\n".join(["image,group,role", *lines])))).truth
+    assert [(query.lists["ok"].tolist(), query.lists["junk"].tolist()) for query in truth.queries] == [([1], [0])]
+
+
 def test_groups(tmp_path: Path) -> None:
     touch(tmp_path, "1.jpg", "2.jpg", "3.jpg")
     file = table(tmp_path / "groups.csv", "image,group\n1.jpg,x\n2.jpg,x\n\n3.jpg,y\n")
@@ -142,6 +149,8 @@ def test_names_that_need_care_survive(tmp_path: Path) -> None:
         ("image,group,role\na,x,query\nb,x,gallery\n", "role 'gallery'"),
         ("image,group,role\na,x,query\nb,y,database\n", "no query's group"),
         ("query,image,relevance\nq,a,maybe\n", "relevance 'maybe'"),
+        ("query,image\na,b\na,a\n", "line 3: a is relevant to itself"),
+        ("query,image\na,./a\n", "line 2: ./a is relevant to itself"),
         ("query,image\nq,a\nq,a\n", "line 3: a was already judged for q"),
         ("query,image,relevance\nq,a,junk\n", "no line says ok"),
         ("query,image\nq,../a\n", "leaves the image folder"),
