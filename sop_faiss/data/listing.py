@@ -179,7 +179,7 @@ class _Line(NamedTuple):
 def open_list(description: str, file: Path) -> FileSource:
     """The pictures of a list: `path` or `path,label` a line; paths relative to the list's folder, or absolute.
 
-    `.csv` is read as CSV (quotes allowed), with or without a heading `path,label`. Elsewhere a label follows a tab, or
+    All may have a heading, as `path,label`. `.csv` is read as CSV (quotes allowed). Elsewhere a label follows a tab, or
     the last comma of a line that is not itself a file. Labels are integers of 0 or more, or else class names; an empty
     one, or -1, means none.
 
@@ -209,17 +209,22 @@ def _read_lines(description: str, file: Path) -> list[_Line]:
         raise DataError(f"list {description} is not UTF-8 text: save it as UTF-8") from None
     if file.suffix.lower() == ".csv":
         return _read_csv(description, text)
-    lines = []
+    lines: list[_Line] = []
     for number, raw in enumerate(text.split("\n"), start=1):
         line = raw.rstrip("\r")
-        if line.strip():
-            path, _, label = line.partition("\t") if "\t" in line else _split_comma(line, file.parent)
-            lines.append(_Line(number, path.strip(), label.strip()))
+        path, _, label = (part.strip() for part in (line.partition("\t") if "\t" in line else _split_comma(line, file)))
+        heading = not lines and path.lower() in _HEADINGS and not (file.parent / path).exists()
+        if not line.strip() or heading:
+            continue
+        if "\t" in label:
+            columns = line.count("\t") + 1
+            raise DataError(f"list {description} line {number}: {columns} columns, wanted path and label")
+        lines.append(_Line(number, path, label))
     return lines
 
 
-def _split_comma(line: str, base: Path) -> tuple[str, str, str]:
-    if "," not in line or "\0" in line or (base / line.strip()).exists():
+def _split_comma(line: str, file: Path) -> tuple[str, str, str]:
+    if "," not in line or "\0" in line or (file.parent / line.strip()).exists():
         return line, "", ""
     return line.rpartition(",")
 

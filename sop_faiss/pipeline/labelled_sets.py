@@ -12,6 +12,7 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.features.extract import check_extraction
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoder import encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
@@ -79,6 +80,7 @@ def labelled_sets(
         SopError: as `encoder_of_spec` and `extract_features`.
     """
     part.check()
+    check_extraction(batch_size, workers, max_bad_fraction)
     if Path(train).resolve() == Path(test).resolve():
         raise DataError(f"training and test set are both {train}: every picture would find itself, name two")
     sets = [open_feature_set(train), open_feature_set(test)]
