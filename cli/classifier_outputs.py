@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sop_faiss.cli.common import say_written
+from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.files import atomic_file
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["classifier_output_options", "say_outputs", "write_outputs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FILE = click.Path(path_type=Path)
+_FILE = NamedPath()
 
 
 def classifier_output_options(per_class: str) -> Callable[[F], F]:

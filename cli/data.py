@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, progress_reporter, run_command, say_written
+from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.data.check import CheckReport, check
 from sop_faiss.data.decode import MAX_PIXELS
 from sop_faiss.data.digits import write_digits
@@ -41,8 +42,8 @@ def main() -> None:
 
 
 @main.command("pack", short_help="Pictures into webdataset shards.")
-@click.argument("src")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("src", callback=refuse_empty)
+@click.argument("out", type=NamedPath())
 @click.option("--samples-per-shard", default=SAMPLES_PER_SHARD, show_default=True, help="Pictures per shard at most.")
 @click.option("--resize", type=int, metavar="PX", help="Shrink larger pictures to this shorter side.")
 @click.option("--name", default="photos", show_default=True, help="First part of the names of the shards.")
@@ -96,14 +97,13 @@ def pack_command(
 
 
 @main.command("check", short_help="Verify shards and every picture in them.")
-@click.argument("shards")
+@click.argument("shards", callback=refuse_empty)
 @click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
 @click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Pictures with more pixels are bad.")
 @_top_value_option
 @click.option("--duplicates", is_flag=True, help="Count pictures that are there twice; --json lists them.")
-@click.option(
-    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report there too."
-)
+@click.option("--json", "json_path", type=NamedPath(), metavar="FILE", help="Write the report there too.")
+@force_option
 @run_command
 def check_command(
     shards: str,
@@ -112,6 +112,7 @@ def check_command(
     top_value: float,
     duplicates: bool,
     json_path: Path | None,
+    force: bool,
 ) -> None:
     """Verify SHARDS: headers, keys, labels, every picture, and manifest.json where there is one.
 
@@ -127,7 +128,7 @@ def check_command(
       sop-data check shards/
       sop-data check shards/ --duplicates --json report.json
     """
-    check_outputs({"--json": json_path}, source_files(shards))
+    check_outputs({"--json": json_path}, source_files(shards), force=force)
     with progress_reporter("checking", "pictures") as progress:
         report = check(
             shards,
@@ -146,16 +147,24 @@ def check_command(
 
 
 @main.command("preview", short_help="A figure of the views that training would see.")
-@click.argument("shards")
+@click.argument("shards", callback=refuse_empty)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--config", required=True, metavar="C", help="YAML file or packaged configuration: views and masks.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE.png", help="The figure to write.")
+@click.option("--out", required=True, type=NamedPath(), metavar="FILE.png", help="The figure to write.")
 @click.option("--images", default=4, show_default=True, help="How many to draw.")
 @click.option("--epoch", default=0, show_default=True, help="Whose order, views and masks.")
 @click.option("--seed", type=int, help="In place of the configuration's train.seed.")
+@force_option
 @run_command
 def preview_command(
-    shards: str, overrides: tuple[str, ...], config: str, out: Path, images: int, epoch: int, seed: int | None
+    shards: str,
+    overrides: tuple[str, ...],
+    config: str,
+    out: Path,
+    images: int,
+    epoch: int,
+    seed: int | None,
+    force: bool,
 ) -> None:
     """Draw the views and masks that a training on SHARDS with the configuration C would see.
 
@@ -172,7 +181,7 @@ def preview_command(
     from sop_faiss.pipeline.outputs import check_outputs, source_files
     from sop_faiss.pipeline.preview import draw_preview
 
-    check_outputs({"--out": out}, source_files(shards), figures=["--out"])
+    check_outputs({"--out": out}, source_files(shards), figures=["--out"], force=force)
     if seed is not None:
         overrides = (*overrides, f"train.seed={seed}")
     resolved = load_config(config, overrides)
@@ -184,7 +193,7 @@ def preview_command(
 
 
 @main.command("demo", short_help="Write the built-in digits, labelled, 32 px.")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=NamedPath())
 @run_command
 def demo_command(out: Path) -> None:
     """Write the built-in demo set into the new folder OUT: scikit-learn's 1,797 scanned digits, 32 px.
@@ -205,7 +214,7 @@ def _print_summary(summary: PackSummary) -> None:
     shards = _number(len(summary.shards), "shard")
     pictures = _number(summary.samples, "picture")
     click.echo(one_line(f"packed {pictures} into {shards}, {_megabytes(summary.bytes)}: {summary.out}"))
-    classes = f" in {_number(len(summary.classes), 'class', 'classes')}" if summary.classes else ""
+    classes = f" in {_number(summary.classes, 'class', 'classes')}" if summary.classes else ""
     click.echo(f"labelled {summary.labelled:,}{classes}; resized {summary.resized:,}")
     exact, near = summary.duplicates["exact"], summary.duplicates["near"]
     if exact or near:

@@ -16,6 +16,7 @@ from sop_faiss.cli.common import (
     progress_reporter,
     run_command,
 )
+from sop_faiss.cli.path_options import NamedPath, refuse_empty
 
 __all__ = ["main"]
 
@@ -23,11 +24,14 @@ __all__ = ["main"]
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")
 @click.option(
-    "--images", metavar="SRC", help="Your own pictures (folder, shards or list) instead of the built-in digits."
+    "--images",
+    metavar="SRC",
+    callback=refuse_empty,
+    help="Your own pictures (folder, shards or list) instead of the built-in digits.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     metavar="DIR",
     default=Path("demo"),
     show_default=True,
@@ -43,7 +47,7 @@ def main(images: str | None, out: Path) -> None:
     from sop_faiss.pipeline.demo import KNN_GAIN, MAP_GAIN, digits_demo, photos_demo
 
     log_to_stderr(logging.WARNING)
-    result = photos_demo(images, out, progress_reporter) if images else digits_demo(out, progress_reporter)
+    result = digits_demo(out, progress_reporter) if images is None else photos_demo(images, out, progress_reporter)
     if result.scores:
         click.echo(f"{'features':26}{'k-NN top-1':>12}{'mAP':>10}")
     for scores in result.scores:

@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, run_command, say_written
-from sop_faiss.files import require_writable, write_json
+from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.files import write_json
 from sop_faiss.pipeline.doctor import Diagnosis, examine
+from sop_faiss.pipeline.outputs import check_outputs
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
 
@@ -20,12 +22,13 @@ _MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
 @click.option(
     "--json",
     "json_file",
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=NamedPath(allow_dash=True),
     metavar="FILE",
     help="Also write JSON; - is stdout.",
 )
+@force_option
 @run_command
-def main(json_file: Path | None) -> None:
+def main(json_file: Path | None, force: bool) -> None:
     """Check versions, devices, FAISS against torch, OpenMP clashes and free space; say what to do.
 
     Exits with 1 if something is broken; warnings alone exit with 0.
@@ -34,8 +37,7 @@ def main(json_file: Path | None) -> None:
     Example:
       sop-doctor --json doctor.json
     """
-    if json_file != Path("-"):
-        require_writable(json_file)
+    check_outputs({"--json": json_file}, [], to_stdout=("--json",), force=force)
     click.echo("testing FAISS, some seconds a device ...", err=True)
     diagnosis = examine()
     if json_file == Path("-"):

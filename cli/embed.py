@@ -9,6 +9,7 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import encoder_options
+from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.model.spec import EncoderSpec
 
 
@@ -19,8 +20,14 @@ from sop_faiss.model.spec import EncoderSpec
 )
 @click.version_option(package_name="sop-faiss")
 @encoder_options
-@click.option("--data", required=True, metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or empty directory.")
+@click.option(
+    "--data",
+    required=True,
+    metavar="SRC",
+    callback=refuse_empty,
+    help="Pictures: .tar shards, a folder, or a .txt or .csv list.",
+)
+@click.option("--out", required=True, type=NamedPath(), metavar="DIR", help="A new or empty directory.")
 @click.option(
     "--whole", is_flag=True, help="Whole pictures, longer side --size, as sop-retrieve sees them; not a square crop."
 )
@@ -29,7 +36,12 @@ from sop_faiss.model.spec import EncoderSpec
 @click.option(
     "--feature-dtype", default="float32", show_default=True, metavar="NAME", help="float32, or float16: half the size."
 )
-@click.option("--whiten", metavar="SRC", help="Learn a PCA whitening from these pictures, apply it, and keep it.")
+@click.option(
+    "--whiten",
+    metavar="SRC",
+    callback=refuse_empty,
+    help="Learn a PCA whitening from these pictures, apply it, and keep it.",
+)
 @click.option(
     "--whiten-dim",
     type=int,
@@ -43,9 +55,8 @@ from sop_faiss.model.spec import EncoderSpec
     show_default=True,
     help="Unusable pictures up to this share are dropped and listed; more is an error.",
 )
-@click.option(
-    "--json", "result_json", type=click.Path(path_type=Path), metavar="FILE", help="Write what was done as JSON, too."
-)
+@click.option("--json", "result_json", type=NamedPath(), metavar="FILE", help="Write what was done as JSON, too.")
+@force_option
 @run_command
 def main(
     encoder: EncoderSpec,
@@ -59,6 +70,7 @@ def main(
     whiten_dim: int | None,
     max_bad_fraction: float,
     result_json: Path | None,
+    force: bool,
 ) -> None:
     """Write unit-norm features of pictures: a feature store of Parquet files and a manifest.
 
@@ -81,7 +93,7 @@ def main(
     options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction, whole, whiten, whiten_dim)
     with progress_reporter("embedding", "pictures") as progress:
         try:
-            manifest = embed(encoder, data, out, options, result_json=result_json, progress=progress)
+            manifest = embed(encoder, data, out, options, result_json=result_json, force=force, progress=progress)
         finally:
             leave_process_group()
     if int(os.environ.get("RANK", "0")) > 0:

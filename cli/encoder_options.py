@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
 
+from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.model.spec import EncoderSpec
 
 __all__ = ["encoder_options"]
@@ -45,13 +45,14 @@ _OPTIONS = (
     click.option(
         "--model",
         required=True,
+        callback=refuse_empty,
         metavar="M",
         help="The encoder: a run directory or a checkpoint in it, an export, timm:NAME, dino:FILE (an official DINO, "
         "iBOT, MaSSL or SOP checkpoint), or config:NAME|FILE (a baseline, with --random-weights).",
     ),
     click.option(
         "--weights",
-        type=click.Path(path_type=Path),
+        type=NamedPath(),
         metavar="FILE",
         help="Weights of a timm: model: .safetensors, .pth or .bin. Code in files is never run.",
     ),
@@ -122,13 +123,13 @@ _OPTIONS = (
     ),
     click.option(
         "--whitening",
-        type=click.Path(path_type=Path),
+        type=NamedPath(),
         metavar="STORE",
         help="Whiten features as in this feature store of sop-embed --whiten (or by its whitening.safetensors).",
     ),
     click.option(
         "--cache",
-        type=click.Path(path_type=Path),
+        type=NamedPath(),
         metavar="DIR",
         help="A directory that keeps features by the content of each picture: what it has is not computed again.",
     ),

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, run_command
+from sop_faiss.cli.path_options import NamedPath
 
 
 @click.command(
@@ -15,8 +16,8 @@ from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, run_command
     epilog="The README.md in OUT says how to load it. Every --model of this package takes OUT, too.",
 )
 @click.version_option(package_name="sop-faiss")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("run", type=NamedPath())
+@click.argument("out", type=NamedPath())
 @click.option("--student", is_flag=True, help="The student instead of the teacher.")
 @click.option("--onnx", is_flag=True, help="Also write model.onnx (pip install 'sop-faiss[onnx]').")
 @click.option("--torch-export", is_flag=True, help="Also write model.pt2, a program of torch.export.")

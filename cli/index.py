@@ -23,13 +23,14 @@ from sop_faiss.cli.index_output import counted
 from sop_faiss.cli.index_search import search_command
 from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.model.spec import EncoderSpec
 
 if TYPE_CHECKING:
     from sop_faiss.index.store import IndexManifest
 
-_FOLDER = click.Path(path_type=Path)
+_FOLDER = NamedPath()
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)
@@ -47,7 +48,12 @@ def main() -> None:
 @main.command("build", short_help="Build an index of pictures or of features.")
 @click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
 @optional_encoder_options
-@click.option("--data", metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.")
+@click.option(
+    "--data",
+    metavar="SRC",
+    callback=refuse_empty,
+    help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.",
+)
 @click.option("--out", required=True, type=_FOLDER, metavar="DIR", help="A new or empty directory.")
 @click.option(
     "--factory",

@@ -9,18 +9,24 @@ import click
 
 from sop_faiss.cli.common import one_line, progress_reporter, run_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.model.spec import EncoderSpec
 
 __all__ = ["add_command", "merge_command", "remove_command"]
 
-_FOLDER = click.Path(path_type=Path)
+_FOLDER = NamedPath()
 
 
 @click.command("add", short_help="Add pictures or features to an index.")
 @click.argument("index", type=_FOLDER)
 @click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
 @optional_encoder_options
-@click.option("--data", metavar="SRC", help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.")
+@click.option(
+    "--data",
+    metavar="SRC",
+    callback=refuse_empty,
+    help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.",
+)
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
 @click.option(
     "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Share of pictures that may be unusable."

@@ -8,12 +8,13 @@ import click
 
 from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.index_output import for_stdout, put_json
+from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.pipeline.outputs import STDOUT, check_outputs
 
 __all__ = ["duplicates_command"]
 
-_FILE = click.Path(path_type=Path, allow_dash=True)
-_FOLDER = click.Path(path_type=Path)
+_FILE = NamedPath(allow_dash=True)
+_FOLDER = NamedPath()
 _SHOWN_GROUPS, _SHOWN_KEYS = 20, 8
 
 
@@ -26,6 +27,7 @@ _SHOWN_GROUPS, _SHOWN_KEYS = 20, 8
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per picture; - is stdout.")
 @click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of the largest groups.")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
+@force_option
 @run_command
 def duplicates_command(
     index: Path,
@@ -34,6 +36,7 @@ def duplicates_command(
     csv_file: Path | None,
     html_file: Path | None,
     images_root: Path | None,
+    force: bool,
 ) -> None:
     """Find groups of pictures of an index that are nearly the same, the largest group first.
 
@@ -51,7 +54,7 @@ def duplicates_command(
     from sop_faiss.pipeline.duplicates_output import duplicates_as_csv, duplicates_as_records, write_duplicates_page
 
     outputs = {"--json": json_file, "--csv": csv_file, "--html": html_file}
-    check_outputs(outputs, [index], to_stdout=("--json", "--csv"))
+    check_outputs(outputs, [index], to_stdout=("--json", "--csv"), force=force)
     opened = FeatureIndex.open(index)
     with progress_reporter("comparing", "pictures") as progress:
         groups = find_duplicates(opened, threshold, progress=progress)

@@ -7,18 +7,18 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.common import one_line, progress_reporter, run_command
+from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.pipeline.outputs import check_outputs
 
 __all__ = ["export_command"]
 
 
 @click.command("export", short_help="Write an index as Parquet, for a vector database.")
-@click.argument("index", type=click.Path(path_type=Path))
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The Parquet file to write."
-)
+@click.argument("index", type=NamedPath())
+@click.option("--out", required=True, type=NamedPath(), metavar="FILE", help="The Parquet file to write.")
+@force_option
 @run_command
-def export_command(index: Path, out: Path) -> None:
+def export_command(index: Path, out: Path, force: bool) -> None:
     """Write names, classes and vectors of an index as Parquet, which Milvus, Qdrant and LanceDB import.
 
     The columns are id, key, source, member, label, label_name, and vector (a fixed-size list of float32, of unit norm).
@@ -31,7 +31,7 @@ def export_command(index: Path, out: Path) -> None:
     from sop_faiss.index.export import export_parquet
     from sop_faiss.index.search import FeatureIndex
 
-    check_outputs({"--out": out}, [index])
+    check_outputs({"--out": out}, [index], force=force)
     opened = FeatureIndex.open(index)
     with progress_reporter("exporting", "vectors") as progress:
         export_parquet(opened, out, progress=progress)

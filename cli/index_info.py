@@ -9,12 +9,13 @@ import click
 
 from sop_faiss.cli.common import one_line, run_command, say_written
 from sop_faiss.cli.index_output import counted, put_json
+from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.pipeline.outputs import STDOUT, check_outputs
 
 __all__ = ["info_command"]
 
-_FILE = click.Path(path_type=Path, allow_dash=True)
-_FOLDER = click.Path(path_type=Path)
+_FILE = NamedPath(allow_dash=True)
+_FOLDER = NamedPath()
 
 
 @click.command("info", short_help="Verify an index and say what it is.")
@@ -28,8 +29,9 @@ _FOLDER = click.Path(path_type=Path)
     metavar="[FILE]",
     help="As JSON, on stdout if no FILE.",
 )
+@force_option
 @run_command
-def info_command(index: Path, json_file: Path | None) -> None:
+def info_command(index: Path, json_file: Path | None, force: bool) -> None:
     """Verify every byte of an index and say what it is.
 
     INDEX is the directory that sop-index build wrote.
@@ -40,11 +42,12 @@ def info_command(index: Path, json_file: Path | None) -> None:
     """
     from sop_faiss.index.store import read_verified
 
-    check_outputs({"--json": json_file}, [index], to_stdout=("--json",))
+    check_outputs({"--json": json_file}, [index], to_stdout=("--json",), force=force)
     manifest, ids = read_verified(index)
     labelled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
     size = sum(int(file["bytes"]) for file in manifest.files.values())
     facts = {
+        "command": "sop-index info",
         "factory": manifest.factory,
         "search": manifest.search,
         "metric": manifest.metric,

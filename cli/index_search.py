@@ -10,6 +10,7 @@ import click
 from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.pipeline.outputs import STDOUT, check_outputs, encoder_files, source_files
 
@@ -18,15 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["search_command"]
 
-_FILE = click.Path(path_type=Path, allow_dash=True)
-_FOLDER = click.Path(path_type=Path)
+_FILE = NamedPath(allow_dash=True)
+_FOLDER = NamedPath()
 
 
 @click.command("search", short_help="Find the pictures nearest to yours.")
 @click.argument("index", type=_FOLDER)
 @click.argument("images", metavar="[IMAGE]...", type=_FOLDER, nargs=-1)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no --model.")
-@click.option("--data", metavar="SRC", help="Many queries: .tar shards, a folder, or a .txt or .csv list.")
+@click.option(
+    "--data", metavar="SRC", callback=refuse_empty, help="Many queries: .tar shards, a folder, or a .txt or .csv list."
+)
 @optional_encoder_options
 @click.option("--features", type=_FOLDER, metavar="STORE", help="Many queries: a feature store; needs no --model.")
 @click.option("-k", type=int, help="Neighbours of each query.  [default: 10; with --threshold all that reach it]")
@@ -48,6 +51,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option(
     "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Of --data: share that may be unusable."
 )
+@force_option
 @run_command
 def search_command(
     index: Path,
@@ -65,6 +69,7 @@ def search_command(
     images_root: Path | None,
     batch_size: int,
     max_bad_fraction: float,
+    force: bool,
 ) -> None:
     """Find the pictures of an index that are nearest to yours, nearest first.
 
@@ -87,6 +92,7 @@ def search_command(
         {"--json": json_file, "--csv": csv_file, "--html": html_file},
         [index, *images, *source_files(data), *encoder_files(encoder), *([features] if features else [])],
         to_stdout=("--json", "--csv"),
+        force=force,
     )
     options = SearchOptions(k, threshold, images_root, batch_size, max_bad_fraction)
     opened = FeatureIndex.open(index, verify=verify)

@@ -11,6 +11,7 @@ from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outp
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labelled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.path_options import force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
@@ -27,8 +28,8 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
 @click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
 @optional_encoder_options
-@click.option("--train", required=True, metavar="SRC", help=f"The pictures that vote: {_SRC}")
-@click.option("--test", required=True, metavar="SRC", help=f"The pictures to classify: {_SRC}")
+@click.option("--train", required=True, metavar="SRC", callback=refuse_empty, help=f"The pictures that vote: {_SRC}")
+@click.option("--test", required=True, metavar="SRC", callback=refuse_empty, help=f"The pictures to classify: {_SRC}")
 @click.option(
     "-k",
     "ks",
@@ -55,6 +56,7 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
     help="Unusable pictures up to this share are dropped and counted; more is an error.",
 )
 @classifier_output_options("Write each class's accuracy at the best k.")
+@force_option
 @run_command
 def main(
     encoder: EncoderSpec | None,
@@ -68,6 +70,7 @@ def main(
     json_file: Path | None,
     csv_file: Path | None,
     png_file: Path | None,
+    force: bool,
     part: LabelledPart,
 ) -> None:
     """Classify pictures by their nearest training pictures: how much does an encoder know without any training?
@@ -87,7 +90,7 @@ def main(
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, figures=["--confusion"])
+    check_outputs(outputs, read, figures=["--confusion"], force=force)
     options = KnnOptions(ks or None, temperature, batch_size, workers, max_bad_fraction, part)
     with ranks_of_torchrun() as is_main, progress_reporter("embedding", "pictures") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)
@@ -113,8 +116,6 @@ def _print(result: ClassifierResult) -> None:
     dropped = protocol["train_dropped"] + protocol["test_dropped"]
     if dropped:
         click.echo(f"{dropped:,} unusable pictures were dropped", err=True)
-    if protocol["names_on_one_side"]:
-        click.echo("one of the two sets has no class names: labels are compared by number", err=True)
     if unseen := protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
 

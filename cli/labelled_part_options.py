@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.evaluate.labelled_part import LabelledPart
 
 __all__ = ["labelled_part_options"]
@@ -18,7 +18,7 @@ R = TypeVar("R")
 _OPTIONS = (
     click.option(
         "--train-list",
-        type=click.Path(path_type=Path),
+        type=NamedPath(),
         metavar="FILE",
         help="Use only the training pictures named in this text file, one a line (the 1 % and 10 % lists).",
     ),

@@ -11,6 +11,7 @@ from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outp
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labelled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.path_options import force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.labelled_part import LabelledPart
@@ -28,8 +29,10 @@ _DEFAULTS = LinearChoices()
 @click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
 @optional_encoder_options
-@click.option("--train", required=True, metavar="SRC", help=f"The pictures to learn from: {_SRC}")
-@click.option("--test", required=True, metavar="SRC", help=f"The pictures to classify: {_SRC}")
+@click.option(
+    "--train", required=True, metavar="SRC", callback=refuse_empty, help=f"The pictures to learn from: {_SRC}"
+)
+@click.option("--test", required=True, metavar="SRC", callback=refuse_empty, help=f"The pictures to classify: {_SRC}")
 @click.option(
     "--lr",
     "rates",
@@ -71,6 +74,7 @@ _DEFAULTS = LinearChoices()
     help="Unusable pictures up to this share are dropped and counted; more is an error.",
 )
 @classifier_output_options("Write each class's accuracy.")
+@force_option
 @run_command
 def main(
     encoder: EncoderSpec | None,
@@ -89,6 +93,7 @@ def main(
     json_file: Path | None,
     csv_file: Path | None,
     png_file: Path | None,
+    force: bool,
 ) -> None:
     """Train one linear layer on frozen features: how much of the classes can be read off them?
 
@@ -106,7 +111,7 @@ def main(
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, figures=["--confusion"])
+    check_outputs(outputs, read, figures=["--confusion"], force=force)
     choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
     options = LinearOptions(choices, batch_size, workers, max_bad_fraction, part)
     with (

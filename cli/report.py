@@ -14,18 +14,19 @@ from sop_faiss.cli.common import (
     run_command,
     say_written,
 )
+from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 
 __all__ = ["main"]
 
-_FILE = click.Path(path_type=Path, allow_dash=True)
+_FILE = NamedPath(allow_dash=True)
 
 
 @click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=NamedPath())
 @click.option("--out", type=_FILE, metavar="FILE", help="The page.  [default: report.html in RUN]")
 @click.option("--no-pictures", is_flag=True, help="Curves and tables alone; the images are not opened.")
-@click.option("--data", metavar="SRC", help="Where the training images are now, if they moved.")
+@click.option("--data", metavar="SRC", callback=refuse_empty, help="Where the training images are now, if they moved.")
 @click.option(
     "--gallery",
     type=int,
@@ -34,8 +35,9 @@ _FILE = click.Path(path_type=Path, allow_dash=True)
     metavar="N",
     help="Training images searched for nearest neighbours, at most; 0: no such sheet.",
 )
+@force_option
 @run_command
-def main(run: Path, out: Path | None, no_pictures: bool, data: str | None, gallery: int) -> None:
+def main(run: Path, out: Path | None, no_pictures: bool, data: str | None, gallery: int, force: bool) -> None:
     """Write one self-contained page about a training run, which may still be going on.
 
     RUN is the --output of sop-train. The page has the curves with their floors, the scores, what the prototypes look
@@ -50,8 +52,10 @@ def main(run: Path, out: Path | None, no_pictures: bool, data: str | None, galle
     from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
     from sop_faiss.pipeline.report import ReportOptions, report_run
 
-    page = run / "report.html" if out is None else out
-    check_outputs({"--out": page}, [*encoder_files(EncoderSpec(str(run))), *source_files(data)])
+    own_page = run / "report.html"
+    page = own_page if out is None else out
+    read = [*encoder_files(EncoderSpec(str(run))), *source_files(data)]
+    check_outputs({"--out": page}, read, force=force, expected=own_page)
     options = ReportOptions(not no_pictures, data, gallery)
     missing = report_run(run, page, progress_reporter, options, page_footer("sop-report"))
     for line in missing:

@@ -10,6 +10,7 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.idle_options import refuse_idle, refuse_without
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.files import atomic_file
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from sop_faiss.evaluate.bootstrap import Interval
     from sop_faiss.pipeline.retrieve import RetrievalResult
 
-_PATH = click.Path(path_type=Path)
+_PATH = NamedPath()
 
 
 @click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
@@ -30,6 +31,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--dataset",
     metavar="NAME|DIR|CSV",
+    callback=refuse_empty,
     help="roxford5k, rparis6k, a directory with gnd.json (or gnd_*.pkl) and pictures in jpg/, or in query/ and "
     "database/, or beside it; class folders; or a .csv of image,group or query,image.",
 )
@@ -47,6 +49,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--distractors",
     metavar="STORE|SRC",
+    callback=refuse_empty,
     help="Pictures that show none of the queries (the benchmark's +R1M): a feature store of sop-embed --whole, or "
     "pictures. They are streamed, never held.",
 )
@@ -69,6 +72,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--compare", is_flag=True, help="Compare files that --json wrote with the first of them.")
 @click.option("--plot", type=_PATH, metavar="FILE.png", help="With --compare: draw it.")
+@force_option
 @run_command
 def main(
     encoder: EncoderSpec | None,
@@ -92,6 +96,7 @@ def main(
     make_gnd: Path | None,
     compare: bool,
     plot: Path | None,
+    force: bool,
 ) -> None:
     """Find the pictures that show the same as a query, and score the rankings: mAP and mP@k.
 
@@ -121,16 +126,16 @@ def main(
       sop-retrieve --compare before.json after.json --plot gain.png
     """
     if compare:
-        refuse_idle("--compare", ["compare", "files", "plot"])
-        _compare(files, plot)
+        refuse_idle("--compare", ["compare", "files", "plot", "force"])
+        _compare(files, plot, force)
         return
     if files or plot is not None:
         raise click.UsageError(f"{files[0] if files else '--plot'}: only with --compare")
     if dataset is None:
         raise click.UsageError("Missing option '--dataset'.")
     if make_gnd is not None:
-        refuse_idle("--make-gnd", ["make_gnd", "dataset", "data_root"])
-        _make_gnd(dataset, data_root, make_gnd)
+        refuse_idle("--make-gnd", ["make_gnd", "dataset", "data_root", "force"])
+        _make_gnd(dataset, data_root, make_gnd, force)
         return
     if encoder is None:
         raise click.UsageError("Missing option '--model'.")
@@ -141,7 +146,7 @@ def main(
     from sop_faiss.pipeline.retrieve_output import write_per_query, write_retrieval_page
 
     read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder), *source_files(distractors)]
-    check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read)
+    check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, force=force)
     options = RetrieveOptions(
         square, top, batch_size, workers, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha)
     )
@@ -180,10 +185,10 @@ def _print(result: RetrievalResult, dataset: str) -> None:
         click.echo(f"Not as published: {'; '.join(differences) or 'nothing that is known'}.")
 
 
-def _make_gnd(dataset: str, data_root: Path | None, out: Path) -> None:
+def _make_gnd(dataset: str, data_root: Path | None, out: Path, force: bool) -> None:
     from sop_faiss.pipeline.make_gnd import write_ground_truth
 
-    made = write_ground_truth(dataset, data_root, out)
+    made = write_ground_truth(dataset, data_root, out, force=force)
     click.echo(
         f"{made.queries:,} queries in {made.gallery:,} pictures; relevant to a query: {made.relevant_min:,} to "
         f"{made.relevant_max:,}, median {made.relevant_median:g}"
@@ -195,10 +200,10 @@ def _make_gnd(dataset: str, data_root: Path | None, out: Path) -> None:
     say_written("ground truth", out)
 
 
-def _compare(files: tuple[Path, ...], plot: Path | None) -> None:
+def _compare(files: tuple[Path, ...], plot: Path | None, force: bool) -> None:
     from sop_faiss.evaluate.compare import compare_results
 
-    check_outputs({"--plot": plot}, files, figures=["--plot"])
+    check_outputs({"--plot": plot}, files, figures=["--plot"], force=force)
     comparison = compare_results(files)
     for setup in comparison.setups:
         rows = [[comparison.names[0], *_interval(setup.scores[0]), "", "", "", ""]]

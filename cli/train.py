@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
+from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -42,13 +43,13 @@ class _Command(click.Command):
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     metavar="DIR",
     help="Run directory: new or empty, unless --resume.  [required unless --dry-run or --profile-data]",
 )
 @click.option(
     "--weights",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     metavar="FILE",
     help="Weights of model.init=timm:NAME, .safetensors, .pth or .bin; the same as model.weights=FILE.",
 )

@@ -21,6 +21,7 @@ from sop_faiss.paths import path_state, real_path
 
 __all__ = [
     "DISK_FULL",
+    "GENERATOR",
     "NO_ROOM",
     "atomic_directory",
     "atomic_file",
@@ -38,6 +39,8 @@ __all__ = [
     "write_json",
 ]
 
+GENERATOR = "sop-faiss"
+"""What figures and pages name as their maker, by which a later command knows them."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a disk, or of a user's share of it, that is full."""
 NO_ROOM = (*DISK_FULL, errno.EFBIG, errno.EROFS)

@@ -37,12 +37,20 @@ def encode(image: np.ndarray | Image.Image, format: str = "JPEG", **options: Any
 
 
 def write_folder(
-    path: Path, classes: int = 3, per_class: int = 4, size: int | tuple[int, int] = 32, seed: int = 0
+    path: Path,
+    classes: int = 3,
+    per_class: int = 4,
+    size: int | tuple[int, int] = 32,
+    seed: int = 0,
+    prefix: str = "class_",
 ) -> Path:
-    """Write `path/class_0/0000.jpg` and so on; with `classes=0` the `per_class` pictures lie in `path` itself."""
+    """Write `path/class_0/0000.jpg` and so on (class_: `prefix`).
+
+    With `classes=0` the `per_class` pictures lie in `path` itself.
+    """
     rng = np.random.default_rng(seed)
     for label in range(max(classes, 1)):
-        folder = path / f"class_{label}" if classes else path
+        folder = path / f"{prefix}{label}" if classes else path
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(per_class):
             picture = make_image(rng, size, label if classes else None)

@@ -106,6 +106,21 @@ def test_build_refuses_in_one_line(place: Path, tmp_path: Path, arguments: list[
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("option", "field"), [("--batch-size=0", "batch_size"), ("--max-bad-fraction=7", "max_bad_fraction")]
+)
+def test_bad_values_are_refused_where_they_are_not_used(place: Path, tmp_path: Path, option: str, field: str) -> None:
+    """With features or keys nothing is encoded, and a bad number is a mistake all the same."""
+    for words in (
+        ("build", "--features", place / "features", "--out", tmp_path / "new"),
+        ("add", place / "shards.index", "--features", place / "features"),
+        ("search", place / "photos.index", "--features", place / "features"),
+        ("search", place / "photos.index", "--key", "0000"),
+    ):
+        assert_one_line_error(invoke(*words, option), field)
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_occupied_output_is_refused_before_the_model_is_loaded(place: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it")
     result = invoke("build", "--model", place / "absent", "--data", place / "photos", "--out", tmp_path)

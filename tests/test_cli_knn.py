@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sop_faiss.cli.knn import main
+from sop_faiss.data.pack import pack
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoder import Encoder
-from tests.images import encode, make_image, write_folder, write_shards
+from tests.images import encode, make_image, write_folder, write_shards, write_tar
 from tests.messages import command_fails
 
 RESNET = ("--model", "timm:test_resnet", "--random-weights", "0", "--size", "32")
@@ -95,7 +97,7 @@ def test_default_ks(stores: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_progress_on_stderr_only(tmp_path: Path) -> None:
-    write_folder(tmp_path / "train", classes=3, per_class=5, seed=1)
+    write_folder(tmp_path / "train", classes=3, per_class=5, seed=1, prefix="")
     write_shards(tmp_path / "test", classes=3, per_class=2, seed=2)
     result = run(*RESNET, "--train", tmp_path / "train", "--test", tmp_path / "test", "-k", 15)
     assert result.exit_code == 0, result.output
@@ -111,7 +113,7 @@ def test_k_above_the_training_pictures(
     assert "such as -k 12" in told
     assert "-k 13, but 12 training pictures vote: wanted k <= 12" in fails(*where, "-k", 3, "-k", 13)
     assert "-k 7, but 6 training pictures vote" in fails(*where, "-k", 7, "-k", 7, "--images-per-class", 2)
-    photos = write_folder(tmp_path / "photos", classes=3, per_class=5)
+    photos = write_folder(tmp_path / "photos", classes=3, per_class=5, prefix="")
     monkeypatch.setattr(Encoder, "forward", lambda *_: pytest.fail("pictures were encoded first"))
     assert "go up to 200, but 15 training pictures" in fails(*RESNET, "--train", photos, "--test", stores[1])
 
@@ -210,6 +212,54 @@ def test_classes_are_compared_by_name(tmp_path: Path) -> None:
     assert "1 test pictures are of classes without training pictures" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["knn", "linear"])
+def test_classes_that_are_whole_numbers_are_those_numbers(tmp_path: Path, command: str) -> None:
+    """As text, 10 comes before 2: folders, lists, shards with and without names, and stores must agree all the same."""
+    train = write_folder(tmp_path / "train", classes=12, per_class=2, prefix="")
+    pictures = {label: (train / str(label) / "0001.jpg").read_bytes() for label in (2, 9, 10, 11)}
+    for label, content in pictures.items():
+        folder = tmp_path / "folder" / f"{label:02d}"
+        folder.mkdir(parents=True)
+        (folder / "a.jpg").write_bytes(content)
+    write_tar(
+        tmp_path / "bare" / "a.tar",
+        [
+            (f"{label}.{ending}", content)
+            for label, picture in pictures.items()
+            for ending, content in (("jpg", picture), ("cls", str(label).encode()))
+        ],
+    )
+    named = tmp_path / "named" / "a.tar"
+    order = sorted(map(str, range(12)))
+    members = [(f"{label}.jpg", picture) for label, picture in pictures.items()]
+    members += [(f"{label}.cls", str(order.index(str(label))).encode()) for label in pictures]
+    write_tar(named, sorted(members))
+    (named.parent / "manifest.json").write_text(json.dumps({"classes": order, "shards": [{"name": "a.tar"}]}))
+    lines = [f"folder/{label:02d}/a.jpg,{label}" for label in pictures]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *lines]))
+    pack(str(tmp_path / "folder"), tmp_path / "packed")
+    store = FeatureStore.read(write_store(tmp_path / "old", 1, np.array([1, 2]), rows=2, class_names=["1", "10", "2"]))
+    assert store.labels is not None and store.labels.tolist() == [10, 2] and store.manifest["class_names"] is None
+    metric, more = ("top1_best", ("-k", 1)) if command == "knn" else ("top1", ("--lr", 3))
+    for test in ("folder", "bare", "named", "list.csv", "packed"):
+        sets = ("--train", train, "--test", tmp_path / test)
+        main = importlib.import_module(f"sop_faiss.cli.{command}").main
+        result = CliRunner().invoke(main, [*map(str, (*RESNET, *sets, *more, "--json", tmp_path / "found.json"))])
+        assert result.exit_code == 0, result.output
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert found["metrics"][metric] == 100 and set(found["per_class"]) == {"2", "9", "10", "11"}, test
+        assert found["protocol"]["labels_compared_by"] == "number"
+
+
+def test_names_beside_numbers_are_refused(tmp_path: Path) -> None:
+    """A folder `1`, `2`, `cat` has names; those of a set with `1` and `2` alone are numbers, and mean anything."""
+    one, two = (write_folder(tmp_path / name, classes=3, prefix="") for name in ("one", "two"))
+    (two / "2").rename(two / "cat")
+    for train, test in ((one, two), (two, one)):
+        message = fails(*RESNET, "--train", train, "--test", test, "-k", 1)
+        assert "without names" in message and str(one) in message and str(two) in message
+
+
 def test_help_shows_an_example() -> None:
     result = run("--help")
     assert result.exit_code == 0
@@ -241,10 +291,16 @@ def test_labels_that_are_missing(stores: tuple[Path, Path], tmp_path: Path) -> N
 
 
 def test_model_missing_or_idle(stores: tuple[Path, Path], tmp_path: Path) -> None:
-    pictures = write_folder(tmp_path / "pictures")
+    pictures = write_folder(tmp_path / "pictures", prefix="")
     assert "give --model" in fails("--train", stores[0], "--test", pictures)
     assert "leave the encoder's options out" in fails(*RESNET, "--train", stores[0], "--test", stores[1])
     assert "no --model" in fails("--size", 32, "--train", stores[0], "--test", stores[1])
+
+
+def test_bad_values_are_refused_between_two_stores(stores: tuple[Path, Path]) -> None:
+    where = ("--train", stores[0], "--test", stores[1], "-k", 1)
+    for option, field in (("--batch-size", "batch_size"), ("--workers", "workers"), ("--max-bad-fraction", "fraction")):
+        assert field in fails(*where, option, -1)
 
 
 def test_sources_that_cannot_be(stores: tuple[Path, Path], tmp_path: Path) -> None:

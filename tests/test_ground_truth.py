@@ -115,6 +115,8 @@ def test_a_pickle_with_flipped_bytes_reads_or_is_refused(tmp_path_factory: pytes
         ("[1]", "imlist, qimlist and gnd"),
         ('{"imlist": ["a"]}', "imlist, qimlist and gnd"),
         ("NaN", "imlist, qimlist and gnd"),
+        ('{"imlist": ["a"], "qimlist": ["q"], "gnd": [{"ok": [0], "junk": [], "junk": []}]}', "'junk' twice"),
+        ('{"imlist": ["a"], "imlist": ["b"], "qimlist": ["q"], "gnd": [{"ok": [0]}]}', "'imlist' twice"),
     ],
 )
 def test_damaged_json(tmp_path: Path, text: str, message: str) -> None:
@@ -161,6 +163,11 @@ def gnd_of(**entry: Any) -> dict[str, Any]:
         (gnd_of(bbx=[5, 2, 3, 4]), "is not a box"),
         (gnd_of(bbx=[-1, 2, 3, 4]), "is not a box"),
         (changed(PLAIN_GND, qimlist=["q", "q"]), "asks 'q' twice"),
+        (changed(PLAIN_GND, gnd=[{"ok": [0], "jnk": [1]}, {"ok": [1]}]), r"gnd\[0\] .*'jnk'.*'junk'"),
+        (gnd_of(Junk=[2]), r"gnd\[0\] .*'Junk'.*'junk'"),
+        (gnd_of(ok=[2]), r"gnd\[0\] .*'ok'"),
+        (gnd_of(bbox=[1, 2, 3, 4]), r"gnd\[0\] .*'bbox'.*'bbx'"),
+        ({**PLAIN_GND, "qimlists": []}, "'qimlists'.*'qimlist'"),
     ],
 )
 def test_ground_truth_that_contradicts_itself(tmp_path: Path, content: Any, message: str) -> None:

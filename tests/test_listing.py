@@ -193,6 +193,8 @@ def listed(tmp_path: Path, text: str | bytes, name: str = "list.csv") -> ImageSo
         ("list.csv", '\ufeffa/0000.jpg,dog\r\na/0001.jpg\r\n"with, comma.jpg",cat\r\n'),
         ("list.txt", "a/0000.jpg,dog\na/0001.jpg\n\n with, comma.jpg,cat"),
         ("list.tsv", "a/0000.jpg\tdog\r\n./a/0001.jpg\t\r\nwith, comma.jpg\tcat\r\n"),
+        ("list.tsv", "Path\tlabel\r\na/0000.jpg\tdog\r\na/0001.jpg\t\r\nwith, comma.jpg\tcat\r\n"),
+        ("list.txt", "\nimage,class\na/0000.jpg,dog\na/0001.jpg\n with, comma.jpg,cat"),
     ],
 )
 def test_lists_with_names_of_classes(tmp_path: Path, name: str, text: str) -> None:
@@ -209,6 +211,16 @@ def test_lists_with_numbers_or_nothing(tmp_path: Path) -> None:
     assert source.labels is None and source.keys == ["with, comma", "0002"]
     source = listed(tmp_path, "a/0000.jpg,07\na/0001.jpg,b1\n")
     assert source.class_names == ["07", "b1"]
+
+
+def test_headings_and_columns_of_a_list_with_tabs(tmp_path: Path) -> None:
+    source = listed(tmp_path, "filename\na/0000.jpg\n", "list.tsv")
+    assert source.keys == ["0000"] and source.labels is None
+    (tmp_path / "image").write_bytes(PICTURE)  # a file of that name is no heading
+    assert listed(tmp_path, "image\na/0000.jpg\n", "list.txt").keys == ["image", "0000"]
+    with pytest.raises(DataError) as error:
+        listed(tmp_path, "path\tlabel\tsplit\na/0000.jpg\tdog\ttrain\n", "list.tsv")
+    assert_one_line(error, "line 2", "3 columns")
 
 
 def test_line_breaks_within_a_cell_of_a_list_stay(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_difficulty_that_no_query_has_is_no_score(tmp_path, photos):
             ("evaluate.retrieval=PLACE/plain", "evaluate.retrieval_protocol=dino"),
             "choose evaluate.retrieval_protocol=plain",
         ),
-        (("evaluate.test=PHOTOS", "evaluate.train=PHOTOS", "evaluate.k=2"), "images without labels"),
+        (("evaluate.test=PHOTOS", "evaluate.train=PHOTOS", "evaluate.k=2"), "k-NN needs a label for every picture"),
         (("evaluate.test=holdout", "data.holdout_share=0.2"), "evaluate.k = 20 exceeds the 16 gallery images"),
         (("data.holdout_share=0.05",), "view_recall_at_1 of 1 image: raise data.holdout_share"),
     ],
@@ -193,6 +193,20 @@ def test_mistakes_are_told_before_the_run(tmp_path, photos, overrides, message):
     assert result.exit_code == 1 and message in result.stderr, result.stderr
     assert result.stderr.splitlines()[-1].startswith("error: ") and "--gnd" not in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_classes_of_the_test_set_are_those_of_the_same_name(tmp_path, photos):
+    """The test folder lacks the first class, and the training folder's numbers do not sort as text does."""
+    for prefix in ("class_", ""):
+        train_set = write_folder(tmp_path / f"train{prefix}", classes=12, per_class=2, prefix=prefix)
+        test_set = shutil.copytree(train_set, tmp_path / f"test{prefix}")
+        for label in range(9):
+            shutil.rmtree(test_set / f"{prefix}{label}")
+        settings = (f"evaluate.train={train_set}", f"evaluate.test={test_set}", "evaluate.k=1")
+        online = evaluation(tmp_path, f"data.train={photos}", "evaluate.every_steps=5", *settings)
+        assert online is not None
+        encoder = load_encoder("timm:test_resnet", random_weights=0, size=32)
+        assert online.parts[0].measure(encoder) == {"knn_top1_k1": 100}
 
 
 def test_a_stream_has_no_views_to_compare(tmp_path, shards):

@@ -28,8 +28,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_good_places(here: Path) -> None:
     outputs = {"--json": STDOUT, "--csv": Path("found.csv"), "--html": here / "new" / "page.html", "--other": None}
     check_outputs(outputs, [Path("index"), Path("query.JPG")], to_stdout=["--json"])
-    (here / "found.csv").write_text("of an earlier search")
-    (here / "index.json").write_text("beside the index, not in it")
+    (here / "found.csv").write_text("query,query_label,rank,row,key,similarity,label,right\r\n")
+    (here / "index.json").write_text('{\n "command": "sop-index info"}')
     check_outputs({"--csv": Path("found.csv"), "--json": Path("index.json")}, [Path("index")])
     assert not (here / "new").exists()
 
@@ -77,11 +77,13 @@ def test_what_of_an_encoder_is_guarded(here: Path) -> None:
     (here / "w.pth").write_bytes(b"")
     assert encoder_files(None) == []
     assert encoder_files(EncoderSpec("run")) == [Path("run/checkpoints"), Path("run/config.yaml")]
-    check_outputs({"--json": Path("run/knn.json")}, encoder_files(EncoderSpec("run")))
+    with pytest.raises(ConfigError, match="a run"):
+        check_outputs({"--json": Path("run/knn.json")}, encoder_files(EncoderSpec("run")))
+    check_outputs({"--json": Path("run/knn.json")}, encoder_files(EncoderSpec("run")), force=True)
     for name in ("prototypes.jsonl", "bad_samples.jsonl", "stopped.json", "latest"):
         (here / "run" / name).write_text("a record")
         with pytest.raises(ConfigError, match="read by this command"):
-            check_outputs({"--out": Path("run") / name}, encoder_files(EncoderSpec("run")))
+            check_outputs({"--out": Path("run") / name}, encoder_files(EncoderSpec("run")), force=True)
     assert encoder_files(EncoderSpec("timm:resnet50", weights=Path("w.pth"))) == [Path("w.pth")]
     assert encoder_files(EncoderSpec("dino:w.pth")) == [Path("w.pth")]
 

@@ -56,6 +56,25 @@ def test_class_folders_of_queries_and_database(tmp_path: Path) -> None:
     assert data.queries.members == ["query/cup/q.jpg", "query/fox/r.jpg"]
 
 
+def test_groups_that_are_whole_numbers_are_compared_as_such(tmp_path: Path) -> None:
+    root = touch(tmp_path / "set", "query/02/q.jpg", "query/010/r.jpg", "database/10/a.jpg", "database/2/b.jpg")
+    lines = "q.jpg,2,query\nr.jpg,010,query\na.jpg,10,database\nb.jpg,02,database\n"
+    for place in (
+        root,
+        table(touch(tmp_path, "q.jpg", "r.jpg", "a.jpg", "b.jpg") / "g.csv", "image,group,role\n" + lines),
+    ):
+        truth = open_retrieval_set(str(place)).truth
+        wanted = {query.name[-5:]: [truth.images[place][-5:] for place in query.lists["ok"]] for query in truth.queries}
+        assert wanted == {"q.jpg": ["b.jpg"], "r.jpg": ["a.jpg"]}
+
+
+def test_a_query_of_the_gallery_is_left_out_of_its_own_ranking(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg", "b.jpg", "c.jpg")
+    lines = ("a.jpg,x,query", "a.jpg,x,database", "b.jpg,x,database", "c.jpg,y,database")
+    truth = open_retrieval_set(str(table(tmp_path / "g.csv", "\n".join(["image,group,role", *lines])))).truth
+    assert [(query.lists["ok"].tolist(), query.lists["junk"].tolist()) for query in truth.queries] == [([1], [0])]
+
+
 def test_groups(tmp_path: Path) -> None:
     touch(tmp_path, "1.jpg", "2.jpg", "3.jpg")
     file = table(tmp_path / "groups.csv", "image,group\n1.jpg,x\n2.jpg,x\n\n3.jpg,y\n")
@@ -107,7 +126,7 @@ def test_a_made_ground_truth_is_the_same_set(tmp_path: Path) -> None:
     assert read.truth.images == direct.truth.images and read.truth.sha256 == direct.truth.sha256
     assert read.gallery.members == direct.gallery.members
     assert json.loads((root / "gnd.json").read_text())["gnd"][0] == {"ok": [1], "junk": [0]}
-    with pytest.raises(ConfigError, match="exists: name another"):
+    with pytest.raises(ConfigError, match=r"exists and .* name another"):
         write_ground_truth("set", tmp_path, root / "gnd.json")
     with pytest.raises(ConfigError, match=r"wanted a \.json file"):
         write_ground_truth("set", tmp_path, root / "gnd.pkl")
@@ -131,6 +150,8 @@ def test_names_that_need_care_survive(tmp_path: Path) -> None:
         ("image,group,role\na,x,query\nb,x,gallery\n", "role 'gallery'"),
         ("image,group,role\na,x,query\nb,y,database\n", "no query's group"),
         ("query,image,relevance\nq,a,maybe\n", "relevance 'maybe'"),
+        ("query,image\na,b\na,a\n", "line 3: a is relevant to itself"),
+        ("query,image\na,./a\n", "line 2: ./a is relevant to itself"),
         ("query,image\nq,a\nq,a\n", "line 3: a was already judged for q"),
         ("query,image,relevance\nq,a,junk\n", "no line says ok"),
         ("query,image\nq,../a\n", "leaves the image folder"),

@@ -47,6 +47,21 @@ def test_same_name_in_query_and_database_is_two_pictures(tmp_path: Path) -> None
     assert found.queries.read(0) == (root / "query/a.jpg").read_bytes() != found.gallery.read(0)
 
 
+def test_a_query_to_which_its_own_file_is_relevant(tmp_path: Path) -> None:
+    """It would find itself first. Names alone say nothing: in query/ and database/ they are two files."""
+    own = changed(PLAIN_GND, imlist=["a", "b"], qimlist=["./b"], gnd=[{"ok": [0, 1]}])
+    with pytest.raises(DataError, match=r"gnd\[0\]\['ok'\] holds 1"):
+        open_retrieval_set(str(write_set(tmp_path / "one", own, folders=("jpg", "jpg"))))
+    open_retrieval_set(str(write_set(tmp_path / "two", own, folders=("query", "database"))))
+    junk = changed(own, gnd=[{"ok": [0], "junk": [1]}])
+    open_retrieval_set(str(write_set(tmp_path / "junk", junk, folders=("jpg", "jpg"))))
+    boxed = changed(own, gnd=[{"ok": [0, 1], "bbx": [0, 0, 5, 5]}])  # as the first Oxford set: a crop, and its photo
+    open_retrieval_set(str(write_set(tmp_path / "boxed", boxed, folders=("jpg", "jpg"))))
+    graded = changed(own, gnd=[{"easy": [0], "hard": [1], "junk": [], "bbx": [0, 0, 5, 5]}])
+    with pytest.raises(DataError, match=r"gnd\[0\]\['hard'\] holds 1"):
+        open_retrieval_set(str(write_set(tmp_path / "graded", graded, folders=("jpg", "jpg"))))
+
+
 def test_a_picture_asked_for_two_boxes_is_two_queries(tmp_path: Path) -> None:
     gnd = [{"ok": [0], "bbx": [0, 0, 8, 8]}, {"ok": [1], "bbx": [8, 8, 16, 16]}]
     root = write_set(tmp_path, changed(PLAIN_GND, qimlist=["q.jpg", "q.jpg"], gnd=gnd), folders=("query", "database"))
@@ -97,8 +112,8 @@ def test_missing_pictures_are_counted_in_one_line(tmp_path: Path) -> None:
 
 def test_which_ground_truth(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", GRADED_GND, folders=("jpg", "jpg"))
-    other = write_json(tmp_path / "other.json", changed(GRADED_GND, qimlist=["a", "b"]))
-    assert open_retrieval_set(str(root), gnd=other).queries.keys == ["a", "b"]
+    other = write_json(tmp_path / "other.json", changed(GRADED_GND, qimlist=["q1", "q0"]))
+    assert open_retrieval_set(str(root), gnd=other).queries.keys == ["q1", "q0"]
     write_pickle(root / "gnd_set.pkl", GRADED_GND)
     with pytest.raises(DataError, match=r"gnd\.json, gnd_set\.pkl; wanted one ground-truth file"):
         open_retrieval_set(str(root))

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sop_faiss.data.classes import whole_numbers
 from sop_faiss.data.decode import MAX_PIXELS, drop_reason
 from sop_faiss.data.deep import DeepImage, DeepTally, require_top_value
 from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
@@ -241,5 +242,9 @@ def _check_manifest(folder: Path, paths: Sequence[Path], sources: Sequence[Image
     here = {path.name for path in folder.glob("*.tar")}
     report.problems += [f"shard {name} is in the manifest but missing" for name in expected if name not in here]
     classes = manifest.get("classes")
-    if isinstance(classes, list) and report.label_counts and max(report.label_counts) >= len(classes):
+    if not isinstance(classes, list):
+        return
+    numbers = whole_numbers(map(str, classes))
+    named = range(len(classes)) if numbers is None else numbers.values()
+    if any(label not in named for label in report.label_counts):
         report.problems.append(f"labels go up to {max(report.label_counts)}, the manifest names {len(classes)} classes")

@@ -6,6 +6,7 @@ import csv
 import io
 import logging
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from sop_faiss.data.classes import whole_numbers
 from sop_faiss.data.keys import (
     PICTURE_SUFFIXES,
     UNREAD_SUFFIXES,
@@ -33,6 +35,8 @@ __all__ = ["FileSource", "open_files", "open_folder", "open_list"]
 _log = logging.getLogger(__name__)
 _HEADINGS = ("path", "file", "filename", "image", "img")
 _LIST_BYTES_LIMIT = 4 << 30
+_NO_LABEL = frozenset(("", "-1"))
+_NEGATIVE = re.compile(r"-[0-9]+")
 
 
 @dataclass(eq=False)
@@ -111,7 +115,9 @@ def open_files(
 
 
 def open_folder(description: str, folder: Path) -> FileSource:
-    """All pictures below a folder, sorted by path; each first-level sub-folder is a class, by sorted name.
+    """All pictures below a folder, sorted by path; each first-level sub-folder is a class, numbered by sorted name.
+
+    Names that are all whole numbers are the labels themselves.
 
     Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are passed over; so are
     pictures of kinds that are not read, with a warning. A sub-folder that may not be read, and a link that leads back
@@ -137,9 +143,10 @@ def open_folder(description: str, folder: Path) -> FileSource:
     names = sorted({top for top in tops if top is not None})
     if not names:
         return open_files(description, root, members, None, None)
-    numbers = {name: number for number, name in enumerate(names)}
+    own = whole_numbers(names)
+    numbers = own or {name: number for number, name in enumerate(names)}
     labels = np.array([-1 if top is None else numbers[top] for top in tops], dtype=np.int64)
-    return open_files(description, root, members, labels, names)
+    return open_files(description, root, members, labels, names if own is None else None)
 
 
 def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
@@ -196,7 +203,7 @@ class _Line(NamedTuple):
 def open_list(description: str, file: Path) -> FileSource:
     """The pictures of a list: `path` or `path,label` a line; paths relative to the list's folder, or absolute.
 
-    `.csv` is read as CSV (quotes allowed), with or without a heading `path,label`. Elsewhere a label follows a tab, or
+    All may have a heading, as `path,label`. `.csv` is read as CSV (quotes allowed). Elsewhere a label follows a tab, or
     the last comma of a line that is not itself a file. Labels are integers of 0 or more, or else class names; an empty
     one, or -1, means none.
 
@@ -226,17 +233,22 @@ def _read_lines(description: str, file: Path) -> list[_Line]:
         raise DataError(f"list {description} is not UTF-8 text: save it as UTF-8") from None
     if file.suffix.lower() == ".csv":
         return _read_csv(description, text)
-    lines = []
+    lines: list[_Line] = []
     for number, raw in enumerate(text.split("\n"), start=1):
         line = raw.rstrip("\r")
-        if line.strip():
-            path, _, label = line.partition("\t") if "\t" in line else _split_comma(line, file.parent)
-            lines.append(_Line(number, path.strip(), label.strip()))
+        path, _, label = (part.strip() for part in (line.partition("\t") if "\t" in line else _split_comma(line, file)))
+        heading = not lines and path.lower() in _HEADINGS and not (file.parent / path).exists()
+        if not line.strip() or heading:
+            continue
+        if "\t" in label:
+            columns = line.count("\t") + 1
+            raise DataError(f"list {description} line {number}: {columns} columns, wanted path and label")
+        lines.append(_Line(number, path, label))
     return lines
 
 
-def _split_comma(line: str, base: Path) -> tuple[str, str, str]:
-    if "," not in line or "\0" in line or (base / line.strip()).exists():
+def _split_comma(line: str, file: Path) -> tuple[str, str, str]:
+    if "," not in line or "\0" in line or (file.parent / line.strip()).exists():
         return line, "", ""
     return line.rpartition(",")
 
@@ -284,16 +296,12 @@ def _check_paths(description: str, base: Path, lines: Sequence[_Line], paths: Se
 
 def _parse_labels(description: str, lines: Sequence[_Line]) -> tuple[Int64[np.ndarray, " n"] | None, list[str] | None]:
     """Labels and, where they are given as names, the sorted class names."""
-    texts = [line.label for line in lines]
-    if not any(texts):
+    names = sorted({line.label for line in lines} - _NO_LABEL)
+    for line in lines:
+        if line.label not in _NO_LABEL and _NEGATIVE.fullmatch(line.label):
+            raise DataError(f"list {description} line {line.number}: label {line.label}, wanted 0 or more (-1: none)")
+    if not names:
         return None, None
-    digits = [text.removeprefix("-") for text in texts]
-    if not all(not text or (text.isascii() and text.isdigit() and len(text) < 10) for text in digits):
-        names = sorted(set(texts) - {""})
-        numbers = {name: number for number, name in enumerate(names)} | {"": -1}
-        return np.array([numbers[text] for text in texts], dtype=np.int64), names
-    labels = np.array([int(text or -1) for text in texts], dtype=np.int64)
-    if (labels < -1).any():
-        line = lines[int(np.argmax(labels < -1))]
-        raise DataError(f"list {description} line {line.number}: label {line.label}, wanted 0 or more (-1: none)")
-    return (labels if (labels >= 0).any() else None), None
+    own = whole_numbers(names)
+    numbers = (own or {name: number for number, name in enumerate(names)}) | dict.fromkeys(_NO_LABEL, -1)
+    return np.array([numbers[line.label] for line in lines], dtype=np.int64), names if own is None else None

@@ -52,7 +52,7 @@ class PackSummary:
     labelled: int
     bytes: int
     resized: int
-    classes: list[str] | None
+    classes: int
     dropped: list[Dropped]
     duplicates: dict[str, int | bool]
     """How many pictures repeat another's bytes (`exact`), or nearly its look (`near`); whether the former are out."""
@@ -200,7 +200,7 @@ def pack(
         labelled=packing.labelled,
         bytes=manifest["bytes"],
         resized=packing.resized,
-        classes=source.class_names,
+        classes=0 if source.labels is None else len(set(source.labels.tolist()) - {-1}),
         dropped=dropped,
         duplicates=duplicates,
         notices=packing.deep.notices(),

@@ -24,7 +24,7 @@ from sop_faiss.data.parallel import map_ordered
 from sop_faiss.data.patterns import expand_braces
 from sop_faiss.data.remote import RemoteFile, describe_file, list_files, read_small_file
 from sop_faiss.data.shard_index import ShardIndex
-from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, class_names_for, join_shards
+from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, join_shards, name_classes
 from sop_faiss.data.sidecar import LONGEST_SIDECAR_BYTES, SIDECAR_SUFFIX, index_digest, load_index, parse_sidecar
 from sop_faiss.errors import DataError, UnreachableError
 
@@ -121,7 +121,8 @@ def open_remote_shards(description: str, addresses: Sequence[str], settings: Dat
     source = join_shards(description, [cache.path_of(file) for file in files], indices)
     source.fetch = _Fetcher(cache, files, [index_digest(index) for index in indices])
     classes = [manifest.classes for manifest in manifests.values() if manifest is not None]
-    source.class_names = class_names_for(source.labels, classes[0]) if len(classes) == 1 else None
+    if len(classes) == 1:
+        name_classes(source, classes[0])
     return source
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from sop_faiss.data.classes import number_classes
 from sop_faiss.data.keys import require_utf8, unique_keys
 from sop_faiss.data.shard_index import STRAY_LABEL, ShardIndex, link_error, walk_shard
 from sop_faiss.data.sidecar import load_index
@@ -22,10 +23,9 @@ from sop_faiss.files import read_json
 __all__ = [
     "MANIFEST_NAME",
     "ShardSource",
-    "class_names_for",
     "common_folder",
-    "find_class_names",
     "join_shards",
+    "name_classes",
     "open_shards",
 ]
 
@@ -154,7 +154,7 @@ def open_shards(description: str, paths: Sequence[Path], *, walk_anew: bool = Fa
         repeated = next(path for number, path in enumerate(paths) if path in paths[:number])
         raise DataError(f"{description} names the shard {repeated} twice: name each once")
     source = join_shards(description, paths, [walk_shard(path) if walk_anew else load_index(path) for path in paths])
-    source.class_names = find_class_names(source.root, source.labels)
+    name_classes(source, _class_names_beside(source.root))
     return source
 
 
@@ -215,18 +215,14 @@ def common_folder(folders: Sequence[Path]) -> Path:
     return Path(os.path.commonpath([os.fspath(folder) for folder in folders]))
 
 
-def class_names_for(labels: Int64[np.ndarray, " n"] | None, names: Sequence[str]) -> list[str] | None:
-    """The names, if there is one for each label; else None."""
-    return list(names) if labels is not None and len(names) > int(labels.max()) else None
+def name_classes(source: ShardSource, names: Sequence[str]) -> None:
+    """Give the labels of shards their names, if there is one for each; whole numbers become the labels themselves."""
+    if source.labels is not None and len(names) > int(source.labels.max()):
+        source.labels, source.class_names = number_classes(source.labels, names)
 
 
-def find_class_names(folder: Path, labels: Int64[np.ndarray, " n"] | None) -> list[str] | None:
-    """The class names of `manifest.json`, or of `classes.txt` (one a line, or last column), beside shards.
-
-    None unless there is one for each label.
-    """
-    if labels is None:
-        return None
+def _class_names_beside(folder: Path) -> list[str]:
+    """The class names of `manifest.json`, or of `classes.txt` (one a line, or last column), beside shards."""
     names: list[str] = []
     if (folder / MANIFEST_NAME).is_file():
         try:
@@ -238,4 +234,4 @@ def find_class_names(folder: Path, labels: Int64[np.ndarray, " n"] | None) -> li
     elif (folder / "classes.txt").is_file():
         text = (folder / "classes.txt").read_text(encoding="utf-8", errors="replace")
         names = [line.rpartition("\t")[2].strip() for line in text.splitlines() if line.strip()]
-    return class_names_for(labels, names)
+    return names

@@ -10,6 +10,7 @@ of built-in containers, text and numbers is read: other instructions are refused
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import io
 import json
@@ -17,7 +18,7 @@ import pickle
 import pickletools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
@@ -133,8 +134,15 @@ def encode_ground_truth(content: dict[str, Any]) -> bytes:
 
 
 def _load_json(encoded: bytes, path: Path) -> Any:
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise DataError(f"ground truth {path} has the key {twice[:30]!r} twice in one table: keep one of them")
+        return made
+
     try:
-        return json.loads(encoded)
+        return json.loads(encoded, object_pairs_hook=table)
     except (ValueError, RecursionError) as error:
         reason = not_json(error)
         raise DataError(f"ground truth {path} is not JSON ({reason}): it is damaged or of another kind") from None
@@ -172,6 +180,7 @@ def _checked(content: Any, path: Path, sha256: str) -> GroundTruth:
     """Build a GroundTruth from untrusted builtins."""
     if not isinstance(content, dict) or not {"imlist", "qimlist", "gnd"} <= content.keys():
         raise DataError(f"ground truth {path} is not a table with imlist, qimlist and gnd")
+    _require_known(content, ("imlist", "qimlist", "gnd"), f"ground truth {path}")
     images = _checked_names(content["imlist"], "imlist", path)
     names = _checked_names(content["qimlist"], "qimlist", path)
     if twice := [name for name, count in Counter(images).items() if count > 1]:
@@ -188,6 +197,15 @@ def _checked(content: Any, path: Path, sha256: str) -> GroundTruth:
     if again := [key for key, count in Counter((query.name, query.box) for query in queries).items() if count > 1]:
         raise DataError(f"ground truth {path}: qimlist asks {again[0][0]!r} twice with the same box")
     return GroundTruth(path, images, queries, lists, sha256)
+
+
+def _require_known(keys: Iterable[Any], known: Sequence[str], where: str) -> None:
+    """Refuse a key that nothing reads: a misspelled list would change the scores without a word."""
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(str(key).lower()[:30], known, n=1)
+            nearest = f" (did you mean {near[0]!r}?)" if near else ""
+            raise DataError(f"{where} has the key {str(key)[:30]!r}{nearest}: wanted {', '.join(known)} alone")
 
 
 def _checked_names(names: Any, field: str, path: Path) -> list[str]:
@@ -208,6 +226,7 @@ def _checked_query(entry: Any, name: str, lists: tuple[str, ...], image_count: i
     if missing := [field for field in lists if field not in entry and (lists, field) != (PLAIN, "junk")]:
         got = ", ".join(sorted(str(key)[:20] for key in entry)) or "nothing"
         raise DataError(f"{where} lacks {missing[0]!r} (it has {got}); wanted easy/hard/junk or ok/junk, as in gnd[0]")
+    _require_known(entry, (*lists, "bbx"), where)
     positions = {field: _checked_positions(entry.get(field, ()), image_count, f"{where}[{field!r}]") for field in lists}
     together = np.concatenate(list(positions.values()))
     values, counts = np.unique(together, return_counts=True)

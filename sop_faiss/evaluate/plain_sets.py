@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import csv
 import io
+import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sop_faiss.data.classes import whole_numbers
 from sop_faiss.data.keys import require_utf8
 from sop_faiss.data.listing import open_folder
 from sop_faiss.errors import DataError
@@ -69,7 +71,7 @@ def read_plain_set(path: Path) -> PlainSet:
 def _from_folders(root: Path) -> PlainSet:
     if (root / "query").is_dir() and (root / "database").is_dir():
         queries, gallery = _classes_of(root / "query"), _classes_of(root / "database")
-        return PlainSet(_between(queries, gallery, root), root, "query", "database", 0)
+        return PlainSet(_between(queries, gallery, root, one_folder=False), root, "query", "database", 0)
     pictures = _classes_of(root)
     content, alone = _among(pictures, root)
     return PlainSet(content, root, "", "", alone)
@@ -79,13 +81,12 @@ def _classes_of(folder: Path) -> dict[str, str]:
     """The class of each picture, by its path below the folder."""
     source = open_folder(str(folder), folder)
     require_utf8(source.members)
-    if source.labels is None or source.class_names is None or (source.labels < 0).any():
+    if not all("/" in member for member in source.members):
         raise DataError(
             f"{folder} has pictures outside class folders: wanted CLASS/picture.jpg, where pictures of one class are "
             "relevant to each other, or a gnd.json"
         )
-    names = source.class_names
-    return {member: names[label] for member, label in zip(source.members, source.labels, strict=True)}
+    return {member: member.partition("/")[0] for member in source.members}
 
 
 def _among(groups: Mapping[str, str], origin: Path) -> tuple[dict[str, Any], int]:
@@ -104,13 +105,29 @@ def _among(groups: Mapping[str, str], origin: Path) -> tuple[dict[str, Any], int
     return content, len(images) - len(queries)
 
 
-def _between(queries: Mapping[str, str], gallery: Mapping[str, str], origin: Path) -> dict[str, Any]:
-    """Every query asks for the gallery's pictures of its group."""
+def _between(
+    queries: Mapping[str, str], gallery: Mapping[str, str], origin: Path, *, one_folder: bool
+) -> dict[str, Any]:
+    """Every query asks for the gallery's pictures of its group; groups that are whole numbers are compared as such.
+
+    Where queries and gallery are in one folder, a query that is in the gallery, too, is left out of its own ranking.
+    """
+    own, others = whole_numbers(queries.values()), whole_numbers(gallery.values())
+    if own is not None and others is not None:
+        queries = {image: str(own[group]) for image, group in queries.items()}
+        gallery = {image: str(others[group]) for image, group in gallery.items()}
     positions = _positions_by_group(gallery)
     _require_reasonable(sum(len(positions.get(group, ())) for group in queries.values()), origin)
     if not any(group in positions for group in queries.values()):
         raise DataError(f"{origin}: no query's group has a picture in the database, so nothing is relevant to anything")
-    gnd = [{"ok": positions.get(group, []), "junk": []} for group in queries.values()]
+    own_place = {image: place for place, image in enumerate(gallery)} if one_folder else {}
+    gnd = [
+        {
+            "ok": [place for place in positions.get(group, []) if place != own_place.get(image)],
+            "junk": [own_place[image]] if image in own_place else [],
+        }
+        for image, group in queries.items()
+    ]
     return {"imlist": list(gallery), "qimlist": list(queries), "gnd": gnd}
 
 
@@ -151,7 +168,7 @@ def _from_csv(file: Path) -> PlainSet:
         role: _groups([each for each in lines if each[1]["role"] == role], image, group, file)
         for role in ("query", "database")
     }
-    return PlainSet(_between(by_role["query"], by_role["database"], file), root, "", "", 0)
+    return PlainSet(_between(by_role["query"], by_role["database"], file, one_folder=True), root, "", "", 0)
 
 
 _Lines = Sequence[tuple[int, dict[str, str]]]
@@ -195,6 +212,8 @@ def _from_pairs(lines: _Lines, image: str, file: Path) -> dict[str, Any]:
         own = lists.setdefault(line["query"], {name: [] for name in _RELEVANCES})
         if any(place in own[name] for name in _RELEVANCES):
             raise DataError(f"{file} line {number}: {line[image]} was already judged for {line['query']}")
+        if relevance == "ok" and posixpath.normpath(line[image]) == posixpath.normpath(line["query"]):
+            raise DataError(f"{file} line {number}: {line[image]} is relevant to itself: remove the line, or say junk")
         own[relevance].append(place)
     # A query that is in the gallery, too, would find itself: it is left out of its own ranking.
     for query, own in lists.items():

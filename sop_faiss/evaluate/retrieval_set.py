@@ -8,6 +8,7 @@ downloaded: a missing picture is an error that says how many are missing and fro
 from __future__ import annotations
 
 import io
+import posixpath
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from PIL import Image
 from sop_faiss.data.decode import decode_image
 from sop_faiss.data.listing import FileSource
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.ground_truth import Box, GroundTruth, make_ground_truth, read_ground_truth
+from sop_faiss.evaluate.ground_truth import PLAIN, Box, GroundTruth, make_ground_truth, read_ground_truth
 from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.files import sha256_file
 from sop_faiss.paths import path_state
@@ -122,6 +123,7 @@ def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | 
         folders = ("jpg", "jpg") if (root / "jpg").is_dir() else _own_folders(root)
     gallery = _find_pictures(root, folders[1], "database", truth.images, dataset)
     queries = _find_pictures(root, folders[0], "query", [query.name for query in truth.queries], dataset)
+    _refuse_own_relevance(truth, queries, gallery)
     root, keys, boxes = root.absolute(), _unique_keys(truth), [query.box for query in truth.queries]
     return RetrievalSet(
         name=dataset,
@@ -148,6 +150,23 @@ def _is_classes(root: Path) -> bool:
 def _own_folders(root: Path) -> tuple[str, str]:
     """Where queries and gallery are: `query/` and `database/`, or beside the ground truth."""
     return ("query", "database") if (root / "query").is_dir() or (root / "database").is_dir() else ("", "")
+
+
+def _refuse_own_relevance(truth: GroundTruth, queries: Sequence[str], gallery: Sequence[str]) -> None:
+    """Refuse a query to which its own file is relevant: it finds itself first, and the scores say nothing.
+
+    A box out of the query's picture, in a plain set, is the protocol of the first Oxford and Paris sets.
+    """
+    positions = {posixpath.normpath(file): position for position, file in enumerate(gallery)}
+    for number, (query, file) in enumerate(zip(truth.queries, queries, strict=True)):
+        own = positions.get(posixpath.normpath(file))
+        relevant = (name for name in truth.lists if name != "junk" and own in query.lists[name])
+        if own is None or (truth.lists == PLAIN and query.box is not None) or (name := next(relevant, None)) is None:
+            continue
+        raise DataError(
+            f"ground truth {truth.path}: gnd[{number}][{name!r}] holds {own}, which is the query {query.name} itself: "
+            "move it to junk"
+        )
 
 
 def _rows_in_gallery(queries: Sequence[str], gallery: Sequence[str]) -> Int64[np.ndarray, " q"] | None:

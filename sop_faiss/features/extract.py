@@ -34,7 +34,7 @@ from sop_faiss.model.encoder import Encoder
 from sop_faiss.model.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["embed_images", "extract_features"]
+__all__ = ["check_extraction", "embed_images", "extract_features"]
 
 MAX_BATCH_SIZE = 65_536
 """More pictures than any machine has use for; what is asked beyond is a slip of the keyboard."""
@@ -74,7 +74,7 @@ def extract_features(
         FeatureError: the encoder's features are not finite or zero.
         ConfigError: a number is out of range, or the encoder does not take images of this size.
     """
-    _check_numbers(batch_size, workers, max_bad_fraction)
+    check_extraction(batch_size, workers, max_bad_fraction)
     seen = preprocess or encoder.preprocess
     encoder.check_preprocess(seen)
     drops = _Drops(source, max_bad_fraction)
@@ -137,7 +137,12 @@ def _encode(
     return rows
 
 
-def _check_numbers(batch_size: int, workers: int | None, max_bad_fraction: float) -> None:
+def check_extraction(batch_size: int, workers: int | None, max_bad_fraction: float) -> None:
+    """Check the numbers of an extraction; a command does so also where, as with stores, nothing is to be extracted.
+
+    Raises:
+        ConfigError: one is out of range.
+    """
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise ConfigError(f"batch_size = {batch_size}: wanted 1 to {MAX_BATCH_SIZE:,} pictures per forward pass")
     if workers is not None and not 1 <= workers <= MAX_WORKERS:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
+from sop_faiss.data.classes import number_classes
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.features.facts import odd_fact
 from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
@@ -168,7 +169,8 @@ class FeatureStore:
         _check_features(features, keys, manifest["feature_dtype"])
         if manifest["feature_dtype"] != "float32":
             features /= np.linalg.norm(features, axis=1, keepdims=True)
-        store = cls(keys, _labels(table), table["source"].to_pylist(), table["member"].to_pylist(), features, manifest)
+        labels, manifest = _labels(table, manifest)
+        store = cls(keys, labels, table["source"].to_pylist(), table["member"].to_pylist(), features, manifest)
         store._check_columns()
         return store
 
@@ -193,14 +195,19 @@ def read_names(directory: Path) -> FeatureStore:
         ) from None
     features = np.empty((len(table), 0), np.float32)
     keys, sources, members = (table[name].to_pylist() for name in ("key", "source", "member"))
-    store = FeatureStore(keys, _labels(table), sources, members, features, manifest)
+    labels, manifest = _labels(table, manifest)
+    store = FeatureStore(keys, labels, sources, members, features, manifest)
     store._check_columns()
     return store
 
 
-def _labels(table: pa.Table) -> Int64[np.ndarray, " n"] | None:
-    labels = table["label"].fill_null(-1).to_numpy().astype(np.int64)
-    return labels if (labels >= 0).any() else None
+def _labels(table: pa.Table, manifest: dict[str, Any]) -> tuple[Int64[np.ndarray, " n"] | None, dict[str, Any]]:
+    """The labels, and the manifest without class names that are whole numbers: those are the labels."""
+    stored = table["label"].fill_null(-1).to_numpy().astype(np.int64)
+    names = manifest.get("class_names")
+    names = [str(name) for name in names] if isinstance(names, list) else None
+    labels, class_names = number_classes(stored if (stored >= 0).any() else None, names)
+    return labels, {**manifest, "class_names": class_names} if names is not None else manifest
 
 
 def require_dtype(name: str) -> None:

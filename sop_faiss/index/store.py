@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
+from sop_faiss.data.classes import number_classes
 from sop_faiss.errors import FeatureError, IndexMismatchError
 from sop_faiss.files import not_json, restore_directory, sha256_file
 from sop_faiss.paths import path_state
@@ -225,7 +226,8 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
             f"{directory / IDS_FILE} names {len(ids.keys)} images, the manifest {manifest.count}: "
             "files of different indices were mixed"
         )
-    return manifest, ids
+    labels, class_names = number_classes(ids.labels, manifest.class_names)
+    return replace(manifest, class_names=class_names), replace(ids, labels=labels)
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -65,8 +65,8 @@ class Preprocess:
             raise ConfigError(f"preprocess multiple = {self.multiple}: wanted 1 or more")
         for name in ("resize", "crop"):
             value = getattr(self, name)
-            if not 1 <= value <= _MOST_PIXELS:
-                raise ConfigError(f"image size {name} = {value}: wanted 1 to {_MOST_PIXELS} pixels")
+            if not 1 <= value <= _LARGEST_SIDE:
+                raise ConfigError(f"image size {name} = {value}: wanted 1 to {_LARGEST_SIDE} pixels")
         if self.crop > self.resize or (self.keep_aspect and self.crop != self.resize):
             raise ConfigError(
                 f"crop = {self.crop} and resize = {self.resize}: wanted a crop within the resized picture"

@@ -74,7 +74,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return asdict(self) | {"healthy": self.healthy}
+        return {"command": "sop-doctor"} | asdict(self) | {"healthy": self.healthy}
 
 
 def examine(output: Path | None = None, timeout_seconds: float = _TIMEOUT_SECONDS) -> Diagnosis:

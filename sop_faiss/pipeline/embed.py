@@ -56,6 +56,7 @@ def embed(
     options: EmbedOptions | None = None,
     *,
     result_json: Path | None = None,
+    force: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
     """Write the feature store of the pictures of a source.
@@ -66,6 +67,7 @@ def embed(
         out: the store's directory, new or empty; checked before anything is computed.
         options: batch size and the like.
         result_json: also write the measurement (counts and speed) there.
+        force: let it replace what is no result; see `check_outputs`.
         progress: called with the number of pictures read.
 
     Returns:
@@ -77,7 +79,7 @@ def embed(
     options = options or EmbedOptions()
     encoder = _join_ranks(encoder)
     progress = progress if distributed.is_main() else None
-    distributed.decide(lambda: _check_request(encoder, data, out, options, result_json))
+    distributed.decide(lambda: _check_request(encoder, data, out, options, result_json, force))
     source = open_source(data)
     learned_on = None if options.whiten is None else open_source(options.whiten)
     loaded = encoder_of_spec(encoder)
@@ -94,7 +96,9 @@ def embed(
     return manifest
 
 
-def _check_request(encoder: EncoderSpec, data: str, out: Path, options: EmbedOptions, result_json: Path | None) -> None:
+def _check_request(
+    encoder: EncoderSpec, data: str, out: Path, options: EmbedOptions, result_json: Path | None, force: bool
+) -> None:
     """Refuse what would fail after the work."""
     refuse_occupied(out)
     require_dtype(options.feature_dtype)
@@ -105,7 +109,8 @@ def _check_request(encoder: EncoderSpec, data: str, out: Path, options: EmbedOpt
     if options.whiten_dimension is not None and options.whiten_dimension < 1:
         raise ConfigError(f"--whiten-dim {options.whiten_dimension}: wanted 1 or more")
     learned_on = [] if options.whiten is None else source_files(options.whiten)
-    check_outputs({"--json": result_json}, [out, *source_files(data), *learned_on, *encoder_files(encoder)])
+    read = [out, *source_files(data), *learned_on, *encoder_files(encoder)]
+    check_outputs({"--json": result_json}, read, force=force)
 
 
 def _join_ranks(encoder: EncoderSpec) -> EncoderSpec:

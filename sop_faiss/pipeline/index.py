@@ -8,7 +8,7 @@ from sop_faiss import distributed
 from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.cache import kept_until_whole
-from sop_faiss.features.extract import extract_features
+from sop_faiss.features.extract import check_extraction, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_pictures
@@ -54,6 +54,7 @@ def build(
     """
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("--features holds all that an index needs: leave --model and --data out")
+    check_extraction(batch_size, None, max_bad_fraction)
     refuse_occupied(out)
     if cluster is not None:
         if features is None:
@@ -102,6 +103,7 @@ def add(
     """
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("--features holds all that an index needs: leave --model and --data out")
+    check_extraction(batch_size, None, max_bad_fraction)
     if features is not None:
         return add_to_index(index, FeatureStore.read(features))
     if encoder is None or data is None:

@@ -11,6 +11,7 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.features.extract import check_extraction
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoder import encoder_of_spec
 from sop_faiss.model.spec import EncoderSpec
@@ -18,7 +19,7 @@ from sop_faiss.paths import real_path
 from sop_faiss.pipeline.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["LabelledSets", "labelled_sets"]
+__all__ = ["LabelledSets", "in_training_numbers", "labelled_sets"]
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,13 @@ def labelled_sets(
         SopError: as `encoder_of_spec` and `extract_features`.
     """
     part.check()
+    check_extraction(batch_size, workers, max_bad_fraction)
     if real_path(train) == real_path(test):
         raise DataError(f"training and test set are both {train}: every picture would find itself, name two")
     sets = [open_feature_set(train), open_feature_set(test)]
     for each in sets:
         _require_labels(each, what)
-    _in_training_numbers(sets[0], sets[1], what)
+    in_training_numbers(sets[0], sets[1], what)
     require_encoder_or_stores(sets, encoder)
     check_count(len(_require_labels(sets[0], what)))
     if encoder is not None:
@@ -104,7 +106,7 @@ def labelled_sets(
 def _chosen(train: FeatureSet, test: FeatureSet, part: LabelledPart, what: str) -> LabelledSets:
     train_store, test_store = _store(train), _store(test)
     all_labels = _require_labels(train, what)
-    test_labels, compared_by, names = _in_training_numbers(train, test, what)
+    test_labels, compared_by, names = in_training_numbers(train, test, what)
     rows = part.rows(all_labels, train_store.keys, train_store.members)
     train_labels = all_labels[rows]
     per_class = np.unique(train_labels, return_counts=True)[1]
@@ -120,7 +122,6 @@ def _chosen(train: FeatureSet, test: FeatureSet, part: LabelledPart, what: str) 
         "test_dropped": _dropped(test_store),
         "classes": len(per_class),
         "labels_compared_by": compared_by,
-        "names_on_one_side": (train.class_names is None) != (test.class_names is None),
         "test_images_of_unseen_classes": int((~np.isin(test_labels, train_labels)).sum()),
         "preprocess": train_store.manifest["preprocess"],
         "pooling": train_store.manifest["pooling"],
@@ -143,14 +144,26 @@ def _require_labels(feature_set: FeatureSet, what: str) -> Int64[np.ndarray, " n
     return labels
 
 
-def _in_training_numbers(
+def in_training_numbers(
     train: FeatureSet, test: FeatureSet, what: str
 ) -> tuple[Int64[np.ndarray, " n"], str, list[str] | None]:
-    """Test labels in the numbers of the training set, what tied them (`name` or `number`), and names of the numbers.
+    """Translate test labels into the numbers of the training set.
 
     Folders number their classes by sorted name, so a class that one side lacks shifts all others. A class that the
     training set does not have gets a number of its own there. Labels that have nothing in common are an error: they
     are of two label sets, and every prediction would be wrong.
+
+    Args:
+        train: the training set.
+        test: the test set.
+        what: wants the labels, for messages.
+
+    Returns:
+        The test labels, what tied them (`name` or `number`), and the names of the numbers.
+
+    Raises:
+        DataError: an image has no label, or the labels are of two label sets: nothing in common, or names beside
+            numbers.
     """
     labels, train_labels = _require_labels(test, what), _require_labels(train, what)
     names, test_names = train.class_names, test.class_names
@@ -162,15 +175,15 @@ def _in_training_numbers(
         translated = [numbers.setdefault(name, len(numbers)) for name in test_names]
         _require_common(train, test, {names[label] for label in np.unique(train_labels)}, set(test_names))
         return np.array(translated, dtype=np.int64)[labels], "name", list(numbers)
-    for named, other, own, known in ((train, test, labels, names), (test, train, train_labels, test_names)):
-        if known is not None and own.max() >= len(known):
+    for named, other, known in ((train, test, names), (test, train, test_names)):
+        if known is not None:
             raise DataError(
-                f"labels of {named.name} and {other.name} are of two label sets: {other.name} has a label {own.max()} "
-                f"without names, {named.name} names {len(known)} classes; give both names (class folders), or numbers"
+                f"labels of {named.name} are names (such as {known[0]}), those of {other.name} numbers without names: "
+                "they cannot be compared; give both names (class folders; classes.txt beside shards), or both numbers"
             )
     train_numbers, test_numbers = ({str(label) for label in np.unique(own)} for own in (train_labels, labels))
     _require_common(train, test, train_numbers, test_numbers)
-    return labels, "number", names if names is not None else test_names
+    return labels, "number", None
 
 
 def _require_common(train: FeatureSet, test: FeatureSet, of_train: set[str], of_test: set[str]) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.ground_truth import encode_ground_truth, make_ground_truth
 from sop_faiss.evaluate.plain_sets import read_plain_set
-from sop_faiss.files import atomic_file, require_writable
+from sop_faiss.files import atomic_file
+from sop_faiss.pipeline.outputs import check_outputs
 
 __all__ = ["GndSummary", "write_ground_truth"]
 
@@ -30,23 +31,22 @@ class GndSummary:
     """Pictures without another of their group, which are no queries."""
 
 
-def write_ground_truth(dataset: str, data_root: Path | None, out: Path) -> GndSummary:
+def write_ground_truth(dataset: str, data_root: Path | None, out: Path, *, force: bool = False) -> GndSummary:
     """Make a gnd.json from class folders or a CSV; see `plain_sets.py` for their forms.
 
     Args:
         dataset: the directory or the CSV file.
         data_root: the directory that holds it.
-        out: where to write; nothing there is replaced.
+        out: where to write.
+        force: replace what is there, also inside a store, index, shard folder, run or export.
 
     Raises:
-        ConfigError: `out` exists, or is not a .json file.
+        ConfigError: `out` is not a .json file, or, without `force`, exists or lies where nothing is written.
         DataError: the data set is of another form, or contradicts itself.
     """
     if out.suffix != ".json":
         raise ConfigError(f"--make-gnd {out}: wanted a .json file, such as gnd.json beside the pictures")
-    require_writable(out)
-    if out.exists():
-        raise ConfigError(f"--make-gnd {out} exists: name another file, or remove it first")
+    check_outputs({"--make-gnd": out}, [], force=force)
     place = (data_root if data_root is not None else Path()) / dataset
     plain = read_plain_set(place)
     truth = make_ground_truth(plain.content, place)

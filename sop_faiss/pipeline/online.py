@@ -27,6 +27,8 @@ from sop_faiss.evaluate.view_recall import view_recall_at_1
 from sop_faiss.features.extract import embed_images, extract_features
 from sop_faiss.model.encoder import Encoder, encoder_of_backbone
 from sop_faiss.model.teacher import Network
+from sop_faiss.pipeline.feature_sets import FeatureSet
+from sop_faiss.pipeline.labelled_sets import in_training_numbers
 
 __all__ = ["OnlineEvaluation", "open_evaluation"]
 
@@ -131,17 +133,17 @@ def _open_knn(
         gallery = Subset(gallery, _sample(np.arange(len(gallery)), settings.max_train_images, config.train.seed))
     if settings.k > len(gallery):
         raise ConfigError(f"evaluate.k = {settings.k} exceeds the {len(gallery)} gallery images: lower it")
-    for images in (gallery, queries):
-        if images.labels is None or (images.labels < 0).any():
-            raise DataError(f"{images.description} has images without labels: k-NN needs a label for each")
+    voters, tested = (FeatureSet(images.description, images, None) for images in (gallery, queries))
+    in_training_numbers(voters, tested, "k-NN")
 
     def measure(encoder: Encoder) -> dict[str, float]:
         size, bad = settings.batch_size, config.data.max_bad_fraction
         train, test = (
             extract_features(encoder, images, batch_size=size, max_bad_fraction=bad) for images in (gallery, queries)
         )
-        assert train.labels is not None and test.labels is not None
-        scores = knn_classify(train.features, train.labels, test.features, test.labels, ks=(settings.k,))
+        assert train.labels is not None
+        labels, _, _ = in_training_numbers(replace(voters, store=train), replace(tested, store=test), "k-NN")
+        scores = knn_classify(train.features, train.labels, test.features, labels, ks=(settings.k,))
         return {f"knn_top1_k{settings.k}": float(scores[f"top1_k{settings.k}"])}
 
     return _Part((f"knn_top1_k{settings.k}",), measure)

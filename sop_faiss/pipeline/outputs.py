@@ -1,4 +1,4 @@
-"""Where a command's result may be written: somewhere that can be written, and never over what it reads."""
+"""Where a command's result may be written: never over what it reads, nor over what no command wrote as a result."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.files import require_writable
 from sop_faiss.model.spec import EncoderSpec
 from sop_faiss.paths import real_path
+from sop_faiss.pipeline.own_results import is_own_result, whole_above
 
 __all__ = ["STDOUT", "check_outputs", "encoder_files", "ground_truth_files", "source_files"]
 
@@ -17,7 +18,7 @@ STDOUT = Path("-")
 """Stands for stdout."""
 
 _DATA_SUFFIXES = (*PICTURE_SUFFIXES, ".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl")
-"""Endings of files that no result replaces."""
+"""Endings of files that are data, for messages."""
 _DATA_FILES = ("features-*.parquet", "*.tar", "state.json")
 """A directory with such a file is a whole, with its manifest: nothing is written into it."""
 _RUN_FILES = (
@@ -41,6 +42,8 @@ def check_outputs(
     *,
     to_stdout: Collection[str] = (),
     figures: Collection[str] = (),
+    force: bool = False,
+    expected: Path | None = None,
 ) -> None:
     """Check before any work where its results shall be written.
 
@@ -49,10 +52,13 @@ def check_outputs(
         inputs: files and directories that are read; no output may be one of them, or lie in one.
         to_stdout: options of which `-` stands for stdout.
         figures: options whose file is a PNG, and must end so.
+        force: let an output replace what is no result of a command, and lie inside a store, index, shard folder, run or
+            export.
+        expected: an output's proper place inside a run, where it may always be written.
 
     Raises:
-        ConfigError: an output is an input or in one, or a file of data, or another output too, or a figure of another
-            ending.
+        ConfigError: an output is an input or in one, or another output too, or a figure of another ending, or, without
+            `force`, would replace what is no result, or lie inside what is a whole.
         SopError: an output cannot be written.
     """
     read = {real_path(path) for path in inputs}
@@ -73,10 +79,21 @@ def check_outputs(
         if hit is not None:
             what = "is" if hit == place else f"lies in {hit}, which is"
             raise ConfigError(f"{option} {path} {what} read by this command: name another file")
-        if path.suffix.lower() in _DATA_SUFFIXES and path.exists():
-            raise ConfigError(f"{option} {path} exists and is data by its ending: name another file")
         if option in figures and path.suffix.lower() != ".png":
             raise ConfigError(f"{option} {path} would be a PNG: wanted a name that ends in .png")
+        if not force and path != expected:
+            _refuse_others(option, path)
+
+
+def _refuse_others(option: str, path: Path) -> None:
+    """Refuse to replace what no command wrote as a result, and to write into what is a whole."""
+    if (found := whole_above(path)) is not None:
+        directory, kind = found
+        raise ConfigError(f"{option} {path} lies in {directory}, {kind}: name a file elsewhere, or give --force")
+    if path.exists() and not is_own_result(path):
+        data = path.suffix.lower() in _DATA_SUFFIXES
+        what = "is data by its ending" if data else "is no result of such a command"
+        raise ConfigError(f"{option} {path} exists and {what}: name another file, or give --force to replace it")
 
 
 def source_files(src: str | None) -> list[Path]:

@@ -15,7 +15,7 @@ from sop_faiss.data.listing import open_files
 from sop_faiss.data.shards import common_folder
 from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.features.extract import extract_features
+from sop_faiss.features.extract import check_extraction, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.change import check_same_features
@@ -85,6 +85,7 @@ def search_index(
         SopError: as `search_by_pictures`, `search_by_key`, `search_by_features`, `encoder_of_spec`, `open_source`.
     """
     options = options or SearchOptions()
+    check_extraction(options.batch_size, None, options.max_bad_fraction)
     if sum([bool(pictures), data is not None, bool(keys), features is not None]) != 1:
         raise ConfigError(
             "name the queries in one way: picture files, or --data SRC, or --key KEY, or --features STORE"

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from sop_faiss.evaluate.bootstrap import Interval
 from sop_faiss.evaluate.compare import Comparison
+from sop_faiss.files import GENERATOR
 
 __all__ = ["draw_comparison"]
 
@@ -38,7 +39,7 @@ def draw_comparison(comparison: Comparison) -> bytes:
             axes.set_yticks(range(len(shown)), shown, fontsize=8.5, parse_math=False)
             axes.set_ylim(len(shown) - 0.4, -0.6)
         stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": None})
+        figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
     return stream.getvalue()
 
 

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sop_faiss.evaluate.confusion import Confusion
+from sop_faiss.files import GENERATOR
 
 __all__ = ["SHOWN_CLASSES", "draw_confusion"]
 
@@ -51,7 +52,7 @@ def draw_confusion(confusion: Confusion, title: str) -> bytes:
         subtitle = f"\nthe {len(shown)} most confused of {len(confusion.names)} classes" if left_out else ""
         figure.suptitle(title + subtitle, fontsize=10.5, parse_math=False)
         stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": None})
+        figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
     return stream.getvalue()
 
 

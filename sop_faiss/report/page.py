@@ -7,7 +7,7 @@ from typing import Any
 
 import jinja2
 
-from sop_faiss.files import atomic_file
+from sop_faiss.files import GENERATOR, atomic_file
 
 __all__ = ["write_page"]
 
@@ -23,7 +23,7 @@ def write_page(path: Path, template: str, values: dict[str, Any]) -> None:
     Raises:
         OSError: the place cannot be written.
     """
-    page = _environment().get_template(template).render(values)
+    page = _environment().get_template(template).render(values, generator=GENERATOR)
     with atomic_file(path) as temporary:
         # file names that are not Unicode come as lone surrogates, which UTF-8 cannot hold; HTML has no NUL
         temporary.write_bytes(page.replace("\0", "\ufffd").encode("utf-8", "replace"))

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sop_faiss.errors import DataError
-from sop_faiss.files import atomic_file
+from sop_faiss.files import GENERATOR, atomic_file
 from sop_faiss.paths import path_state
 
 __all__ = ["COLOURS", "STYLE", "Curve", "draw_curve", "finish_axes", "plot_training", "read_curves"]
@@ -164,7 +164,7 @@ def plot_training(
             figure.suptitle(title, fontsize=11, fontweight="bold", parse_math=False)
         _add_legend(figure, list(curves), colours)
         stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": None})
+        figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
     if path is not None:
         with atomic_file(path) as temporary:
             temporary.write_bytes(stream.getvalue())

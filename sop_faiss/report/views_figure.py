@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from sop_faiss.data.views import Box
-from sop_faiss.files import atomic_file
+from sop_faiss.files import GENERATOR, atomic_file
 
 __all__ = ["ViewedImage", "overlay_mask", "plot_views"]
 
@@ -120,7 +120,7 @@ class _Page:
         stream = io.BytesIO()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-            self.figure.savefig(stream, format="png", metadata={"Software": None})
+            self.figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
         with atomic_file(path) as temporary:
             temporary.write_bytes(stream.getvalue())
 

@@ -1,0 +1,40 @@
+"""What the options of all commands that name files share: no empty names, and `--force`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+__all__ = ["NamedPath", "force_option", "refuse_empty"]
+
+
+class NamedPath(click.Path):
+    """A path, as `Path`; an empty one is refused, since it would be the current folder without a word."""
+
+    def __init__(self, *, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, allow_dash=allow_dash)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Called by click."""
+        if not os.fspath(value):
+            self.fail("the path is empty: name one (the current folder is .)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def refuse_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The callback of options and arguments that name files as text; an empty one that was given is refused."""
+    if value == "" and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE:
+        raise click.BadParameter("it is empty: name one (the current folder is .)", ctx, param)
+    return value
+
+
+force_option = click.option(
+    "--force",
+    is_flag=True,
+    help="Let a result file replace any file that is not read, also in a store, index, shard folder, run or export.",
+)
+"""Give a click command `force: bool`, for `check_outputs`."""
