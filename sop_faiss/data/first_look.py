@@ -19,7 +19,9 @@ _SAME_LEVELS = 6  # of 255: no pixel differs by more between copies of one image
 _FLAT_LEVELS = 16  # of 255: images whose brightest and darkest pixels are this near look like one plain area
 
 
-def first_look(source: ImageSource, positions: Int64[np.ndarray, " m"], seed: int, max_pixels: int) -> str | None:
+def first_look(
+    source: ImageSource, positions: Int64[np.ndarray, " m"], seed: int, max_pixels: int, top_value: float = 0.0
+) -> str | None:
     """Say what is wrong with the images that a run begins with: all of one brightness, or all the same.
 
     Args:
@@ -27,13 +29,14 @@ def first_look(source: ImageSource, positions: Int64[np.ndarray, " m"], seed: in
         positions: those that are trained on.
         seed: of the run; its first epoch begins with the images that are looked at, 16 at most.
         max_pixels: larger images are left out, as are those that cannot be read.
+        top_value: white in grayscale of more than 8 bits; see `data.top_value`.
 
     Returns:
         What is wrong and what to do, or None.
     """
     first = positions[epoch_order(len(positions), seed, 0)[:LOOKED_AT]]
     with fetch_ahead(source, lambda: first):
-        looked_at = [read_whole(source, position, max_pixels) for position in first.tolist()]
+        looked_at = [read_whole(source, position, max_pixels, top_value) for position in first.tolist()]
     images = np.array(
         [
             np.asarray(one.picture.resize((_SIDE, _SIDE), Image.Resampling.BOX), np.int16)

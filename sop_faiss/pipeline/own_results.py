@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from sop_faiss.files import GENERATOR
+from sop_faiss.paths import real_path
 
 __all__ = ["is_own_result", "whole_above"]
 
@@ -62,7 +63,7 @@ def whole_above(path: Path) -> tuple[Path, str] | None:
 
     Links are followed: neither the place of the file nor of a link to it may be in one.
     """
-    for start in (path.parent.resolve(), path.resolve().parent):
+    for start in (real_path(path.parent), real_path(path).parent):
         for directory in (start, *start.parents):
             for kind, first, others in _KINDS:
                 if (directory / first).exists() and any(any(directory.glob(pattern)) for pattern in others):

@@ -185,7 +185,9 @@ def run_training(
                 copy_weights(state.student, state.teacher.state_dict())
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             if checkpoint is None and distributed.is_main() and not isinstance(source, ShardStream):
-                wrong = first_look(source, trained, config.train.seed, config.data.max_image_pixels)
+                wrong = first_look(
+                    source, trained, config.train.seed, config.data.max_image_pixels, config.data.top_value
+                )
                 if wrong is not None:
                     _log.warning("%s: %s", source.description, wrong)
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
