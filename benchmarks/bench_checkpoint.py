@@ -29,8 +29,8 @@ from report import Row, finish, meets
 from sop_faiss.config import load_config
 from sop_faiss.data.batch import Batch
 from sop_faiss.train.allocator import keep_freed_memory
+from sop_faiss.train.checkpoints.saver import CheckpointSaver
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.saver import CheckpointSaver
 from sop_faiss.train.state import RunState
 
 TARGET = "<= 0.03"

@@ -30,14 +30,14 @@ from report import Row, finish, interleaved_medians, meets
 from torchvision.transforms import functional as F
 
 from sop_faiss.config import Config, DataConfig, TrainConfig, ViewsConfig
-from sop_faiss.data.colour import UNCHANGED, Colours, augment_colours
-from sop_faiss.data.decode import decode_image
-from sop_faiss.data.device_colour import augment_colours_on_device
-from sop_faiss.data.masks import draw_mask
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.data.views import View, draw_view, view_generator, write_view
+from sop_faiss.data.views.color import UNCHANGED, Colours, augment_colours
+from sop_faiss.data.views.crops import View, draw_view, view_generator, write_view
+from sop_faiss.data.views.device_color import augment_colours_on_device
+from sop_faiss.data.views.masks import draw_mask
 
 PHOTOS, BATCH, WORKERS, PATCH = 1024, 64, 2, 16
 IMAGENETTE = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenette224_train"

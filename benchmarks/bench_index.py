@@ -23,7 +23,7 @@ from report import Row, finish, interleaved_medians, meets
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.neighbors.choice import exact_similarities
+from sop_faiss.neighbors.disk.auto_factory import exact_similarities
 
 K, BUDGET = 10, 10**9
 TIMED_QUERIES = 32

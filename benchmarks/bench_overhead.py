@@ -27,12 +27,12 @@ from report import Row, finish, interleaved_medians, meets
 from sop_faiss.config import load_config
 from sop_faiss.data.batch import Batch
 from sop_faiss.sop.prototypes import Prototypes
-from sop_faiss.train import health, records
 from sop_faiss.train.allocator import keep_freed_memory
-from sop_faiss.train.health import watching
+from sop_faiss.train.log import health, records
+from sop_faiss.train.log.health import watching
+from sop_faiss.train.log.monitor import Monitor
+from sop_faiss.train.log.records import keep_records
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.monitor import Monitor
-from sop_faiss.train.records import keep_records
 from sop_faiss.train.state import RunState
 
 TARGET = "<= 1.03"

@@ -26,7 +26,7 @@ import click
 import numpy as np
 from report import Row, finish, meets
 
-from sop_faiss.index.pictures import index_pictures
+from sop_faiss.index.images import index_pictures
 from sop_faiss.index.search import FeatureIndex
 
 QUESTIONS, K = 64, 24

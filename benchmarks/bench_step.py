@@ -39,8 +39,8 @@ from report import Row, finish, interleaved_medians, meets
 
 from sop_faiss.config import Config, load_config
 from sop_faiss.data.batch import Batch
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.masks import draw_mask
+from sop_faiss.data.views.device_color import normalise
+from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, Prototypes
 from sop_faiss.train import loop

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sop_faiss.config import load_config
-from sop_faiss.data.device_colour import normalise
 from sop_faiss.data.stream import Batches, batch_loader
+from sop_faiss.data.views.device_color import normalise
 from sop_faiss.model.checkpoint import checkpoint_directories
-from sop_faiss.model.teacher import build_student_and_teacher
-from sop_faiss.pipeline.stream import open_indexed_images
-from sop_faiss.train.checkpoint import load_network
+from sop_faiss.model.networks import build_student_and_teacher
+from sop_faiss.train.checkpoints.checkpoint import load_network
+from sop_faiss.verbs.training.training_images import open_indexed_images
 
 __all__ = ["drifting_stores", "stores_of_run"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 
 from sop_faiss.config import load_config
-from sop_faiss.pipeline.train import run_training
 from sop_faiss.report.plots import plot_training
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.training.train import run_training
 
 ANCHORS = ("random", "fixed_rows", "fixed_vectors")
 

@@ -16,11 +16,11 @@ import torch
 from numpy.lib.format import open_memmap
 
 from sop_faiss.config import DataConfig, load_config
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, split_holdout
+from sop_faiss.data.views.device_color import normalise
 from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.model.sop_trunk import trained_trunk
+from sop_faiss.model.encoders.sop_encoder import trained_trunk
 
 __all__ = ["write_photo_features"]
 

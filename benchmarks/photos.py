@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sop_faiss.data.decode import decode_pillow
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.decode import decode_pillow
+from sop_faiss.data.images.source import open_source
 
 __all__ = ["HEIGHT", "WIDTH", "write_photos"]
 

@@ -13,7 +13,7 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.files import atomic_file
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.classifier_result import ClassifierResult
+    from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
 __all__ = ["classifier_output_options", "say_outputs", "write_outputs"]
 

@@ -12,12 +12,12 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, progress_reporter, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.data.check import CheckReport, check
-from sop_faiss.data.decode import MAX_PIXELS
 from sop_faiss.data.digits import write_digits
+from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.data.pack import DUPLICATES_NAME, SAMPLES_PER_SHARD, PackSummary, pack
 from sop_faiss.errors import one_line
 from sop_faiss.files import write_json
-from sop_faiss.pipeline.outputs import check_outputs, source_files
+from sop_faiss.verbs.output_paths import check_outputs, source_files
 
 __all__ = ["main"]
 
@@ -178,8 +178,8 @@ def preview_command(
       sop-data preview my_photos/ --config vits16 --out views.png --epoch 3 masks.kind=random views.local_count=4
     """
     from sop_faiss.config import load_config
-    from sop_faiss.pipeline.outputs import check_outputs, source_files
-    from sop_faiss.pipeline.preview import draw_preview
+    from sop_faiss.verbs.output_paths import check_outputs, source_files
+    from sop_faiss.verbs.training.preview import draw_preview
 
     check_outputs({"--out": out}, source_files(shards), figures=["--out"], force=force)
     if seed is not None:

@@ -44,7 +44,7 @@ def main(images: str | None, out: Path) -> None:
     On the built-in digits it compares raw pixels, random weights and the trained encoder, and exits with 3 unless the
     promised gains were reached. On your own pictures it needs no labels: it shows the page and the training's health.
     """
-    from sop_faiss.pipeline.demo import KNN_GAIN, MAP_GAIN, digits_demo, photos_demo
+    from sop_faiss.verbs.demo import KNN_GAIN, MAP_GAIN, digits_demo, photos_demo
 
     log_to_stderr(logging.WARNING)
     result = digits_demo(out, progress_reporter) if images is None else photos_demo(images, out, progress_reporter)

@@ -11,8 +11,8 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.files import write_json
-from sop_faiss.pipeline.doctor import Diagnosis, examine
-from sop_faiss.pipeline.outputs import check_outputs
+from sop_faiss.verbs.doctor import Diagnosis, examine
+from sop_faiss.verbs.output_paths import check_outputs
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
 

@@ -10,7 +10,7 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 
 @click.command(
@@ -88,7 +88,7 @@ def main(
           --whiten more_photos/ --whiten-dim 128 --data photos/ --out features/
     """
     from sop_faiss.distributed import leave_process_group
-    from sop_faiss.pipeline.embed import EmbedOptions, embed
+    from sop_faiss.verbs.finding.embed import EmbedOptions, embed
 
     options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction, whole, whiten, whiten_dim)
     with progress_reporter("embedding", "pictures") as progress:

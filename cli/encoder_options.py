@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["encoder_options"]
 

@@ -33,7 +33,7 @@ def main(run: Path, out: Path, student: bool, onnx: bool, torch_export: bool) ->
       sop-export runs/photos exports/photos
       sop-export runs/photos/best exports/best --onnx
     """
-    from sop_faiss.pipeline.export import ExportOptions, export_run
+    from sop_faiss.verbs.training.export import ExportOptions, export_run
 
     result = export_run(run, out, ExportOptions(student, onnx, torch_export))
     click.echo(

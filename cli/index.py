@@ -25,7 +25,7 @@ from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 if TYPE_CHECKING:
     from sop_faiss.index.store import IndexManifest
@@ -109,7 +109,7 @@ def build_command(
       sop-index build --cluster ray --features features/ --factory IVF4096,SQ8 --out photos.index
     """
     from sop_faiss.index.build import IndexOptions, parse_bytes
-    from sop_faiss.pipeline.index import build
+    from sop_faiss.verbs.finding.index_build import build
 
     log_to_stderr(logging.INFO)
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall)

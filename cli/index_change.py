@@ -10,7 +10,7 @@ import click
 from sop_faiss.cli.common import one_line, progress_reporter, run_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["add_command", "merge_command", "remove_command"]
 
@@ -49,7 +49,7 @@ def add_command(
       sop-index add photos.index --model runs/photos --data new_photos/
       sop-index add photos.index --features new_features/
     """
-    from sop_faiss.pipeline.index import add
+    from sop_faiss.verbs.finding.index_build import add
 
     with progress_reporter("embedding", "pictures") as progress:
         manifest = add(

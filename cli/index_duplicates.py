@@ -9,7 +9,7 @@ import click
 from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.index_output import for_stdout, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
-from sop_faiss.pipeline.outputs import STDOUT, check_outputs
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 
 __all__ = ["duplicates_command"]
 
@@ -51,7 +51,7 @@ def duplicates_command(
     from sop_faiss.index.alike import ALIKE
     from sop_faiss.index.duplicates import find_duplicates
     from sop_faiss.index.search import FeatureIndex
-    from sop_faiss.pipeline.duplicates_output import duplicates_as_csv, duplicates_as_records, write_duplicates_page
+    from sop_faiss.verbs.finding.index_duplicates import duplicates_as_csv, duplicates_as_records, write_duplicates_page
 
     outputs = {"--json": json_file, "--csv": csv_file, "--html": html_file}
     check_outputs(outputs, [index], to_stdout=("--json", "--csv"), force=force)

@@ -10,7 +10,7 @@ import click
 from sop_faiss.cli.common import one_line, run_command, say_written
 from sop_faiss.cli.index_output import counted, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
-from sop_faiss.pipeline.outputs import STDOUT, check_outputs
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 
 __all__ = ["info_command"]
 

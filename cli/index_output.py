@@ -11,7 +11,7 @@ import click
 
 from sop_faiss.cli.common import one_line
 from sop_faiss.files import write_json
-from sop_faiss.pipeline.outputs import STDOUT
+from sop_faiss.verbs.output_paths import STDOUT
 
 __all__ = ["counted", "for_stdout", "named", "put_json"]
 

@@ -11,11 +11,11 @@ from sop_faiss.cli.common import page_footer, progress_reporter, run_command, sa
 from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import STDOUT, check_outputs, encoder_files, source_files
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.search_result import SearchResult
+    from sop_faiss.verbs.finding.search_result import SearchResult
 
 __all__ = ["search_command"]
 
@@ -85,8 +85,8 @@ def search_command(
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
     from sop_faiss.index.search import FeatureIndex
-    from sop_faiss.pipeline.search import SearchOptions, search_index
-    from sop_faiss.pipeline.search_output import as_csv, as_records, write_search_csv, write_search_page
+    from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
+    from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
 
     check_outputs(
         {"--json": json_file, "--csv": csv_file, "--html": html_file},

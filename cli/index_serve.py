@@ -11,7 +11,7 @@ from sop_faiss.cli.common import log_to_stderr, one_line, run_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["serve_command"]
 

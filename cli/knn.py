@@ -9,18 +9,18 @@ import click
 
 from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
-from sop_faiss.cli.labelled_part_options import labelled_part_options
+from sop_faiss.cli.labeled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
-from sop_faiss.evaluate.labelled_part import LabelledPart
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
+from sop_faiss.evaluate.labeled_part import LabelledPart
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.classifier_result import ClassifierResult
+    from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
 _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 
@@ -85,7 +85,7 @@ def main(
       sop-knn --train features/train --test features/test -k 20
       sop-knn --train features/train --test features/test --train-share 0.01 --confusion who.png
     """
-    from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
+    from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []

@@ -9,18 +9,18 @@ import click
 
 from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
-from sop_faiss.cli.labelled_part_options import labelled_part_options
+from sop_faiss.cli.labeled_part_options import labelled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
-from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.evaluate.labeled_part import LabelledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.classifier_result import ClassifierResult
+    from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
 _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 _DEFAULTS = LinearChoices()
@@ -106,7 +106,7 @@ def main(
       sop-linear --train features/train --test features/test --json linear.json
       sop-linear --train features/train --test features/test --train-share 0.1 --per-class classes.csv
     """
-    from sop_faiss.pipeline.linear import LinearOptions, evaluate_linear
+    from sop_faiss.verbs.scoring.linear import LinearOptions, evaluate_linear
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []

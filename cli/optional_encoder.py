@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sop_faiss.cli.common import run_command
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["optional_encoder_options"]
 

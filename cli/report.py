@@ -48,9 +48,9 @@ def main(run: Path, out: Path | None, no_pictures: bool, data: str | None, galle
       sop-report runs/mine
       sop-report runs/mine --out mine.html --data /mnt/moved/shards/
     """
-    from sop_faiss.model.spec import EncoderSpec
-    from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
-    from sop_faiss.pipeline.report import ReportOptions, report_run
+    from sop_faiss.model.encoders.spec import EncoderSpec
+    from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
+    from sop_faiss.verbs.run_page.report import ReportOptions, report_run
 
     own_page = run / "report.html"
     page = own_page if out is None else out

@@ -14,12 +14,12 @@ from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.files import atomic_file
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import check_outputs, encoder_files, ground_truth_files, source_files
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, ground_truth_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.evaluate.bootstrap import Interval
-    from sop_faiss.pipeline.retrieve import RetrievalResult
+    from sop_faiss.verbs.scoring.retrieve import RetrievalResult
 
 _PATH = NamedPath()
 
@@ -142,8 +142,8 @@ def main(
     refuse_without("qe_alpha", "--qe N", qe != 0)
     refuse_without("dba_alpha", "--dba N", dba != 0)
     from sop_faiss.evaluate.expansion import Expansion
-    from sop_faiss.pipeline.retrieve import RetrieveOptions, evaluate_retrieval
-    from sop_faiss.pipeline.retrieve_output import write_per_query, write_retrieval_page
+    from sop_faiss.verbs.scoring.retrieve import RetrieveOptions, evaluate_retrieval
+    from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
 
     read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder), *source_files(distractors)]
     check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, force=force)
@@ -169,7 +169,7 @@ def main(
 
 
 def _print(result: RetrievalResult, dataset: str) -> None:
-    from sop_faiss.pipeline.retrieve_output import metrics_table, published_table
+    from sop_faiss.verbs.scoring.retrieve_output import metrics_table, published_table
 
     extra = result.protocol["distractors"]
     among = "" if extra is None else f" and {extra['count']:,} distractors"
@@ -186,7 +186,7 @@ def _print(result: RetrievalResult, dataset: str) -> None:
 
 
 def _make_gnd(dataset: str, data_root: Path | None, out: Path, force: bool) -> None:
-    from sop_faiss.pipeline.make_gnd import write_ground_truth
+    from sop_faiss.verbs.scoring.make_gnd import write_ground_truth
 
     made = write_ground_truth(dataset, data_root, out, force=force)
     click.echo(

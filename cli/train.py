@@ -18,7 +18,7 @@ from sop_faiss.cli.tables import print_table
 
 if TYPE_CHECKING:
     from sop_faiss.config import Config
-    from sop_faiss.pipeline.train import TrainingResult
+    from sop_faiss.verbs.training.train import TrainingResult
 
 __all__ = ["main"]
 
@@ -98,7 +98,7 @@ def main(
     """
     from sop_faiss.config import load_config, to_yaml
     from sop_faiss.model.initial_weights import resolve_init
-    from sop_faiss.pipeline.train import describe_run, run_training
+    from sop_faiss.verbs.training.train import describe_run, run_training
 
     log_to_stderr(logging.INFO)
     resolved = load_config(config, overrides, weights=weights)
@@ -152,7 +152,7 @@ def _said(result: TrainingResult, output: Path, data: str) -> str:
 
 def _profile(config: Config, steps: int | None, step_seconds: tuple[float, ...]) -> None:
     """Print a table on a terminal, JSON elsewhere."""
-    from sop_faiss.pipeline.profile_data import STEP_SECONDS, profile_data
+    from sop_faiss.verbs.training.profile_data import STEP_SECONDS, profile_data
 
     with progress_reporter("profiling", "batches") as progress:
         result = profile_data(

@@ -14,7 +14,7 @@ from torch import nn
 
 from sop_faiss.config import Config, ModelConfig, ViewsConfig, to_yaml
 from sop_faiss.files import sha256_file
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.checkpoint import FORMAT
 
 TINY_MODEL = ModelConfig(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.model import backbone as backbone_module
-from sop_faiss.model.build_backbone import seeded_backbone
-from sop_faiss.model.teacher import build_student_and_teacher
-from sop_faiss.train import compiled
+from sop_faiss.model.backbones import backbone as backbone_module
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.networks import build_student_and_teacher
+from sop_faiss.train import compile as compiled
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
 from tests.images import write_shards

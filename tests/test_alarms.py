@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from sop_faiss.cli.train import main
 from sop_faiss.errors import CheckpointError, RunStoppedError
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint, read_state
-from sop_faiss.pipeline.train import run_training
 from sop_faiss.train import loop
-from sop_faiss.train.alarms import KINDS, PATIENCE, Alarms, Rules, signs
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.alarms import KINDS, PATIENCE, Alarms, Rules, signs
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.training.train import run_training
 from tests.images import encode, make_image, write_shards
 from tests.messages import assert_one_line
 from tests.runs import tiny_config, tiny_config_file
@@ -299,8 +299,8 @@ def test_a_run_that_ends_before_any_alarm_tells_of_a_collapse(tmp_path, caplog):
 
 def test_directions_that_are_lost(tmp_path, shards, caplog, monkeypatch):
     """With other limits: embeddings of 24 pictures have hardly any rank to lose."""
-    monkeypatch.setattr("sop_faiss.train.alarms.LEAST_BEST_RANK", 2.5)
-    monkeypatch.setattr("sop_faiss.train.alarms.DROPPED_RANK", 0.6)
+    monkeypatch.setattr("sop_faiss.train.log.alarms.LEAST_BEST_RANK", 2.5)
+    monkeypatch.setattr("sop_faiss.train.log.alarms.DROPPED_RANK", 0.6)
     length = ("train.stop_after_steps=14", "train.stop_on=non_finite")
     run_training(tiny_config(tmp_path, f"data.train={shards}", *COLLAPSING, *length), tmp_path / "run")
     assert "rank_drop" in told_alarms(caplog)

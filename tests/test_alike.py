@@ -19,12 +19,12 @@ from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.change import add_to_index, merge_indices, remove_from_index
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest
-from sop_faiss.model.encoder import load_encoder
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.embed import embed
-from sop_faiss.pipeline.index import build
+from sop_faiss.model.encoders.encoder import load_encoder
+from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.run import serve
+from sop_faiss.verbs.finding.embed import embed
+from sop_faiss.verbs.finding.index_build import build
 from tests.encoders import write_run
 from tests.images import write_shards
 

@@ -19,10 +19,10 @@ from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.neighbors import approximate
 from sop_faiss.neighbors.approximate import ApproximateSearch, count_lists, index_bytes, index_pays
 from sop_faiss.neighbors.mirror import Neighbors, RingMirror
-from sop_faiss.pipeline.train import describe_run, run_training
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.images import write_shards
 from tests.memories import drifting_stores
 from tests.oracle import brute_force_supports

@@ -9,16 +9,16 @@ import pytest
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError, SopError
 from sop_faiss.index.trained import forget_training, trained_once
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
-from sop_faiss.neighbors.choice import (
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.disk.auto_factory import (
     choose_factory,
     exact_similarities,
     near_by_table,
     near_by_vectors,
     tune_effort,
 )
+from sop_faiss.neighbors.disk.factories import append
 from sop_faiss.neighbors.exact import nearest_rows
-from sop_faiss.neighbors.factories import append
 from tests.messages import assert_one_line
 from tests.oracle_neighbors import brute_force, unit_rows
 

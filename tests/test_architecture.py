@@ -23,7 +23,7 @@ FLOORS = [
     {"evaluate"},
     {"report"},
     {"serve"},
-    {"pipeline"},
+    {"verbs"},
     {"cli"},
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -9,7 +9,7 @@ import torch
 
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.build_backbone import build_backbone, seeded_backbone
+from sop_faiss.model.backbones.build import build_backbone, seeded_backbone
 
 TINY_VIT = ModelConfig(backbone="vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=2, num_heads=2)
 SWIN = ModelConfig(backbone="swin_tiny_patch4_window7_224", window_size=14)

@@ -11,8 +11,8 @@ import pytest
 
 from sop_faiss.data.batch import BadSample
 from sop_faiss.errors import DataError
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train.bad_samples import BadSampleLog, check_bad_share
+from sop_faiss.train.log.bad_samples import BadSampleLog, check_bad_share
+from sop_faiss.verbs.training.train import run_training
 from tests.images import encode, make_image, write_tar
 from tests.runs import tiny_config
 

@@ -23,12 +23,12 @@ from sop_faiss.cli.train import main
 from sop_faiss.errors import CheckpointError
 from sop_faiss.files import sha256_file
 from sop_faiss.model.checkpoint import find_checkpoint, read_state
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train import checkpoint as writing
 from sop_faiss.train import state as resuming
-from sop_faiss.train.checkpoint import clear_leftovers, write_best, write_checkpoint
-from sop_faiss.train.monitor import Monitor, read_metrics
+from sop_faiss.train.checkpoints import checkpoint as writing
+from sop_faiss.train.checkpoints.checkpoint import clear_leftovers, write_best, write_checkpoint
+from sop_faiss.train.log.monitor import Monitor, read_metrics
 from sop_faiss.train.state import RunState
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.runs import tiny_config, tiny_config_file
 

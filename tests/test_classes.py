@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sop_faiss.data.classes import number_classes, whole_numbers
+from sop_faiss.data.images.class_numbers import number_classes, whole_numbers
 
 
 def test_which_names_are_numbers() -> None:

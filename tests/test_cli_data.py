@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from sop_faiss.cli.data import main
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from tests.images import write_bad_pictures, write_folder, write_shards
 from tests.runs import tiny_config_file
 

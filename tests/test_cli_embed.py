@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from sop_faiss.cli.embed import main  # type: ignore[import-not-found]
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.model.encoders.encoder import EncoderSpec
 from tests.encoders import timm_network, write_run
 from tests.images import write_folder, write_shards
 
@@ -96,7 +96,7 @@ def test_occupied_output_is_refused_before_anything_is_computed(
     def load(spec: EncoderSpec) -> None:
         raise AssertionError("the encoder was loaded first")
 
-    monkeypatch.setattr("sop_faiss.pipeline.embed.encoder_of_spec", load)
+    monkeypatch.setattr("sop_faiss.verbs.finding.embed.encoder_of_spec", load)
     (tmp_path / "mine.txt").write_text("mine")
     result = invoke("--model", "runs/none", "--data", photos, "--out", tmp_path)
     assert_one_line_error(result, "not empty")

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from sop_faiss.cli.knn import main
 from sop_faiss.data.pack import pack
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoders.encoder import Encoder
 from tests.images import encode, make_image, write_folder, write_shards, write_tar
 from tests.messages import command_fails
 
@@ -177,9 +177,9 @@ def test_labels_of_two_label_sets(stores: tuple[Path, Path], tmp_path: Path) -> 
 
 
 def test_store_and_pictures_of_the_same_encoder(tmp_path: Path) -> None:
-    from sop_faiss.data.source import open_source
+    from sop_faiss.data.images.source import open_source
     from sop_faiss.features.extract import extract_features
-    from sop_faiss.model.encoder import load_encoder
+    from sop_faiss.model.encoders.encoder import load_encoder
 
     train, test = write_folder(tmp_path / "a", seed=1), write_folder(tmp_path / "b", seed=2)
     encoder = load_encoder("timm:test_resnet", random_weights=0, size=32)

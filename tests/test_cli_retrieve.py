@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from torch import Tensor
 
 from sop_faiss.cli.retrieve import main
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoders.encoder import Encoder
 from tests.images import encode, make_image
 from tests.messages import command_fails
 
@@ -119,8 +119,8 @@ def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
 
 
 def test_page_marks_relevant_wrong_and_junk(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sop_faiss.pipeline import retrieve_output
     from sop_faiss.report.contact_sheet import Strip, Verdict
+    from sop_faiss.verbs.scoring import retrieve_output
 
     shown: list[Strip] = []
     monkeypatch.setattr(retrieve_output, "write_contact_sheet", lambda path, title, strips, **_: shown.extend(strips))
@@ -278,7 +278,7 @@ def test_features_with_nan(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the ground truth is a published one, known by its checksum; every difference of protocol is named."""
     from sop_faiss.files import sha256_file
-    from sop_faiss.pipeline import retrieve_output
+    from sop_faiss.verbs.scoring import retrieve_output
 
     assert "beside published values" not in run(*RESNET, "--dataset", graded).stdout
     monkeypatch.setattr(retrieve_output, "KNOWN_SETS", {"rparis6k": sha256_file(graded / "gnd.json")})

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from sop_faiss.cli.index import main
 from sop_faiss.errors import ConfigError
-from sop_faiss.serve.prompt_requests import prompt_protocol
+from sop_faiss.serve.request_timeout import prompt_protocol
 from sop_faiss.serve.run import address_of, listen
 from tests.servers_of_indices import serve_index, write_served
 

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from sop_faiss.cli.train import _said, main
 from sop_faiss.config import config_summary, packaged_configs
-from sop_faiss.pipeline.train import TrainingResult
-from sop_faiss.train.monitor import read_metrics
-from sop_faiss.train.run_lock import LOCK_NAME, RunLock
+from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.training.train import TrainingResult
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config_file
 
@@ -183,7 +183,7 @@ def test_a_second_training_into_the_same_run_is_refused(tmp_path, config, shards
 
 
 def test_two_that_start_at_once_do_not_share_a_run(tmp_path, config, shards, monkeypatch):
-    from sop_faiss.pipeline import train
+    from sop_faiss.verbs.training import train
 
     output = tmp_path / "run"
     real = train.RunState

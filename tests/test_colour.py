@@ -9,8 +9,8 @@ from PIL import Image, ImageFilter, ImageOps
 from torchvision.transforms import functional as F
 
 from sop_faiss.config import ViewsConfig
-from sop_faiss.data.colour import UNCHANGED, Colours, augment_colours, blur_reach, draw_colours
-from sop_faiss.data.views import view_generator
+from sop_faiss.data.views.color import UNCHANGED, Colours, augment_colours, blur_reach, draw_colours
+from sop_faiss.data.views.crops import view_generator
 from tests.images import make_image
 
 PHOTO = make_image(np.random.default_rng(2), (60, 80))

@@ -11,13 +11,13 @@ from torch import nn
 
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.build_backbone import build_backbone, seeded_backbone
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.teacher import build_student_and_teacher
-from sop_faiss.pipeline.index import build
-from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.model.backbones.build import build_backbone, seeded_backbone
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.networks import build_student_and_teacher
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.finding.index_build import build
+from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
+from sop_faiss.verbs.training.train import run_training
 from tests.encoders import random_images, timm_features
 from tests.images import write_shards
 from tests.messages import assert_one_line

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sop_faiss.errors import FeatureError
-from sop_faiss.neighbors import counting
-from sop_faiss.neighbors.counting import CountAbove
+from sop_faiss.neighbors import rank_counts as counting
+from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import fixed_order_products, round_products, similarity_rows
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from sop_faiss.data import decode
-from sop_faiss.data.decode import decode_image, decode_pillow, drop_reason
-from sop_faiss.data.jpeg import plain_jpeg_size
+from sop_faiss.data.images import decode
+from sop_faiss.data.images.decode import decode_image, decode_pillow, drop_reason
+from sop_faiss.data.images.jpeg import plain_jpeg_size
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image
 

@@ -12,18 +12,18 @@ from PIL import Image
 
 from sop_faiss.config import config_of
 from sop_faiss.data.check import check
-from sop_faiss.data.decode import decode_image
-from sop_faiss.data.deep import DeepImage, DeepTally
-from sop_faiss.data.multicrop import MultiCrop
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.deep_grayscale import DeepImage, DeepTally
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.source import open_source
+from sop_faiss.data.views.multicrop import MultiCrop
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.evaluate.retrieval_set import CroppedFiles
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import load_encoder
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.encoders.encoder import load_encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
 from tests.encoders import write_run
 from tests.images import encode
 

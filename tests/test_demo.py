@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from sop_faiss.cli.demo import main
 from sop_faiss.config import load_config
-from sop_faiss.pipeline import demo
-from sop_faiss.pipeline.train import TrainingResult
+from sop_faiss.verbs import demo
+from sop_faiss.verbs.training.train import TrainingResult
 from tests.images import write_folder
 
 

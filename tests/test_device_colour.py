@@ -10,9 +10,9 @@ import torch
 from PIL import Image, ImageFilter
 
 from sop_faiss.config import ViewsConfig
-from sop_faiss.data.colour import UNCHANGED, Colours, draw_colours
-from sop_faiss.data.device_colour import augment_colours_on_device, colours_on_device, normalise
-from sop_faiss.data.views import view_generator
+from sop_faiss.data.views.color import UNCHANGED, Colours, draw_colours
+from sop_faiss.data.views.crops import view_generator
+from sop_faiss.data.views.device_color import augment_colours_on_device, colours_on_device, normalise
 from tests.images import make_image
 from tests.test_colour import changed, drawn_jitters, torchvision_jitter
 

@@ -14,7 +14,7 @@ import torch
 from sop_faiss import distributed
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
 from tests.images import write_shards
 from tests.runs import tiny_config_file
 

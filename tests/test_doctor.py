@@ -19,8 +19,8 @@ from sop_faiss.cli import doctor as command
 from sop_faiss.neighbors import selftest
 from sop_faiss.neighbors.mirror import Neighbors, RingMirror
 from sop_faiss.neighbors.selftest import find_problems
-from sop_faiss.pipeline import doctor
-from sop_faiss.pipeline.doctor import (
+from sop_faiss.verbs import doctor
+from sop_faiss.verbs.doctor import (
     Check,
     Diagnosis,
     Status,
@@ -33,7 +33,7 @@ from sop_faiss.pipeline.doctor import (
     find_faiss_packages,
     run_probe,
 )
-from sop_faiss.pipeline.doctor_probe import find_openmp
+from sop_faiss.verbs.doctor_probe import find_openmp
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sop_faiss.data.draws import philox, uniform
+from sop_faiss.data.views.fast_random import philox, uniform
 
 
 def test_philox_is_numpys_with_key_and_counter():

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.teacher import Network, build_student_and_teacher
-from sop_faiss.pipeline import dry_run
-from sop_faiss.pipeline.dry_run import activation_bytes
-from sop_faiss.pipeline.train import describe_run
+from sop_faiss.model.networks import Network, build_student_and_teacher
+from sop_faiss.verbs.training import dry_run
+from sop_faiss.verbs.training.dry_run import activation_bytes
+from sop_faiss.verbs.training.train import describe_run
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config
 

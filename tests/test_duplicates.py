@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from sop_faiss.data import duplicates
 from sop_faiss.data.check import check
-from sop_faiss.data.decode import decode_pillow
-from sop_faiss.data.duplicates import Signature, find_near, picture_signature
+from sop_faiss.data.images import near_duplicates as duplicates
+from sop_faiss.data.images.decode import decode_pillow
+from sop_faiss.data.images.near_duplicates import Signature, find_near, picture_signature
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.source import open_source
 from tests.images import encode, make_image
 
 

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.device import choose_device
-from sop_faiss.model.encoder import encoder_of_backbone
-from sop_faiss.model.teacher import build_student_and_teacher
+from sop_faiss.model.encoders.encoder import encoder_of_backbone
+from sop_faiss.model.networks import build_student_and_teacher
 from tests.encoders import random_images, timm_network, tiny_config, write_run
 
 TOLERANCE = 1e-5

@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 from sop_faiss import FeatureIndex, load_encoder
 from sop_faiss.cli.export import main  # type: ignore[import-not-found]
 from sop_faiss.config import Config, ModelConfig, ViewsConfig
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import CheckpointError, ConfigError, SopError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
+from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.export import is_export, timm_config
 from sop_faiss.model.graphs import read_torch_export
-from sop_faiss.model.preprocess import Preprocess
-from sop_faiss.pipeline.export import ExportOptions, export_run
+from sop_faiss.verbs.training.export import ExportOptions, export_run
 from tests.encoders import random_images, tiny_config, write_run
 from tests.images import make_image, write_folder
 from tests.messages import assert_one_line, command_fails
@@ -234,7 +234,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(run: Path, tmp_path: Path, monke
     def no_room(tensors: object, file: Path, metadata: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("sop_faiss.pipeline.export.save_file", no_room)
+    monkeypatch.setattr("sop_faiss.verbs.training.export.save_file", no_room)
     with pytest.raises(OSError) as caught:
         export_run(run, tmp_path / "out")
     assert caught.value.errno == errno.ENOSPC

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, DataError, FeatureError
 from sop_faiss.features.extract import embed_images, extract_features
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import Encoder, load_encoder
+from sop_faiss.model.encoders.encoder import Encoder, load_encoder
 from tests.encoders import tiny_config, write_run
 from tests.images import encode, make_image, write_folder, write_shards
 
@@ -218,8 +218,8 @@ def test_impossible_numbers_are_refused(encoder: Encoder, mixed: Path, options: 
 
 
 def test_live_backbone_is_an_encoder(mixed: Path) -> None:
-    from sop_faiss.model.encoder import encoder_of_backbone
-    from sop_faiss.model.teacher import build_student_and_teacher
+    from sop_faiss.model.encoders.encoder import encoder_of_backbone
+    from sop_faiss.model.networks import build_student_and_teacher
 
     config = tiny_config()
     _, teacher = build_student_and_teacher(config)

@@ -17,13 +17,13 @@ import torch
 from click.testing import CliRunner
 
 from sop_faiss.cli.embed import main  # type: ignore[import-not-found]
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import FeatureError
 from sop_faiss.features import cache as cache_module
 from sop_faiss.features.cache import FeatureCache, kept_until_whole, remove_cache
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import Encoder, load_encoder
+from sop_faiss.model.encoders.encoder import Encoder, load_encoder
 from tests.encoders import write_run
 from tests.images import encode, make_image, write_folder
 from tests.messages import command_fails
@@ -202,7 +202,7 @@ def test_scales_add_up_unit_norm_features(run: Path, tmp_path: Path) -> None:
 
 
 def _decoded(content: bytes) -> np.ndarray:
-    from sop_faiss.data.decode import decode_image
+    from sop_faiss.data.images.decode import decode_image
 
     return decode_image(content)
 
@@ -275,7 +275,7 @@ def test_interrupted_command_goes_on(
 
 SLOWLY = """
 import sys, time
-import sop_faiss.features.cache as cache, sop_faiss.model.encoder as encoder
+import sop_faiss.features.cache as cache, sop_faiss.model.encoders.encoder as encoder
 cache.PART_ROWS = 3
 forward = encoder.Encoder.forward
 encoder.Encoder.forward = lambda self, images: (time.sleep(0.15), forward(self, images))[1]

@@ -32,9 +32,9 @@ from sop_faiss.files import (
     sha256_file,
     write_json,
 )
-from sop_faiss.model.weights import read_weights
-from sop_faiss.model.whitening import read_whitening
-from sop_faiss.neighbors.faiss_files import load
+from sop_faiss.model.encoders.weights import read_weights
+from sop_faiss.model.encoders.whitening import read_whitening
+from sop_faiss.neighbors.disk.faiss_files import load
 from tests.images import write_folder
 from tests.messages import assert_one_line
 from tests.test_feature_store import make_store

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from sop_faiss.data.first_look import LOOKED_AT, first_look
-from sop_faiss.data.source import ImageSource, open_source
+from sop_faiss.data.images.source import ImageSource, open_source
 from tests.images import encode, make_image
 
 RNG = np.random.default_rng(0)

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from sop_faiss.neighbors.mirror import RingMirror, has_bf16
 from sop_faiss.neighbors.selftest import count_faiss_gpus
-from sop_faiss.pipeline.train import run_training
 from sop_faiss.sop import kernel
 from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
 from sop_faiss.sop.memory import Memory
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.oracle import dense_assignment, product_and_topk
 from tests.runs import tiny_config

@@ -10,8 +10,8 @@ import faiss
 import numpy as np
 import pytest
 
-from sop_faiss.neighbors import gpu_lists
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index
+from sop_faiss.neighbors.disk import gpu_lists
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index
 from sop_faiss.neighbors.selftest import count_faiss_gpus
 from tests.oracle_neighbors import unit_rows
 

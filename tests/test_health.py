@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.pipeline.train import run_training
+from sop_faiss.data.views.device_color import normalise
 from sop_faiss.sop.memory import Memory
-from sop_faiss.train import health as module
-from sop_faiss.train.health import newest_rows, watching
+from sop_faiss.train.log import health as module
+from sop_faiss.train.log.embedding_spread import mean_cosine, rankme, view_auc
+from sop_faiss.train.log.health import newest_rows, watching
+from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.monitor import read_metrics
-from sop_faiss.train.spread import mean_cosine, rankme, view_auc
 from sop_faiss.train.state import RunState
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.runs import tiny_config
 

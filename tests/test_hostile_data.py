@@ -17,12 +17,12 @@ import pytest
 from PIL import Image, ImageFile
 
 from sop_faiss.data.check import check
-from sop_faiss.data.decode import MAX_ASPECT, MAX_PIXELS, decode_image, decode_pillow, drop_reason
+from sop_faiss.data.images.decode import MAX_ASPECT, MAX_PIXELS, decode_image, decode_pillow, drop_reason
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.scaled import upright_jpeg_size
-from sop_faiss.data.shard_stream import Damage, ShardStream
-from sop_faiss.data.source import open_source
+from sop_faiss.data.shards.shard_stream import Damage, ShardStream
 from sop_faiss.data.stream import Batches
+from sop_faiss.data.views.scaled_decoding import upright_jpeg_size
 from sop_faiss.errors import DataError
 from tests.images import PickleTrap, encode, make_image, write_shards, write_tar
 from tests.messages import assert_one_line

@@ -19,10 +19,10 @@ from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatch
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, parse_bytes
-from sop_faiss.index.pictures import index_pictures
+from sop_faiss.index.images import index_pictures
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable, IndexManifest
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.encoders.preprocess import Preprocess
 from tests.images import write_folder, write_shards
 from tests.oracle_neighbors import brute_force, unit_rows
 
@@ -453,7 +453,7 @@ def test_unverified_vectors_may_be_wrong_but_never_crash(built: Path, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["folder", "shards"])
 def test_pictures_are_read_where_they_are_now(tmp_path: Path, kind: str) -> None:
-    from sop_faiss.data.source import open_source
+    from sop_faiss.data.images.source import open_source
 
     place = (write_folder if kind == "folder" else write_shards)(tmp_path / "photos")
     source = open_source(place)

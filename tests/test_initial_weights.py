@@ -15,15 +15,15 @@ from sop_faiss.config import Config
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import sha256_file
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
-from sop_faiss.model.encoder import encoder_of_backbone
+from sop_faiss.model.encoders.encoder import encoder_of_backbone
+from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.teacher import Network, build_student_and_teacher
-from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
-from sop_faiss.pipeline.stream import mask_unit
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.model.networks import Network, build_student_and_teacher
+from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.parallel import copy_weights
+from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
+from sop_faiss.verbs.training.train import run_training
+from sop_faiss.verbs.training.training_images import mask_unit
 from tests.encoders import random_images, timm_network, write_official, write_run
 from tests.encoders import tiny_config as tiny_run
 from tests.images import write_shards

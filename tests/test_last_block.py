@@ -10,8 +10,8 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import nn
 
-from sop_faiss.model.backbone import VitBackbone
-from sop_faiss.model.last_block import block_on_rows, works_on_rows
+from sop_faiss.model.backbones.backbone import VitBackbone
+from sop_faiss.model.backbones.last_block import block_on_rows, works_on_rows
 
 VIEWS, TOKENS, WIDTH = 5, 17, 24
 ROWS = {

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.encoders.layouts import timm_names
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
-from sop_faiss.model.layouts import timm_names
 from tests.encoders import random_images, timm_features, timm_network, write_official
 from tests.messages import assert_one_line
 from tests.runs import conv_config

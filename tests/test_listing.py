@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from sop_faiss.data.check import check
-from sop_faiss.data.decode import drop_reason
-from sop_faiss.data.listing import open_folder
+from sop_faiss.data.images.decode import drop_reason
+from sop_faiss.data.images.listing import open_folder
+from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image, write_folder, write_shards
 from tests.messages import assert_one_line

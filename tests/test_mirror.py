@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from sop_faiss.config import NeighborsConfig
 from sop_faiss.errors import ConfigError
+from sop_faiss.neighbors.bf16 import RoundedRows
 from sop_faiss.neighbors.blocks import search_by_blocks
+from sop_faiss.neighbors.engine_trial import EngineTrial
 from sop_faiss.neighbors.faiss_gpu import FaissGpu
 from sop_faiss.neighbors.mirror import RingMirror, ring_segments
-from sop_faiss.neighbors.rounded import RoundedRows
-from sop_faiss.neighbors.trial import EngineTrial
 from tests.test_trial import Device
 
 CPU, META = torch.device("cpu"), torch.device("meta")

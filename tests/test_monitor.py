@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train.monitor import Monitor, read_metrics
+from sop_faiss.train.log.monitor import Monitor, read_metrics
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.runs import tiny_config
 

@@ -21,27 +21,27 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from sop_faiss.cli.train import main
-from sop_faiss.data.decode import decode_image
-from sop_faiss.data.source import open_source
-from sop_faiss.data.view_pairs import ViewPairs
-from sop_faiss.data.views import draw_view, view_generator, write_view
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import open_source
+from sop_faiss.data.views.crops import draw_view, view_generator, write_view
+from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.view_recall import view_recall_at_1
 from sop_faiss.features import forward
 from sop_faiss.features.extract import embed_images
 from sop_faiss.files import read_json
 from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.model.encoder import EncoderSpec, load_encoder
-from sop_faiss.model.preprocess import Preprocess
-from sop_faiss.pipeline import train
-from sop_faiss.pipeline.online import OnlineEvaluation, open_evaluation
-from sop_faiss.pipeline.retrieve import evaluate_retrieval
-from sop_faiss.pipeline.stream import open_training_images
-from sop_faiss.pipeline.train import describe_run, run_training
-from sop_faiss.train.json_lines import keep_lines_until
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.model.encoders.encoder import EncoderSpec, load_encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.train.log.json_lines import keep_lines_until
+from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.score_history import ScoreHistory
 from sop_faiss.train.scoring import runs_in_background
+from sop_faiss.verbs.scoring.retrieve import evaluate_retrieval
+from sop_faiss.verbs.training import train
+from sop_faiss.verbs.training.online_scores import OnlineEvaluation, open_evaluation
+from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.training_images import open_training_images
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config, tiny_config_file
 from tests.test_cli_retrieve import graded_gnd, plain_gnd, write_set

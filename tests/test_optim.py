@@ -8,9 +8,9 @@ from torch import nn
 
 from sop_faiss.config import ModelConfig, OptimConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.networks import Network
 from sop_faiss.model.projector import Projector
-from sop_faiss.model.teacher import Network
 from sop_faiss.train.optim import apply_settings, clip_each_gradient, make_optimizer
 from sop_faiss.train.schedules import StepSettings
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from sop_faiss.errors import ConfigError, SopError
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import STDOUT, check_outputs, encoder_files, ground_truth_files, source_files
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, ground_truth_files, source_files
 
 
 @pytest.fixture

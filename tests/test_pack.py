@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from sop_faiss.data.decode import decode_image
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import open_source
+from sop_faiss.data.ordered_map import default_workers, map_ordered
 from sop_faiss.data.pack import pack
-from sop_faiss.data.parallel import default_workers, map_ordered
-from sop_faiss.data.shard_writer import Sample, ShardWriter
-from sop_faiss.data.source import open_source
+from sop_faiss.data.shards.shard_writer import Sample, ShardWriter
 from sop_faiss.errors import ConfigError, DataError, SopError
 from sop_faiss.files import sha256_file
 from tests.images import encode, make_image, write_bad_pictures, write_folder, write_shards

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.pooling import pool_tokens, pooling_name, split_pooling
+from sop_faiss.model.encoders.pooling import pool_tokens, pooling_name, split_pooling
 from tests.encoders import random_images, timm_network, write_official, write_run
 
 TOLERANCE = 1e-5

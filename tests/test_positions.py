@@ -18,17 +18,17 @@ from torch import Tensor
 from sop_faiss import FeatureIndex, load_encoder
 from sop_faiss.cli.export import main as export_command  # type: ignore[import-not-found]
 from sop_faiss.config import load_config
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, SopError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
-from sop_faiss.model.build_backbone import seeded_backbone
-from sop_faiss.model.encoder import encoder_of_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
+from sop_faiss.model.encoders.encoder import encoder_of_backbone
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
-from sop_faiss.model.positions import resample_positions, rule_of_official
-from sop_faiss.model.teacher import build_student_and_teacher
-from sop_faiss.pipeline.export import export_run
-from sop_faiss.pipeline.train import run_training
+from sop_faiss.model.networks import build_student_and_teacher
+from sop_faiss.verbs.training.export import export_run
+from sop_faiss.verbs.training.train import run_training
 from tests.encoders import random_images, timm_features, timm_network, tiny_config, write_official, write_run
 from tests.images import write_folder, write_shards
 from tests.messages import assert_one_line

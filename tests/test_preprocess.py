@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchvision import transforms
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from tests.images import make_image
 
 LARGEST_DIFFERENCE = 2  # of 255, in any pixel: torch's uint8 weights are rounded otherwise than PIL's
@@ -157,7 +157,7 @@ def test_a_long_image_is_not_blown_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         functional, "interpolate", lambda *_, size, **o: resized.append(size) or interpolate(*_, size=size, **o)
     )
-    monkeypatch.setattr("sop_faiss.model.preprocess.MOST_PIXELS", 256 * 300)
+    monkeypatch.setattr("sop_faiss.model.encoders.preprocess.MOST_PIXELS", 256 * 300)
     assert np.abs(preprocess.apply(image).astype(int) - whole).mean() < 2 and resized == [(256, 256)]
     assert preprocess.apply(image.transpose(1, 0, 2)).shape == (224, 224, 3)
     assert preprocess.keeping_aspect().apply(np.zeros((1, 3000, 3), np.uint8)).shape == (1, 224, 3)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sop_faiss.data import multicrop, profile
+from sop_faiss.data import profile
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.profile import STAGES, ideal_distinct, shuffle_quality, time_stages, time_stream
-from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
+from sop_faiss.data.views.crops import multicrop
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.pipeline.profile_data import profile_data, wait_share
+from sop_faiss.verbs.training.profile_data import profile_data, wait_share
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.pipeline.train import run_training
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.train.log.prototype_log import PROTOTYPES_FILE, PrototypeLog, SeenPrototype, read_prototypes
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.monitor import read_metrics
-from sop_faiss.train.prototype_log import PROTOTYPES_FILE, PrototypeLog, SeenPrototype, read_prototypes
 from sop_faiss.train.state import RunState
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.runs import tiny_config
 

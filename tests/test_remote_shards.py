@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 
 from sop_faiss.config import DataConfig
-from sop_faiss.data import remote
-from sop_faiss.data.address import hide_secrets
-from sop_faiss.data.cache import ShardCache
+from sop_faiss.data.images.source import ImageSource, find_streams, open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.remote import RemoteFile
-from sop_faiss.data.shard_stream import ShardStream
-from sop_faiss.data.sidecar import sidecar_of
-from sop_faiss.data.source import ImageSource, find_streams, open_source
+from sop_faiss.data.shards.address import hide_secrets
+from sop_faiss.data.shards.remote import RemoteFile
+from sop_faiss.data.shards.shard_cache import ShardCache
+from sop_faiss.data.shards.shard_source import remote
+from sop_faiss.data.shards.shard_stream import ShardStream
+from sop_faiss.data.shards.sidecar import sidecar_of
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.errors import DataError, UnreachableError
 from tests.images import write_folder, write_shards, write_tar

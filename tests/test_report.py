@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from sop_faiss.cli.report import main
 from sop_faiss.config import load_config
 from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.pipeline.run_images import open_run_images
-from sop_faiss.pipeline.run_neighbors import choose_images
-from sop_faiss.pipeline.run_prototypes import early_sample, sample_of_checkpoint
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train.prototype_log import PrototypeSample, SeenPrototype, read_prototypes
+from sop_faiss.train.log.prototype_log import PrototypeSample, SeenPrototype, read_prototypes
+from sop_faiss.verbs.run_page.images import open_run_images
+from sop_faiss.verbs.run_page.neighbors import choose_images
+from sop_faiss.verbs.run_page.prototypes import early_sample, sample_of_checkpoint
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_folder, write_shards
 from tests.messages import command_fails
 from tests.pages import Page
@@ -186,7 +186,7 @@ def test_unreadable_and_unlabelled_pictures(run, photos, tmp_path):
 
 
 def test_without_pictures_nothing_is_opened(run, monkeypatch):
-    monkeypatch.setattr("sop_faiss.pipeline.report.open_run_images", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr("sop_faiss.verbs.run_page.report.open_run_images", lambda *_: pytest.fail("opened"))
     page, _ = report(run, "--no-pictures")
     assert "Pictures were left out (--no-pictures)." in page.texts and not page.of("article")
     assert not [img for img in page.of("img") if "jpeg" in img["src"]]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sop_faiss.neighbors import mirror as mirror_module
+from sop_faiss.neighbors.bf16 import RoundedRows, rescore
 from sop_faiss.neighbors.mirror import RingMirror
-from sop_faiss.neighbors.rounded import RoundedRows, rescore
 from sop_faiss.sop.memory import Memory
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_a_store_copies_only_what_it_stores(monkeypatch):
 
 @pytest.mark.parametrize("elements", [1, 200, 2**24])
 def test_candidates_are_scored_in_blocks(monkeypatch, elements):
-    monkeypatch.setattr("sop_faiss.neighbors.rounded._BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr("sop_faiss.neighbors.bf16._BLOCK_ELEMENTS", elements)
     generator = torch.Generator().manual_seed(0)
     rows, queries = torch.rand(30, 4, generator=generator), torch.rand(7, 4, generator=generator)
     rows[20] = rows[3]

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.train.run_lock import LOCK_NAME, RunLock
+from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from tests.messages import assert_one_line
 
 # Takes the lock of sys.argv[1], forks a child that lives on, says so, and waits to be killed.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from sop_faiss.train.run_lock import RunLock
+from sop_faiss.train.checkpoints.run_lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # by now it has let go of the lock

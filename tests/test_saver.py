@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from sop_faiss.cli.train import main
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
-from sop_faiss.train import saver as saving
-from sop_faiss.train.saver import CheckpointSaver
+from sop_faiss.train.checkpoints import saver as saving
+from sop_faiss.train.checkpoints.saver import CheckpointSaver
 from sop_faiss.train.state import RunState
 from tests.images import write_shards
 from tests.runs import tiny_config, tiny_config_file
@@ -203,7 +203,7 @@ def test_a_full_disk_in_the_midst_of_a_run(
 
 FULL_AT_8 = """
 import errno, sys
-from sop_faiss.train import saver
+from sop_faiss.train.checkpoints import saver
 real = saver.write_checkpoint
 def no_room(run, step, *more):
     if step == 8:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from sop_faiss.data.decode import decode_image
-from sop_faiss.data.multicrop import MultiCrop
-from sop_faiss.data.samples import Samples
-from sop_faiss.data.scaled import decode_scaled, scale_box, scale_denominator, upright_jpeg_size
-from sop_faiss.data.source import open_source
+from sop_faiss.data.batch_writer import Samples
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.data.views import Box
+from sop_faiss.data.views.crops import Box
+from sop_faiss.data.views.multicrop import MultiCrop
+from sop_faiss.data.views.scaled_decoding import decode_scaled, scale_box, scale_denominator, upright_jpeg_size
 from sop_faiss.errors import ConfigError
 from tests.images import encode, make_image
 from tests.runs import tiny_config

@@ -114,7 +114,7 @@ def test_groups_of_blocks_join(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     whole = [group.rows.tolist() for group in find_duplicates(index, 0.9)]
     assert len(whole) > 5 and len(whole[0]) > 4
     monkeypatch.setattr("sop_faiss.index.duplicates._BLOCK_ROWS", 7)
-    monkeypatch.setattr("sop_faiss.neighbors.flat_index._RANGE_QUERIES", 3)
+    monkeypatch.setattr("sop_faiss.neighbors.disk.flat_index._RANGE_QUERIES", 3)
     steps: list[tuple[int, int]] = []
     parts = find_duplicates(index, 0.9, progress=lambda done, total: steps.append((done, total)))
     assert [group.rows.tolist() for group in parts] == whole and steps[-1] == (300, 300)

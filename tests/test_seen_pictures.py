@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sop_faiss.data.decode import decode_image
+from sop_faiss.data.images.decode import decode_image
 from tests.images import encode
 
 # top left, top right, bottom left, bottom right

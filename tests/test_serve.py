@@ -17,13 +17,13 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, DataError, IndexMismatchError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import Encoder, load_encoder
+from sop_faiss.model.encoders.encoder import Encoder, load_encoder
 from sop_faiss.serve import searcher as searching
 from sop_faiss.serve import work_queue
 from sop_faiss.serve.app import create_app
@@ -398,7 +398,7 @@ def test_no_memory_for_a_picture_is_told() -> None:
 
 
 def test_thumbnails_kept_are_bounded(place: Path) -> None:
-    from sop_faiss.index.pictures import index_pictures
+    from sop_faiss.index.images import index_pictures
     from sop_faiss.serve.thumbnails import Thumbnails
 
     pictures = index_pictures(FeatureIndex.open(place / "index"))

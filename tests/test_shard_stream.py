@@ -15,9 +15,9 @@ import fsspec
 import numpy as np
 import pytest
 
-from sop_faiss.data import remote, shard_stream
-from sop_faiss.data.shard_stream import Damage, ShardStream, StreamedPicture, stable_image_id
-from sop_faiss.data.source import find_streams, open_source
+from sop_faiss.data.images.source import find_streams, open_source
+from sop_faiss.data.shards.shard_source import remote, shard_stream
+from sop_faiss.data.shards.shard_stream import Damage, ShardStream, StreamedPicture, stable_image_id
 from sop_faiss.errors import DataError, UnreachableError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar
 from tests.messages import assert_one_line

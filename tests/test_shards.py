@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sop_faiss.data import shards as shards_module
 from sop_faiss.data.check import check
-from sop_faiss.data.decode import drop_reason
-from sop_faiss.data.shard_stream import ShardStream
-from sop_faiss.data.source import ImageSource, open_source
+from sop_faiss.data.images.decode import drop_reason
+from sop_faiss.data.images.source import ImageSource, open_source
+from sop_faiss.data.shards.shard_source import shard_source as shards_module
+from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.errors import DataError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar
 from tests.messages import assert_one_line

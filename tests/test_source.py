@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sop_faiss.data.keys import split_name, unique_keys
-from sop_faiss.data.source import find_shards, open_source
+from sop_faiss.data.images.keys import split_name, unique_keys
+from sop_faiss.data.images.source import find_shards, open_source
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image, write_shards, write_tar
 from tests.messages import assert_one_line

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sop_faiss.train.spread import mean_cosine, rankme, view_auc
+from sop_faiss.train.log.embedding_spread import mean_cosine, rankme, view_auc
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from sop_faiss.data import parallel
+from sop_faiss.data import ordered_map as parallel
 from sop_faiss.data.batch import BadSample
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, epoch_order, split_holdout
+from sop_faiss.data.views.device_color import normalise
 from sop_faiss.errors import ConfigError, DataError
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config

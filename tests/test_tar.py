@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sop_faiss.data.source import open_source
-from sop_faiss.data.tar import walk_tar
+from sop_faiss.data.images.source import open_source
+from sop_faiss.data.shards.tar import walk_tar
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image, write_shards, write_tar
 from tests.messages import assert_one_line

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.networks import Student, build_student_and_teacher, update_teacher
 from sop_faiss.model.projector import Projector
-from sop_faiss.model.teacher import Student, build_student_and_teacher, update_teacher
 from tests.runs import tiny_config
 
 

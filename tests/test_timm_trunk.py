@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.encoder import _assemble
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.timm_trunk import TimmTrunk
+from sop_faiss.model.encoders.encoder import _assemble
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.encoders.timm_encoder import TimmTrunk
 from tests.encoders import random_images, timm_features, timm_network
 
 TOLERANCE = 1e-5

@@ -16,18 +16,18 @@ import torch
 from torch.nn import functional as F
 
 from sop_faiss.data.batch import Batch
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
+from sop_faiss.data.views.device_color import normalise
 from sop_faiss.errors import CheckpointError, ConfigError, DataError, RunStoppedError
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint, read_tensors
 from sop_faiss.model.projector import Projector
-from sop_faiss.pipeline.train import describe_run, run_training
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.train import loop
+from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.monitor import read_metrics
 from sop_faiss.train.state import RunState, fit_memory
+from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.images import write_folder, write_shards
 from tests.runs import conv_config, tiny_config, tiny_config_file
 
@@ -534,7 +534,7 @@ def test_resume_on_other_images_is_refused(tmp_path):
 
 
 def test_the_best_teacher_is_kept_and_can_be_loaded(tmp_path, shards):
-    from sop_faiss.model.encoder import load_encoder
+    from sop_faiss.model.encoders.encoder import load_encoder
 
     config = tiny_config(
         tmp_path, f"data.train={shards}", "train.epochs=2", "data.holdout_share=0.25", "evaluate.test=holdout",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sop_faiss.errors import CheckpointError
-from sop_faiss.neighbors.trial import ENGINES, EngineTrial
+from sop_faiss.neighbors.engine_trial import ENGINES, EngineTrial
 from tests.test_distributed import launch
 
 RANKS = """

@@ -11,12 +11,12 @@ from safetensors.numpy import save_file
 
 from sop_faiss import FeatureIndex, load_encoder
 from sop_faiss.cli.embed import main  # type: ignore[import-not-found]
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import CheckpointError, ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.features.extract import embed_images, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import build_index
-from sop_faiss.model.whitening import (
+from sop_faiss.model.encoders.whitening import (
     WHITENING_FILE,
     Whitening,
     WhiteningOrigin,

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sop_faiss.data.classes import whole_numbers
-from sop_faiss.data.decode import MAX_PIXELS, drop_reason
-from sop_faiss.data.deep import DeepImage, DeepTally, require_top_value
-from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
-from sop_faiss.data.keys import is_hidden
-from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
-from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, common_folder, open_shards
-from sop_faiss.data.source import ImageSource, find_shards, open_source
-from sop_faiss.data.whole import picture_name, read_whole
+from sop_faiss.data.images.class_numbers import whole_numbers
+from sop_faiss.data.images.decode import MAX_PIXELS, drop_reason
+from sop_faiss.data.images.deep_grayscale import DeepImage, DeepTally, require_top_value
+from sop_faiss.data.images.keys import is_hidden
+from sop_faiss.data.images.near_duplicates import Duplicates, Signature, picture_signature
+from sop_faiss.data.images.source import ImageSource, find_shards, open_source
+from sop_faiss.data.images.verified import picture_name, read_whole
+from sop_faiss.data.ordered_map import MAX_WORKERS, default_workers, map_ordered
+from sop_faiss.data.shards.shard_source import MANIFEST_NAME, ShardSource, common_folder, open_shards
 from sop_faiss.errors import ConfigError, DataError, SopError
 from sop_faiss.files import read_json, sha256_file
 from sop_faiss.progress import ProgressCallback

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, UInt8
 from PIL import Image
 
-from sop_faiss.data.shard_writer import Sample, ShardWriter, write_manifest
+from sop_faiss.data.shards.shard_writer import Sample, ShardWriter, write_manifest
 from sop_faiss.errors import DataError
 from sop_faiss.files import atomic_directory, write_json
 

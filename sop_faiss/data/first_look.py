@@ -6,10 +6,10 @@ import numpy as np
 from jaxtyping import Int64
 from PIL import Image
 
-from sop_faiss.data.prefetch import fetch_ahead
-from sop_faiss.data.source import ImageSource
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.images.verified import WholePicture, read_whole
+from sop_faiss.data.shards.prefetch import fetch_ahead
 from sop_faiss.data.stream import epoch_order
-from sop_faiss.data.whole import WholePicture, read_whole
 
 __all__ = ["first_look"]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from sop_faiss.data.decode import MAX_PIXELS, drop_reason
-from sop_faiss.data.deep import DeepImage, DeepTally, require_top_value
-from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
-from sop_faiss.data.keys import is_hidden
-from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
-from sop_faiss.data.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
-from sop_faiss.data.sidecar import load_index
-from sop_faiss.data.source import ImageSource, open_source
-from sop_faiss.data.whole import picture_name, read_whole
+from sop_faiss.data.images.decode import MAX_PIXELS, drop_reason
+from sop_faiss.data.images.deep_grayscale import DeepImage, DeepTally, require_top_value
+from sop_faiss.data.images.keys import is_hidden
+from sop_faiss.data.images.near_duplicates import Duplicates, Signature, picture_signature
+from sop_faiss.data.images.source import ImageSource, open_source
+from sop_faiss.data.images.verified import picture_name, read_whole
+from sop_faiss.data.ordered_map import MAX_WORKERS, default_workers, map_ordered
+from sop_faiss.data.shards.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
+from sop_faiss.data.shards.sidecar import load_index
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.files import atomic_directory, write_json
 from sop_faiss.progress import ProgressCallback

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.data.colour import augment_colours
-from sop_faiss.data.masks import draw_mask
-from sop_faiss.data.source import ImageSource
+from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.data.views import write_view
+from sop_faiss.data.views.color import augment_colours
+from sop_faiss.data.views.crops import write_view
+from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.errors import DataError, UnreachableError
 from sop_faiss.progress import ProgressCallback
 

@@ -21,14 +21,14 @@ from jaxtyping import Int64
 from sop_faiss import distributed
 from sop_faiss.config import Config
 from sop_faiss.data.batch import BadSample, Batch, Buffers, empty_tensor
-from sop_faiss.data.colour import COLUMNS
-from sop_faiss.data.device_colour import colours_on_device
-from sop_faiss.data.multicrop import MultiCrop
-from sop_faiss.data.parallel import default_threads, map_ordered
-from sop_faiss.data.prefetch import fetch_ahead
-from sop_faiss.data.samples import Samples
-from sop_faiss.data.source import ImageSource
-from sop_faiss.data.views import view_generator
+from sop_faiss.data.batch_writer import Samples
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.ordered_map import default_threads, map_ordered
+from sop_faiss.data.shards.prefetch import fetch_ahead
+from sop_faiss.data.views.color import COLUMNS
+from sop_faiss.data.views.crops import view_generator
+from sop_faiss.data.views.device_color import colours_on_device
+from sop_faiss.data.views.multicrop import MultiCrop
 from sop_faiss.data.workers import Workers
 from sop_faiss.errors import ConfigError
 

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sop_faiss.data.parallel import map_ordered
+from sop_faiss.data.ordered_map import map_ordered
 from sop_faiss.errors import SopError, WorkerDiedError
 
 __all__ = ["Workers", "this_worker"]

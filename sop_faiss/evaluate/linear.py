@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.evaluate.labeled_part import LabelledPart
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.unit_rows import require_unit_rows

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sop_faiss.data.classes import whole_numbers
-from sop_faiss.data.keys import require_utf8
-from sop_faiss.data.listing import open_folder
+from sop_faiss.data.images.class_numbers import whole_numbers
+from sop_faiss.data.images.keys import require_utf8
+from sop_faiss.data.images.listing import open_folder
 from sop_faiss.errors import DataError
 from sop_faiss.paths import path_state
 

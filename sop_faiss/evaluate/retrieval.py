@@ -31,7 +31,7 @@ from sop_faiss.evaluate.metrics import (
     recall_at,
     top_positions,
 )
-from sop_faiss.neighbors.counting import CountAbove
+from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import similarity_rows
 from sop_faiss.unit_rows import require_unit_rows
 

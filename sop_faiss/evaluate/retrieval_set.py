@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from sop_faiss.data.decode import decode_image
-from sop_faiss.data.listing import FileSource
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.ground_truth import PLAIN, Box, GroundTruth, make_ground_truth, read_ground_truth
 from sop_faiss.evaluate.plain_sets import read_plain_set

@@ -30,8 +30,8 @@ from safetensors.numpy import load, save
 from sop_faiss import distributed
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.files import atomic_file, read_json, require_name, write_json
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.paths import path_state
 
 __all__ = ["FeatureCache", "kept_until_whole", "open_cache", "remove_cache"]

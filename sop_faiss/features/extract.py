@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from sop_faiss.data.decode import decode_image, drop_reason
-from sop_faiss.data.parallel import MAX_WORKERS
-from sop_faiss.data.source import ImageSource
+from sop_faiss.data.images.decode import decode_image, drop_reason
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.ordered_map import MAX_WORKERS
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.cache import FeatureCache, open_cache
 from sop_faiss.features.forward import (
@@ -30,8 +30,8 @@ from sop_faiss.features.forward import (
 )
 from sop_faiss.features.ranks import gather_extracted, share_of_rank
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["check_extraction", "embed_images", "extract_features"]

@@ -12,8 +12,8 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["batches_of_equal_shape", "exact_inference", "features_of_batch", "finished_features", "require_usable"]

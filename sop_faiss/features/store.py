@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
-from sop_faiss.data.classes import number_classes
+from sop_faiss.data.images.class_numbers import number_classes
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.features.facts import odd_fact
 from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
-from sop_faiss.model.whitening import WHITENING_FILE, Whitening
+from sop_faiss.model.encoders.whitening import WHITENING_FILE, Whitening
 from sop_faiss.paths import path_state
 from sop_faiss.unit_rows import require_unit_rows
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.store import IndexManifest
-from sop_faiss.train.spread import mean_cosine
+from sop_faiss.train.log.embedding_spread import mean_cosine
 
 __all__ = ["ALIKE", "encoder_doubts", "facts_of_encoder", "random_pairs_cosine"]
 

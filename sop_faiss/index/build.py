@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss import distributed
-from sop_faiss.data.source import ImageSource
+from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
@@ -24,10 +24,16 @@ from sop_faiss.index.alike import encoder_doubts, facts_of_encoder
 from sop_faiss.index.plan import RECALL_K, plan_rows
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
 from sop_faiss.index.trained import forget_training, trained_once
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.neighbors.approximate_index import ApproximateIndex
-from sop_faiss.neighbors.choice import IsNear, choose_factory, exact_similarities, near_by_vectors, tune_effort
-from sop_faiss.neighbors.factories import METRIC, VectorIndex, check_factory, empty_index
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.disk.auto_factory import (
+    IsNear,
+    choose_factory,
+    exact_similarities,
+    near_by_vectors,
+    tune_effort,
+)
+from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, check_factory, empty_index
 from sop_faiss.progress import ProgressCallback
 
 __all__ = [

@@ -19,7 +19,7 @@ from sop_faiss.index.alike import random_pairs_cosine
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.search import closest_key, read_vectors
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
-from sop_faiss.neighbors.factories import VectorIndex, append
+from sop_faiss.neighbors.disk.factories import VectorIndex, append
 
 __all__ = ["add_to_index", "check_same_features", "merge_indices", "remove_from_index"]
 

@@ -33,9 +33,9 @@ from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_
 from sop_faiss.index.parts import Part
 from sop_faiss.index.plan import RECALL_K, RowPlan, plan_rows
 from sop_faiss.index.store import IdTable, IndexManifest
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
-from sop_faiss.neighbors.choice import near_by_table
-from sop_faiss.neighbors.factories import VectorIndex, empty_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
+from sop_faiss.neighbors.disk.auto_factory import near_by_table
+from sop_faiss.neighbors.disk.factories import VectorIndex, empty_index
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["Run", "build_by_tasks", "build_on_cluster", "run_here"]

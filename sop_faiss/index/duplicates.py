@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from sop_faiss.data.duplicates import join_groups
+from sop_faiss.data.images.near_duplicates import join_groups
 from sop_faiss.errors import ConfigError
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.progress import ProgressCallback

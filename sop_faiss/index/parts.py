@@ -20,11 +20,11 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory
-from sop_faiss.index.made_once import read_made, write_made
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
+from sop_faiss.index.build_steps import read_made, write_made
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
+from sop_faiss.neighbors.disk.factories import VectorIndex, append, empty_index, read_index
+from sop_faiss.neighbors.disk.joined_lists import joins_on_disk, write_joined
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, nearest_rows
-from sop_faiss.neighbors.factories import VectorIndex, append, empty_index, read_index
-from sop_faiss.neighbors.joined_lists import joins_on_disk, write_joined
 
 __all__ = ["TABLE_ROWS", "Part", "digest", "index_part", "join_parts", "part_vectors", "read_nearest", "rows_by_part"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.neighbors.approximate_index import ApproximateIndex
-from sop_faiss.neighbors.factories import VectorIndex
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.disk.factories import VectorIndex
 
 __all__ = ["RECALL_K", "RowPlan", "plan_rows"]
 

@@ -17,10 +17,10 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.index.alike import encoder_doubts, random_pairs_cosine
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
-from sop_faiss.model.preprocess import Preprocess
-from sop_faiss.neighbors.approximate_index import ApproximateIndex
+from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
 from sop_faiss.neighbors.exact import NearestRows
-from sop_faiss.neighbors.factories import METRIC, VectorIndex, read_index
 from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["EncoderLike", "FeatureIndex", "Neighbors", "closest_key", "read_vectors"]

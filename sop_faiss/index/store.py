@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
-from sop_faiss.data.classes import number_classes
+from sop_faiss.data.images.class_numbers import number_classes
 from sop_faiss.errors import FeatureError, IndexMismatchError
 from sop_faiss.files import not_json, restore_directory, sha256_file
 from sop_faiss.paths import path_state

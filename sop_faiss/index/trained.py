@@ -13,8 +13,8 @@ from jaxtyping import Float32
 
 from sop_faiss.errors import SopError
 from sop_faiss.files import atomic_directory, refuse_foreign
-from sop_faiss.index.made_once import read_made, write_made
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
+from sop_faiss.index.build_steps import read_made, write_made
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
 
 __all__ = ["forget_training", "trained_once"]
 

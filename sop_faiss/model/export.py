@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from sop_faiss.config import Config, config_of
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
-from sop_faiss.model.positions import resize_in_architecture
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.backbones.positions import resize_in_architecture
+from sop_faiss.model.encoders.preprocess import Preprocess
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "is_export", "model_arguments", "read_export", "timm_config"]
 

@@ -16,13 +16,13 @@ from sop_faiss import distributed
 from sop_faiss.config import Config, ModelConfig, ViewsConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import sha256_file
-from sop_faiss.model.backbone import Backbone, VitBackbone
+from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
+from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
-from sop_faiss.model.positions import resample_positions, rule_of_official
-from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.timm_trunk import require_timm_name
-from sop_faiss.model.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
+from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.encoders.timm_encoder import require_timm_name
+from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
 from sop_faiss.paths import path_state
 
 __all__ = ["SHAPE_FIELDS", "load_initial_weights", "resolve_init"]

@@ -18,10 +18,10 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from sop_faiss.errors import ConfigError
+from sop_faiss.neighbors.bf16 import RoundedRows, count_candidates, rescore
 from sop_faiss.neighbors.blocks import Neighbors, in_fixed_order, search_by_blocks
+from sop_faiss.neighbors.engine_trial import ENGINES, EngineTrial
 from sop_faiss.neighbors.faiss_gpu import MAX_NEIGHBORS, FaissGpu
-from sop_faiss.neighbors.rounded import RoundedRows, count_candidates, rescore
-from sop_faiss.neighbors.trial import ENGINES, EngineTrial
 
 __all__ = ["Neighbors", "RingMirror", "has_bf16", "in_fixed_order", "ring_segments"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from sop_faiss.data.decode import decode_pillow
+from sop_faiss.data.images.decode import decode_pillow
 from sop_faiss.errors import DataError
 
 __all__ = ["THUMBNAIL_PIXELS", "Thumbnail", "make_thumbnail", "shrink_picture"]

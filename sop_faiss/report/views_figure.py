@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from sop_faiss.data.views import Box
+from sop_faiss.data.views.crops import Box
 from sop_faiss.files import GENERATOR, atomic_file
 
 __all__ = ["ViewedImage", "overlay_mask", "plot_views"]

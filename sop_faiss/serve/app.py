@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from sop_faiss.index.pictures import index_pictures
+from sop_faiss.index.images import index_pictures
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.serve.answers import Found, IndexFacts, Label, PictureFacts, PicturePage, Problem, SearchAnswer
 from sop_faiss.serve.api_page import api_page
 from sop_faiss.serve.options import ServeOptions

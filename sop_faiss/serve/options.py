@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sop_faiss.data.decode import MAX_PIXELS
+from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.errors import ConfigError, DataError
 
 __all__ = ["ServeOptions"]

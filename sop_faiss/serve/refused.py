@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sop_faiss.data.decode import drop_reason
+from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.errors import DataError, one_line
 
 __all__ = ["Refused", "refused_picture"]

@@ -14,11 +14,11 @@ import uvicorn
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import encoder_of_spec
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.encoder import encoder_of_spec
+from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions
-from sop_faiss.serve.prompt_requests import prompt_protocol
+from sop_faiss.serve.request_timeout import prompt_protocol
 
 __all__ = ["serve"]
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from sop_faiss.data.decode import MAX_PIXELS, decode_image
+from sop_faiss.data.images.decode import MAX_PIXELS, decode_image
 from sop_faiss.errors import DataError, FeatureError
 from sop_faiss.features.extract import embed_images
 from sop_faiss.index.search import FeatureIndex, Neighbors
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
 from sop_faiss.serve.labels import LabelRows
 from sop_faiss.serve.refused import Refused, refused_picture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from sop_faiss.data.decode import drop_reason
+from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.errors import DataError
-from sop_faiss.index.pictures import IndexPictures
+from sop_faiss.index.images import IndexPictures
 from sop_faiss.report.thumbnails import shrink_picture
 from sop_faiss.serve.refused import Refused
 

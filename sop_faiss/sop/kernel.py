@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.sop.shares import MemberShares
+from sop_faiss.sop.member_weights import MemberShares
 
 __all__ = ["cross_entropy", "kernel_available", "log_assignment"]
 

@@ -28,7 +28,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sop_faiss.sop import shares
+from sop_faiss.sop import member_weights as shares
 
 __all__ = ["assignment_pass", "gradient_pass", "lse_pass"]
 

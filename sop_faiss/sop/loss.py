@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sop_faiss.sop import kernel
+from sop_faiss.sop.member_weights import MemberShares
 from sop_faiss.sop.prototypes import Prototypes
-from sop_faiss.sop.shares import MemberShares
 
 __all__ = ["LevelLoss", "MemberShares", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
 

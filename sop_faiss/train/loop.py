@@ -14,18 +14,18 @@ from torch import Tensor
 
 from sop_faiss import distributed
 from sop_faiss.data.batch import Batch
-from sop_faiss.data.device_colour import normalise
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.model.teacher import update_teacher
+from sop_faiss.data.views.device_color import normalise
+from sop_faiss.model.networks import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototypes import Prototypes
-from sop_faiss.train.agreement import check_ranks_agree
-from sop_faiss.train.health import watching
+from sop_faiss.train.checkpoints.saver import CheckpointSaver
+from sop_faiss.train.log.health import watching
+from sop_faiss.train.log.prototype_log import PrototypeLog
+from sop_faiss.train.log.records import keep_records, open_monitor, timed_batches
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
-from sop_faiss.train.prototype_log import PrototypeLog
-from sop_faiss.train.records import keep_records, open_monitor, timed_batches
-from sop_faiss.train.saver import CheckpointSaver
+from sop_faiss.train.rank_agreement import check_ranks_agree
 from sop_faiss.train.schedules import StepSettings
 from sop_faiss.train.scoring import Evaluation, Scoring
 from sop_faiss.train.state import Level, RunState

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sop_faiss import distributed
 from sop_faiss.config import Config
-from sop_faiss.model.teacher import Student
+from sop_faiss.model.networks import Student
 
 __all__ = ["average_gradients", "copy_weights", "gets_sharded", "here", "is_sharded", "like", "share_student", "whole"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sop_faiss.model.teacher import Network
-from sop_faiss.train.checkpoint import load_network
+from sop_faiss.model.networks import Network
+from sop_faiss.train.checkpoints.checkpoint import load_network
 
 __all__ = ["Measured", "ScoreHistory"]
 

@@ -18,9 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sop_faiss.model.teacher import Network
-from sop_faiss.train.checkpoint import write_best
-from sop_faiss.train.monitor import Monitor
+from sop_faiss.model.networks import Network
+from sop_faiss.train.checkpoints.checkpoint import write_best
+from sop_faiss.train.log.monitor import Monitor
 from sop_faiss.train.score_history import Measured
 from sop_faiss.train.state import RunState
 from sop_faiss.train.stop import StopRequest

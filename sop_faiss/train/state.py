@@ -16,14 +16,14 @@ from sop_faiss import distributed
 from sop_faiss.config import Config, LevelConfig
 from sop_faiss.errors import CheckpointError, ConfigError, is_out_of_memory
 from sop_faiss.model.checkpoint import read_state, read_tensors
-from sop_faiss.model.teacher import Student, build_student_and_teacher
+from sop_faiss.model.networks import Student, build_student_and_teacher
 from sop_faiss.neighbors.approximate import index_pays
 from sop_faiss.neighbors.incremental import keeping_pays
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
-from sop_faiss.train.alarms import Alarms, Rules
-from sop_faiss.train.checkpoint import flat_optimizer_state, load_network, load_optimizer_state
-from sop_faiss.train.compiled import compile_networks
+from sop_faiss.train.checkpoints.checkpoint import flat_optimizer_state, load_network, load_optimizer_state
+from sop_faiss.train.compile import compile_networks
+from sop_faiss.train.log.alarms import Alarms, Rules
 from sop_faiss.train.optim import make_optimizer
 from sop_faiss.train.parallel import average_gradients, is_sharded, share_student, whole
 from sop_faiss.train.schedules import Schedules

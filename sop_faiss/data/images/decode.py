@@ -1,0 +1,179 @@
+"""Encoded bytes to the picture a person sees: upright RGB, at a bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from sop_faiss.data.images.deep_grayscale import DeepImage, deep_to_rgb, measure_deep
+from sop_faiss.data.images.jpeg import decode_plain_jpeg, plain_jpeg_size
+from sop_faiss.errors import DataError
+
+__all__ = [
+    "MAX_ASPECT",
+    "MAX_PIXELS",
+    "Decoded",
+    "decode_image",
+    "decode_pillow",
+    "decode_whole",
+    "drop_reason",
+    "open_picture",
+    "size_problem",
+]
+
+MAX_PIXELS = 64_000_000
+"""Largest picture that is decoded, width times height."""
+MAX_ASPECT = 200
+"""Longest side of an image that is decoded, in times of its shortest: a line of pixels shows nothing, and resizing its
+short side to what a network sees makes it enormous."""
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # never EPS: PIL runs a program for it
+_OPENING = threading.Lock()  # warnings.catch_warnings changes the whole process, so one thread at a time
+os.register_at_fork(after_in_child=lambda: globals().update(_OPENING=threading.Lock()))
+
+
+def drop_reason(error: DataError) -> str:
+    """The reason a sample is dropped, to count by: the first word of what `read` and `decode_image` raise."""
+    return str(error).split(maxsplit=1)[0].rstrip(":")
+
+
+class Decoded(NamedTuple):
+    """An image, and what its file says of it."""
+
+    format: str | None  # as PIL names it
+    image: Image.Image  # RGB
+    deep: DeepImage | None  # of grayscale of more than 8 bits
+
+
+def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> UInt8[np.ndarray, "h w 3"]:
+    """Decode one picture to RGB as a person sees it.
+
+    EXIF orientation is applied, transparency laid over white, palettes, CMYK, grey and 16 bit converted; of an
+    animation the first frame.
+
+    Args:
+        encoded: the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF file.
+        max_pixels: more are refused before anything is decoded.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
+
+    Raises:
+        DataError: the first word is the reason: `empty`, `not-an-image`, `too-many-pixels`, `elongated`, `truncated`,
+            `damaged`.
+    """
+    size = plain_jpeg_size(encoded)
+    if size is not None and not size_problem(*size, max_pixels):
+        pixels = decode_plain_jpeg(encoded)
+        if pixels is not None:
+            return pixels
+    return np.array(decode_pillow(encoded, max_pixels, top_value))  # a copy, as PIL's own memory is read-only
+
+
+def decode_pillow(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> Image.Image:
+    """As `decode_image`, to a PIL picture of mode RGB; the slow and the reference path."""
+    return decode_whole(encoded, max_pixels, top_value).image
+
+
+def decode_whole(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> Decoded:
+    """As `decode_pillow`, and say what the file is."""
+    if not encoded:
+        raise DataError("empty: no bytes")
+    try:
+        picture = open_picture(encoded, max_pixels)
+        picture.load()
+        deep = measure_deep(picture, top_value)
+        upright = _upright(picture)
+        return Decoded(picture.format, _to_rgb(upright) if deep is None else deep_to_rgb(upright, deep.white), deep)
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        raise _damage(error) from None
+
+
+def _damage(error: Exception) -> DataError:
+    """What PIL found wrong; its decoders raise OSError, SyntaxError, ValueError, struct.error, ... on bad bytes."""
+    reason = " ".join(str(error).split())[:100]
+    cut = any(word in reason.lower() for word in ("truncated", "incomplete", "unexpected end", "not processed"))
+    return DataError(f"{'truncated' if cut else 'damaged'}: {reason or type(error).__name__}")
+
+
+def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read the header of one picture: its format and size are known, nothing is decoded.
+
+    Raises:
+        DataError: `not-an-image`, `too-many-pixels`, `elongated`, `truncated` in the header, or `damaged`, as one
+            without pixels.
+    """
+    try:
+        with _quiet():
+            picture = Image.open(io.BytesIO(encoded), formats=_known_formats())
+    except Image.DecompressionBombError:
+        raise DataError(f"too-many-pixels: wanted at most {max_pixels}") from None
+    except UnidentifiedImageError:
+        raise DataError("not-an-image: the bytes are no picture of a known format") from None
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise _damage(error) from None
+    problem = size_problem(*picture.size, max_pixels)
+    if problem:
+        raise DataError(problem)
+    return picture
+
+
+def size_problem(width: int, height: int, max_pixels: int) -> str:
+    """Say why an image of this size is not decoded; "" if it is. The one rule of training, encoding and checking.
+
+    Args:
+        width: in pixels, as in the header.
+        height: likewise.
+        max_pixels: more are too many.
+    """
+    if width * height > max_pixels:
+        return f"too-many-pixels: {width} x {height}, wanted at most {max_pixels}"
+    if width * height == 0:
+        return "damaged: no pixels"
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        return f"elongated: {width} x {height}, wanted a longer side of at most {MAX_ASPECT} times the shorter"
+    return ""
+
+
+@functools.cache
+def _known_formats() -> tuple[str, ...]:
+    """Those of `_FORMATS` that this PIL was built with: WebP and AVIF need libraries."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """PIL's warnings off (odd EXIF, many pixels): what matters is an error here. Short, as one thread at a time."""
+    with _OPENING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation of a loaded picture; damaged EXIF does not make the picture unusable."""
+    with _quiet(), contextlib.suppress(Exception):
+        return ImageOps.exif_transpose(picture)
+    return picture
+
+
+def _to_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return picture
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return picture.convert("RGB")

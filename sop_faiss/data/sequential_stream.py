@@ -1,0 +1,160 @@
+"""Batches from shards that are read in sequence (`data.access: sequential`): their images come as they come."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from sop_faiss.config import Config
+from sop_faiss.data.batch import BadSample, Batch, Buffers
+from sop_faiss.data.batch_writer import REPLACEMENT_TRIES
+from sop_faiss.data.images.decode import drop_reason
+from sop_faiss.data.shards.shard_stream import Damage, ShardStream, StreamedPicture, stable_image_id
+from sop_faiss.data.stream import Batches
+from sop_faiss.data.workers import this_worker
+from sop_faiss.errors import DataError
+
+__all__ = ["SequentialBatches", "stand_in_positions"]
+
+_CPU = torch.device("cpu")
+_log = logging.getLogger(__name__)
+
+
+def stand_in_positions(config: Config) -> Int64[np.ndarray, " m"]:
+    """As many -1 as an epoch has images: they have no positions. One number in memory."""
+    return np.broadcast_to(np.int64(-1), (config.data.samples_per_epoch,))
+
+
+class SequentialBatches(Batches):
+    """Batches by step number, each of the next images that this worker's part of the stream has.
+
+    A step asked for twice has other images the second time. All ranks have the same number of steps.
+
+    Args:
+        stream: the shards.
+        config: as of `Batches`.
+        patch_size: side of a mask's unit, in pixels.
+        rank: whose part is made.
+        world_size: into how many parts a global batch is cut.
+        device: where the views are to be used.
+
+    Raises:
+        ConfigError: as `Batches`.
+    """
+
+    def __init__(
+        self,
+        stream: ShardStream,
+        config: Config,
+        patch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        device: torch.device = _CPU,
+    ) -> None:
+        self._plan(stand_in_positions(config), stream.description, config, patch_size, (rank, world_size), device)
+        self.stream = stream
+        self._rank, self._world_size = rank, world_size
+        self._pictures: Iterator[StreamedPicture | Damage] | None = None
+        if rank == 0:
+            _log.info(
+                "%s is read in sequence: shuffled by shards and among %d images, counted as %d per epoch, and begun "
+                "anew when resumed",
+                *(stream.description, config.data.shuffle_buffer, config.data.samples_per_epoch),
+            )
+
+    def image_ids(self, step: int) -> Int64[np.ndarray, " b"]:
+        """Not known before they are read: -1."""
+        return np.full(self.batch_size_per_rank, -1)
+
+    def fetching_ahead(self, step: int) -> AbstractContextManager[None]:
+        """Nothing is kept, so nothing is fetched."""
+        return nullcontext()
+
+    def digest(self) -> str:
+        """Which shards these are, as 64 hex digits."""
+        return self.stream.digest()
+
+    def make(self, step: int) -> Batch:
+        """As `Batches.make`; the first step asked for tells where the run goes on, which chooses the order.
+
+        Pictures are taken from the stream in the order of their places, then written in threads, then others are taken
+        for those that could not be read: what is made does not depend on the number of threads.
+        """
+        pictures = self._pictures = self._pictures or self._start(step)
+        batch = self._empty_batch(step)
+        write = functools.partial(self._write_picture, step // self.steps_per_epoch, batch.buffers())
+        failed: dict[int, list[Damage]] = {place: [] for place in range(self.batch_size_per_rank)}
+        bad: dict[int, list[BadSample]] = {}
+        for _ in range(REPLACEMENT_TRIES):
+            tried = [(place, _next_picture(pictures, damages)) for place, damages in failed.items()]
+            for (place, picture), damage in zip(tried, self._in_threads(write, tried), strict=True):
+                if damage is not None:
+                    failed[place].append(damage)
+                    continue
+                batch.image_ids[place] = stable_image_id(picture.key)
+                bad[place] = [_bad_sample(damage, picture.key) for damage in failed.pop(place)]
+            if not failed:
+                batch.bad += [sample for place in sorted(bad) for sample in bad[place]]
+                return batch
+        raise _too_many(next(iter(failed.values())))
+
+    def _start(self, step: int) -> Iterator[StreamedPicture | Damage]:
+        """This worker's part of the stream."""
+        number, workers = this_worker() or (0, 1)
+        return self.stream.pictures(
+            self._rank * workers + number,
+            self._world_size * workers,
+            self.config.data.shuffle_buffer,
+            self.config.train.seed,
+            max(0, step - number),  # each worker is asked for one step after the other
+        )
+
+    def _write_picture(self, epoch: int, out: Buffers, tried: tuple[int, StreamedPicture]) -> Damage | None:
+        """Write the views of a picture at its place, or say why it cannot be read."""
+        place, item = tried
+        try:
+            picture, drawn = self.multicrop.load(stable_image_id(item.key), epoch, item.encoded)
+        except DataError as error:
+            return Damage(item.key, item.shard, item.member, item.offset, drop_reason(error), str(error))
+        self.multicrop.write(picture, drawn, out, place, epoch)
+        return None
+
+
+def _next_picture(pictures: Iterator[StreamedPicture | Damage], damages: list[Damage]) -> StreamedPicture:
+    """The next picture of the stream; what could not be read before it goes to `damages`.
+
+    Raises:
+        DataError: too much in a row.
+    """
+    for _ in range(REPLACEMENT_TRIES):
+        item = next(pictures)
+        if isinstance(item, StreamedPicture):
+            return item
+        damages.append(item)
+    raise _too_many(damages)
+
+
+def _bad_sample(damage: Damage, replacement: str) -> BadSample:
+    return BadSample(
+        position=stable_image_id(damage.key),
+        key=damage.key,
+        shard=damage.shard,
+        member=damage.member,
+        offset=damage.offset,
+        reason=damage.reason,
+        message=damage.message,
+        replacement=replacement,
+    )
+
+
+def _too_many(damages: list[Damage]) -> DataError:
+    return DataError(
+        f"{REPLACEMENT_TRIES} images in a row cannot be read (last: {damages[-1].key}: {damages[-1].message}); "
+        "check the data"
+    )

@@ -1,0 +1,189 @@
+"""Pictures of shards read from front to back: no index, no random access, nothing kept.
+
+The order is webdataset's shuffle buffer over our own reading of the tar: webdataset is given pictures, never an
+address (it would run a command to open one) and never a member to decode (it would unpickle some).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from sop_faiss.data.images.keys import SHARD_SUFFIXES, is_hidden, split_name
+from sop_faiss.data.shards.address import hide_secrets, name_of_address
+from sop_faiss.data.shards.remote import RemoteStream
+from sop_faiss.data.shards.shard_index import check_picture, link_error
+from sop_faiss.data.shards.tar import walk_tar
+from sop_faiss.data.views.crops import view_generator
+from sop_faiss.errors import DataError, UnreachableError
+
+__all__ = ["Damage", "ShardStream", "StreamedPicture", "stable_image_id"]
+
+_LARGEST_PICTURE_BYTES = 256 << 20
+_SHARD_ORDER = 2**63 + 3  # beside the keys of other draws in stream.py
+_INITIAL = 100  # pictures in the shuffle buffer before the first leaves it
+
+
+@dataclass(frozen=True)
+class StreamedPicture:
+    """An encoded picture."""
+
+    key: str  # its shard's name and its own
+    shard: str  # name of the file
+    member: str
+    offset: int  # in the shard, bytes
+    encoded: bytes
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that could not be read: one picture, or the rest of a shard."""
+
+    key: str  # of the picture, or the shard's name
+    shard: str
+    member: str  # "" for the rest of a shard
+    offset: int  # in the shard, bytes; 0 where it is not known
+    reason: str
+    message: str
+
+
+def stable_image_id(key: str) -> int:
+    """The id of an image that has no position: 63 bits of its key's hash, the same in every run."""
+    return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass(frozen=True)
+class ShardStream:
+    """Shards to read in sequence, again and again, by several consumers.
+
+    Args:
+        description: the source as the user named it, without secrets.
+        addresses: of the shards, or their paths.
+    """
+
+    description: str
+    addresses: list[str]
+
+    def digest(self) -> str:
+        """Which shards these are, as 64 hex digits."""
+        return hashlib.sha256("\n".join(map(hide_secrets, self.addresses)).encode()).hexdigest()
+
+    def pictures(
+        self, consumer: int, consumers: int, buffer: int, seed: int, start: int
+    ) -> Iterator[StreamedPicture | Damage]:
+        """One consumer's part, without end. In a pass over its shards it meets each of its pictures once.
+
+        Args:
+            consumer: 0 and up, below `consumers`. Shards are dealt out, or pictures where there are too few shards.
+            consumers: all ranks' workers.
+            buffer: pictures that wait to be drawn.
+            seed: of the orders.
+            start: another start gives other orders; the same for all consumers.
+
+        Raises:
+            DataError: as many shards in a row as there are hold no picture.
+            UnreachableError: a shard cannot be read.
+        """
+        from webdataset import DataPipeline, shuffle  # here, because it is slow to import
+
+        empty = 0
+        for number in itertools.count():
+            counts: list[int] = []
+            draws = random.Random(f"{seed} {start} {number} {consumer}")
+            source = partial(self._one_pass, consumer, consumers, seed, start, number, counts)
+            yield from DataPipeline(source, shuffle(buffer, initial=min(_INITIAL, buffer), rng=draws))
+            trailing = len(list(itertools.takewhile(lambda count: count == 0, reversed(counts))))
+            empty = trailing if trailing < len(counts) else empty + trailing
+            if empty >= len(self.addresses):
+                raise DataError(f"{empty} shards of {self.description} in a row hold no picture: name others")
+
+    def _one_pass(
+        self, consumer: int, consumers: int, seed: int, start: int, number: int, counts: list[int]
+    ) -> Iterator[StreamedPicture | Damage]:
+        """Pass `number`; how many pictures each shard held goes into `counts`."""
+        order = view_generator(seed, number, start, _SHARD_ORDER).permutation(len(self.addresses))
+        whole_shards = len(self.addresses) >= consumers
+        turn = number  # so that even a handful of pictures comes to all consumers in the end
+        for shard in order[consumer::consumers] if whole_shards else order:
+            counts.append(0)
+            for item in _read_shard(self.addresses[shard]):
+                counts[-1] += isinstance(item, StreamedPicture)
+                if whole_shards or turn % consumers == consumer:
+                    yield item
+                turn += 1
+
+
+def _read_shard(address: str) -> Iterator[StreamedPicture | Damage]:
+    """The pictures of one shard, in file order; what cannot be read is named. A damaged header ends the shard."""
+    shard = hide_secrets(address)
+    file = name_of_address(address)
+    name = file.removesuffix(".tar")
+    stream = RemoteStream(address)
+    forward = _ForwardReader(stream)
+    seen: set[str] = set()
+    try:
+        for member in walk_tar(forward.read_at, sys.maxsize, shard):
+            stem, suffix = split_name(member.name)
+            if suffix.lower() not in SHARD_SUFFIXES or is_hidden(member.name):
+                continue
+            key = f"{name}/{stem.removeprefix('./')}"
+            place = (key, file, member.name, member.offset)
+            try:
+                check_picture(member, stem, seen, shard)
+            except DataError as error:
+                yield Damage(*place, "bad-member", str(error))
+                continue
+            if member.is_link:
+                yield Damage(*place, "link", str(link_error(f"{member.name} in {file}")))
+                continue
+            if member.size > _LARGEST_PICTURE_BYTES:
+                told = f"too-large: {member.size} bytes, wanted {_LARGEST_PICTURE_BYTES} at most"
+                yield Damage(*place, "too-large", told)
+                continue
+            encoded = forward.read_at(member.size, member.offset)
+            if len(encoded) < member.size:
+                raise DataError(f"shard {shard} is cut off in {member.name}; copy or make it again")
+            yield StreamedPicture(*place, encoded)
+    except UnreachableError:
+        raise
+    except DataError as error:
+        yield Damage(name, file, "", 0, "bad-shard", str(error))
+    finally:
+        stream.close()
+
+
+class _ForwardReader:
+    """Reads by position from what only goes forward; the last thing read may be read again."""
+
+    def __init__(self, stream: RemoteStream) -> None:
+        self._stream = stream
+        self._kept = bytearray()
+        self._start = 0  # of what is kept, in the file
+
+    def read_at(self, size: int, offset: int) -> bytes:
+        """As `tar.ReadAt`, for offsets that do not fall."""
+        self._forget(offset)
+        while len(self._kept) < size:
+            chunk = self._stream.read(size - len(self._kept))
+            if not chunk:
+                break
+            self._kept += chunk
+        return bytes(self._kept[:size])
+
+    def _forget(self, offset: int) -> None:
+        """Let go of all before `offset`, which becomes the start."""
+        if offset < self._start:
+            raise ValueError(f"offset {offset} lies before {self._start}, which is gone")
+        behind = offset - self._start - len(self._kept)
+        del self._kept[: offset - self._start]
+        while behind > 0:
+            skipped = len(self._stream.read(min(behind, 1 << 20)))
+            if not skipped:
+                break
+            behind -= skipped
+        self._start = offset

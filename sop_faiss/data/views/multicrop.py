@@ -1,0 +1,94 @@
+"""All views of one image, from its file to their place in a batch: decoded, drawn, written."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+
+from sop_faiss.config import Config
+from sop_faiss.data.batch import Buffers
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.views.crops import View, draw_view, view_generator, write_view
+from sop_faiss.data.views.masks import draw_mask
+from sop_faiss.data.views.scaled_decoding import decode_scaled, scale_box, scale_denominator, upright_jpeg_size
+
+__all__ = ["DrawnView", "MultiCrop", "Picture"]
+
+Picture = UInt8[np.ndarray, "h w 3"]
+
+
+class DrawnView(NamedTuple):
+    """A view that is still to be written."""
+
+    view: View
+    generator: np.random.Generator
+    """The view's own; it goes on to draw the mask."""
+
+
+class MultiCrop:
+    """Makes the views of images; safe in threads, and each a pure function of seed, epoch, image and view.
+
+    Args:
+        config: sections data, views, masks and train.
+        local_count: local views of each image.
+    """
+
+    def __init__(self, config: Config, local_count: int) -> None:
+        self.config = config
+        self._sides = [config.views.global_size] * config.views.global_count + [config.views.local_size] * local_count
+
+    def draw(self, image_id: int, epoch: int, height: int, width: int) -> list[DrawnView]:
+        """All views of an image of this size, global ones first."""
+        drawn = []
+        for index in range(len(self._sides)):
+            generator = view_generator(self.config.train.seed, epoch, image_id, index)
+            drawn.append(DrawnView(draw_view(height, width, index, self.config.views, generator), generator))
+        return drawn
+
+    def load(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Picture, list[DrawnView]]:
+        """A picture and its views. Boxes are drawn on its whole size, however much of it is decoded.
+
+        Raises:
+            DataError: the picture cannot be read; the message begins with the reason.
+        """
+        if self.config.data.scaled_decoding:
+            scaled = self._load_scaled(image_id, epoch, encoded)
+            if scaled is not None:
+                return scaled
+        picture = decode_image(encoded, self.config.data.max_image_pixels, self.config.data.top_value)
+        return picture, self.draw(image_id, epoch, *picture.shape[:2])
+
+    def _load_scaled(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Picture, list[DrawnView]] | None:
+        """The picture at the fraction that its views allow; None where they need the whole, or it has to be decoded."""
+        size = upright_jpeg_size(encoded, self.config.data.max_image_pixels)
+        if size is None:
+            return None
+        drawn = self.draw(image_id, epoch, *size)
+        crops = [(one.view.box, side) for one, side in zip(drawn, self._sides, strict=True)]
+        denominator = scale_denominator(*size, crops)
+        picture = decode_scaled(encoded, size, denominator) if denominator > 1 else None
+        if picture is None:
+            return None
+        scaled = picture.shape[0], picture.shape[1]
+        return picture, [
+            DrawnView(view._replace(box=scale_box(view.box, size, scaled)), generator) for view, generator in drawn
+        ]
+
+    def write(self, picture: Picture, drawn: list[DrawnView], out: Buffers, place: int, epoch: int) -> None:
+        """Write the views of a picture, and the masks on its global views, at its place in a batch of an epoch."""
+        masked = epoch >= self.config.masks.start_epoch
+        global_count = self.config.views.global_count
+        grid = math.isqrt(out.masks.shape[-1])
+        for index, (view, generator) in enumerate(drawn):
+            if index < global_count:
+                number, pixels, colours = index, out.global_views, out.global_colours
+                out.masks[number, place] = masked and draw_mask(grid, grid, self.config.masks, generator)
+            else:
+                number, pixels, colours = index - global_count, out.local_views, out.local_colours
+            on_device = colours.shape[-1] > 0
+            write_view(picture, view, pixels[number, place], coloured=not on_device)
+            if on_device:
+                colours[number, place] = view.colours

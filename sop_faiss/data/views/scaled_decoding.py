@@ -1,0 +1,67 @@
+"""JPEGs decoded at a fraction of their size where every crop of them allows it (`data.scaled_decoding`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+
+from sop_faiss.data.images.decode import open_picture, size_problem
+from sop_faiss.data.images.jpeg import decode_plain_jpeg, plain_jpeg_size
+from sop_faiss.data.views.crops import Box
+from sop_faiss.errors import DataError
+
+__all__ = ["decode_scaled", "scale_box", "scale_denominator", "upright_jpeg_size"]
+
+_DENOMINATORS = (8, 4, 2)
+_ORIENTATION = 0x0112  # EXIF tag; 5 to 8 are turned by a quarter
+
+
+def upright_jpeg_size(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
+    """Height and width, as a person sees it, of a JPEG that can be decoded at a fraction; None for all else."""
+    size = plain_jpeg_size(encoded)
+    if size is None or size_problem(*size, max_pixels):
+        return None
+    width, height = size
+    try:
+        turned = open_picture(encoded, max_pixels).getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except (DataError, SyntaxError, ValueError, OSError, KeyError, TypeError):  # damaged EXIF
+        return None
+    return (width, height) if turned else (height, width)
+
+
+def scale_denominator(height: int, width: int, crops: Sequence[tuple[Box, int]]) -> int:
+    """The largest of 8, 4, 2 and 1 at which every crop has at least as many pixels a side as its view; else 1.
+
+    Args:
+        height: of the whole picture, in pixels.
+        width: of the whole picture, in pixels.
+        crops: box in the whole picture and side of the view that it becomes, in pixels.
+    """
+    for denominator in _DENOMINATORS:
+        smaller = -(-height // denominator), -(-width // denominator)
+        scaled = [(scale_box(box, (height, width), smaller), side) for box, side in crops]
+        if all(min(box.height, box.width) >= side for box, side in scaled):
+            return denominator
+    return 1
+
+
+def scale_box(box: Box, whole: tuple[int, int], scaled: tuple[int, int]) -> Box:
+    """The box in the scaled picture that is nearest to `box` in the whole one; sizes are (height, width)."""
+    top, bottom = (round(row * scaled[0] / whole[0]) for row in (box.top, box.top + box.height))
+    left, right = (round(column * scaled[1] / whole[1]) for column in (box.left, box.left + box.width))
+    return Box(top, left, bottom - top, right - left)
+
+
+def decode_scaled(encoded: bytes, size: tuple[int, int], denominator: int) -> UInt8[np.ndarray, "h w 3"] | None:
+    """The picture at a fraction of its size; None where it is damaged, or turned otherwise than `size` says.
+
+    Args:
+        encoded: a file with an `upright_jpeg_size`.
+        size: that size.
+        denominator: 2, 4 or 8.
+    """
+    picture = decode_plain_jpeg(encoded, denominator)
+    wanted = tuple(-(-side // denominator) for side in size)
+    return picture if picture is not None and picture.shape[:2] == wanted else None

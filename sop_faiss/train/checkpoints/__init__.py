@@ -1,0 +1,1 @@
+"""Checkpoints of a run: write them whole, and continue from them."""

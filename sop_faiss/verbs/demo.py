@@ -1,0 +1,216 @@
+"""`make demo`: from pictures to a page of what the encoder finds, on built-in digits or a user's own pictures."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+
+from sop_faiss.config import Config, load_config
+from sop_faiss.data.digits import write_digits
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import ImageSource, open_source
+from sop_faiss.data.images.subset import Subset
+from sop_faiss.data.pack import pack
+from sop_faiss.errors import ConfigError, DataError, RunStoppedError
+from sop_faiss.evaluate.knn import knn_classify
+from sop_faiss.evaluate.retrieval import choose_protocol, score_retrieval
+from sop_faiss.evaluate.retrieval_set import open_retrieval_set
+from sop_faiss.features.extract import extract_features
+from sop_faiss.index.search import FeatureIndex
+from sop_faiss.model.encoders.encoder import Encoder, EncoderSpec, encoder_of_spec
+from sop_faiss.paths import real_path
+from sop_faiss.progress import ProgressCallback, Stage
+from sop_faiss.report.contact_sheet import Chart, Table
+from sop_faiss.report.plots import plot_training
+from sop_faiss.verbs.finding.index_build import build
+from sop_faiss.verbs.finding.index_search import search_by_key, search_by_pictures
+from sop_faiss.verbs.finding.search_output import write_search_page
+from sop_faiss.verbs.training.train import run_training
+
+__all__ = ["DemoResult", "Scores", "digits_demo", "photos_demo"]
+
+KNN_GAIN, MAP_GAIN = 10.0, 3.0
+"""Points over random weights that the digits demo promises."""
+_K = 20
+_QUERIES_SHOWN = 20
+_FEWEST_PHOTOS = 16
+_MARKER = "what is in this folder was made by make demo, which makes it anew"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well features serve, in percent."""
+
+    name: str
+    knn_top1: float
+    mean_average_precision: float
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What a demo has shown."""
+
+    page: Path
+    scores: list[Scores]
+    """Raw pixels, random weights, trained; empty without labels."""
+    reached: bool
+    """Whether the promised gains over random weights were reached; True without labels."""
+
+
+def _fresh_folder(out: Path) -> None:
+    """Make the demo's folder; of an earlier demo only what it made itself is removed, anything else is left alone."""
+    marker = out / ".made-by-demo"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not marker.is_file():
+        raise ConfigError(f"{out} exists and was not made by the demo: choose another --out or remove it")
+    for name in ("data", "run", "index"):
+        if (out / name).is_dir():
+            shutil.rmtree(out / name)
+    (out / "results.html").unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    marker.write_text(_MARKER + "\n", encoding="utf-8")
+
+
+def _train(config: Config, out: Path, progress: ProgressCallback) -> None:
+    try:
+        finished = run_training(config, out / "run", progress=progress).finished
+    except KeyboardInterrupt:  # it says --resume, which the demo has not
+        raise KeyboardInterrupt from None
+    if not finished:
+        raise RunStoppedError("the demo was stopped by a signal: run it again; it starts from the beginning")
+
+
+def _pixels(source: ImageSource) -> Float32[np.ndarray, "n d"]:
+    """Unit-norm raw pixels, the naive feature."""
+    rows = np.stack([decode_image(source.read(i)).ravel() for i in range(len(source))]).astype(np.float32)
+    rows += 1.0  # a black picture still has a direction
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def _score(name: str, features: Callable[[ImageSource], Float32[np.ndarray, "n d"]], data: Path) -> Scores:
+    train, test = open_source(data / "train"), open_source(data / "test")
+    if train.labels is None or test.labels is None:
+        raise DataError(f"{data} has no labels: it is not the digits set")
+    knn = knn_classify(features(train), train.labels, features(test), test.labels, ks=(_K,))
+    retrieval = open_retrieval_set(str(data / "retrieval"))
+    rules = choose_protocol(None, retrieval.truth)
+    ranked = score_retrieval(features(retrieval.queries), features(retrieval.gallery), retrieval.truth, rules)
+    return Scores(name, float(knn[f"top1_k{_K}"]), float(ranked.metrics["mAP"]))
+
+
+def _score_encoder(name: str, encoder: Encoder, data: Path) -> Scores:
+    return _score(name, lambda source: extract_features(encoder, source).features, data)
+
+
+def digits_demo(out: Path, stage: Stage) -> DemoResult:
+    """Train on the built-in digits and compare with raw pixels and with random weights.
+
+    Args:
+        out: folder for everything; one of an earlier demo is made anew.
+        stage: shows what is going on.
+
+    Raises:
+        ConfigError: `out` holds something else.
+        SopError: as the steps raise.
+    """
+    _fresh_folder(out)
+    data = out / "data"
+    write_digits(data)
+    config = load_config("digits_demo", [f"data.train={data / 'train'}"])
+    with stage("scoring raw pixels and random weights", "steps") as progress:
+        scores = [_score("raw pixels", _pixels, data)]
+        progress(1, 2)
+        before = encoder_of_spec(EncoderSpec("config:digits_demo", random_weights=config.train.seed, device="cpu"))
+        scores.append(_score_encoder("before (random weights)", before, data))
+        progress(2, 2)
+    with stage("training", "steps") as progress:
+        _train(config, out, progress)
+    after = EncoderSpec(str(out / "run"), device="cpu")
+    with stage("scoring the trained encoder", "steps") as progress:
+        scores.append(_score_encoder("after (trained)", encoder_of_spec(after), data))
+        progress(1, 1)
+    _, untrained, trained = scores
+    reached = (
+        trained.knn_top1 - untrained.knn_top1 >= KNN_GAIN
+        and trained.mean_average_precision - untrained.mean_average_precision >= MAP_GAIN
+    )
+    rows = [[s.name, f"{s.knn_top1:.1f} %", f"{s.mean_average_precision:.1f} %"] for s in scores]
+    table = Table(("features", f"k-NN top-1 (k = {_K})", "mAP"), rows, "Before and after training, without labels")
+    page = _index_and_page(out, str(data / "train"), open_source(data / "test"), [table], stage)
+    return DemoResult(page, scores, reached)
+
+
+def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
+    """The same for a user's own pictures: no labels are needed, and none is used.
+
+    Args:
+        images: SRC of the pictures.
+        out: folder for everything; one of an earlier demo is made anew.
+        stage: shows what is going on.
+
+    Raises:
+        ConfigError: `out` holds something else.
+        DataError: there are too few pictures.
+        SopError: as the steps raise.
+    """
+    if real_path(out) in (real_path(images), *real_path(images).parents):
+        raise ConfigError(
+            f"the pictures {images} lie inside --out {out}, which the demo writes anew: choose another --out"
+        )
+    count = len(open_source(images))
+    if count < _FEWEST_PHOTOS:
+        raise DataError(f"{images} has {count} pictures: the demo wants {_FEWEST_PHOTOS} or more to learn from")
+    _fresh_folder(out)
+    with stage("packing", "images") as progress:
+        packed = pack(images, out / "data", resize=160, progress=progress)
+    usable = packed.samples
+    if usable < _FEWEST_PHOTOS:
+        raise DataError(
+            f"only {usable} of the {count} pictures of {images} are usable: the demo wants {_FEWEST_PHOTOS}"
+        )
+    batch_size = min(64, usable)
+    capacity = max(64, min(2048, usable))
+    sizes = [
+        f"data.train={out / 'data'}",
+        f"train.batch_size={batch_size}",
+        f"train.epochs={160 * batch_size / usable:.3f}",
+        f"memory.cls_capacity={capacity}",
+        f"memory.patch_capacity={capacity}",
+        f"sop.cls.num_anchors={capacity // 4}",
+        f"sop.patch.num_anchors={capacity // 4}",
+    ]
+    with stage("training", "steps") as progress:
+        _train(load_config("photos_demo", sizes), out, progress)
+    return DemoResult(_index_and_page(out, str(out / "data"), None, (), stage), [], True)
+
+
+def _index_and_page(
+    out: Path, gallery: str, queries: ImageSource | None, summary: Sequence[Table], stage: Stage
+) -> Path:
+    """Index the gallery and show the nearest of some queries: of another source, or of the index itself."""
+    encoder = EncoderSpec(str(out / "run"), device="cpu")
+    with stage("indexing", "images") as progress:
+        build(out / "index", encoder=encoder, data=gallery, progress=progress)
+    index = FeatureIndex.open(out / "index")
+    k = min(10, len(index) - 1)
+    shown = np.unique(np.linspace(0, len(index if queries is None else queries) - 1, _QUERIES_SHOWN).astype(np.int64))
+    if queries is None:
+        result = search_by_key(index, [index.ids.keys[row] for row in shown], k)
+    else:
+        result = search_by_pictures(index, encoder_of_spec(encoder), Subset(queries, shown), k)
+    page = out / "results.html"
+    with stage("drawing the page", "pictures") as progress:
+        write_search_page(
+            page,
+            index,
+            result,
+            title="What the encoder finds",
+            summary=summary,
+            charts=[Chart("Training", plot_training({"": out / "run"}))],
+            progress=progress,
+        )
+    return page

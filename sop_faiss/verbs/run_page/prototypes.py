@@ -1,0 +1,99 @@
+"""What a run's prototypes look like: anchors with their supports as pictures, now and early in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from sop_faiss.config import Config, LevelConfig
+from sop_faiss.errors import CheckpointError
+from sop_faiss.model.checkpoint import read_state, read_tensors
+from sop_faiss.report.contact_sheet import Hit, Strip
+from sop_faiss.report.run_report import PictureSection
+from sop_faiss.sop.memory import Memory
+from sop_faiss.sop.prototypes import PrototypeMaker
+from sop_faiss.train.log.prototype_log import PrototypeSample, SeenPrototype, sample_prototypes
+from sop_faiss.train.state import Level, fit_memory
+from sop_faiss.verbs.run_page.images import RunImages
+
+__all__ = ["early_sample", "prototype_section", "sample_of_checkpoint"]
+
+_SUPPORTS_SHOWN = 8
+
+
+def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> PrototypeSample:
+    """The first prototypes that the step after a checkpoint draws: its memory, searched on the CPU.
+
+    Args:
+        config: of the run.
+        checkpoint: its directory.
+        images: number of training images.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or of another configuration.
+        ConfigError: too few rows are left for the supports.
+    """
+    name = "cls" if config.loss.cls_weight else "patch"
+    capacity, exclude_same_image = fit_memory(config, name, images)
+    level: LevelConfig = getattr(config.sop, name)
+    memory = Memory(capacity, config.model.embedding_dim, torch.Generator())
+    maker = PrototypeMaker(
+        memory,
+        # fixed anchors are saved for all tasks; of random ones the first task's are drawn first
+        replace(level, tasks=1) if config.sop.anchors == "random" else level,
+        contributions=config.sop.contributions,
+        eps=config.sop.eps,
+        anchors=config.sop.anchors,
+        exclude_same_image=exclude_same_image,
+        generator=torch.Generator(),
+    )
+    try:
+        Level(memory, maker).load_tensors(name, read_tensors(checkpoint, "memories"))
+    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"the memories of {checkpoint} cannot be loaded ({reason})") from None
+    return sample_prototypes(int(read_state(checkpoint, verify=False)["step"]) + 1, name, maker.draw())
+
+
+def early_sample(samples: Sequence[PrototypeSample]) -> PrototypeSample | None:
+    """The earliest of a run's samples whose anchors are mostly of images, not random rows of the start."""
+    known = (sample for sample in samples if 2 * sum(map(_is_of_image, sample.prototypes)) >= len(sample.prototypes))
+    return next(known, samples[0] if samples else None)
+
+
+def _is_of_image(prototype: SeenPrototype) -> bool:
+    return prototype.image is not None and prototype.image >= 0
+
+
+def prototype_section(title: str, sample: PrototypeSample, images: RunImages) -> PictureSection:
+    """A sample as strips: the anchor on the left, its supports, nearest first."""
+    return PictureSection(title, _explain(sample, images), [_strip(each, images) for each in sample.prototypes])
+
+
+def _strip(prototype: SeenPrototype, images: RunImages) -> Strip:
+    anchor_gives, *others_give = prototype.contributions
+    supports = zip(prototype.supports, prototype.similarities, others_give, strict=True)
+    hits = [
+        Hit(images.picture(image), similarity, images.same_class(prototype.image, image), f"gives {weight:.2f}")
+        for image, similarity, weight in list(supports)[:_SUPPORTS_SHOWN]
+    ]
+    empty = "This level has no supports: the anchor is the whole prototype."
+    return Strip(images.picture(prototype.image), hits, f"anchor, gives {anchor_gives:.2f}", empty)
+
+
+def _explain(sample: PrototypeSample, images: RunImages) -> str:
+    if sample.level == "cls":
+        what = "Random anchors (left) with their supports: rows of the memory of [CLS] embeddings, shown as the whole "
+        what += "images that they were views of."
+    else:
+        what = "Random anchors of the memory of patch embeddings, shown as the whole images that the patches are of."
+    if not any(prototype.supports for prototype in sample.prototypes):
+        return what
+    what += " The number is the similarity to the anchor; what a member gives is its share for its own prototype, "
+    what += "the rest is spread over all others."
+    if images.source.labels is not None:
+        what += " Marks say whether the support is of the anchor's class; training knew no class."
+    return what

@@ -1,0 +1,127 @@
+"""Distractors of a retrieval evaluation, a block at a time: from a feature store, or pictures encoded on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from sop_faiss.data.images.source import open_source
+from sop_faiss.data.images.subset import Subset
+from sop_faiss.distributed import rank, world_size
+from sop_faiss.errors import FeatureError
+from sop_faiss.features.blocks import FeatureBlocks
+from sop_faiss.features.extract import extract_features
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["Distractors", "open_distractors"]
+
+CHUNK_PICTURES = 4096
+"""Pictures encoded and counted before their features are let go."""
+
+
+@dataclass(frozen=True)
+class Distractors:
+    """A stream of features that can be gone through again.
+
+    Attributes:
+        name: as the user named it.
+        count: pictures, among them those that will prove unusable.
+        stored: whether features are read; otherwise every pass encodes all pictures.
+        own_blocks: starts a pass over this rank's part.
+        all_blocks: starts a pass over all.
+    """
+
+    name: str
+    count: int
+    stored: bool
+    own_blocks: Callable[[], Iterator[Float32[np.ndarray, "_ d"]]]
+    all_blocks: Callable[[], Iterator[Float32[np.ndarray, "_ d"]]]
+
+
+def open_distractors(
+    src: str,
+    encoder: Encoder,
+    preprocess: Preprocess,
+    *,
+    batch_size: int = 64,
+    workers: int | None = None,
+    max_bad_fraction: float = 0.01,
+    progress: ProgressCallback | None = None,
+) -> Distractors:
+    """Open a feature store, or pictures.
+
+    Args:
+        src: the directory of a feature store, or a SRC of pictures.
+        encoder: of the queries; a store must have been made by it.
+        preprocess: of the queries; likewise.
+        batch_size: pictures per forward pass.
+        workers: threads that read and decode.
+        max_bad_fraction: share of the pictures that may be unusable; they are left out.
+        progress: called with this rank's distractors counted.
+
+    Raises:
+        FeatureError: the store is damaged, or was made by another encoder, preprocessing or pooling.
+        DataError: the source is missing or damaged.
+    """
+    directory = Path(src)
+    if directory.is_dir() and any(directory.glob("features-*.parquet")):
+        store = FeatureBlocks(directory)
+        _require_same_origin(src, store.manifest, encoder, preprocess)
+
+        def stored(ranks: int, own: int) -> Iterator[Float32[np.ndarray, "_ d"]]:
+            done = 0
+            for number, block in enumerate(store):
+                done += len(block)
+                if number % ranks == own:
+                    yield block
+                if progress is not None:
+                    progress(done, len(store))
+
+        return Distractors(src, len(store), True, lambda: stored(world_size(), rank()), lambda: stored(1, 0))
+    source = open_source(src)
+    starts = range(0, len(source), CHUNK_PICTURES)
+
+    def encoded(ranks: int, own: int) -> Iterator[Float32[np.ndarray, "_ d"]]:
+        for start in starts[own::ranks]:
+            positions = np.arange(start, min(start + CHUNK_PICTURES, len(source)))
+            yield extract_features(
+                encoder,
+                Subset(source, positions),
+                preprocess=preprocess,
+                batch_size=batch_size,
+                workers=workers,
+                max_bad_fraction=max_bad_fraction,
+            ).features
+            if progress is not None:
+                progress(int(positions[-1]) + 1, len(source))
+
+    return Distractors(src, len(source), False, lambda: encoded(world_size(), rank()), lambda: encoded(1, 0))
+
+
+def _require_same_origin(src: str, manifest: dict[str, Any], encoder: Encoder, preprocess: Preprocess) -> None:
+    made_by = manifest.get("encoder")
+    found = {
+        "encoder": made_by.get("fingerprint") if isinstance(made_by, dict) else None,
+        "preprocessing": manifest.get("preprocess"),
+        "pooling": manifest.get("pooling"),
+    }
+    wanted = {"encoder": encoder.fingerprint, "preprocessing": preprocess.to_dict(), "pooling": encoder.pooling}
+    for what, value in wanted.items():
+        if found[what] != value:
+            raise FeatureError(
+                f"distractors {src} were made by another {what} ({_short(found[what])}) than the queries are "
+                f"({_short(value)}): embed them with the same options (sop-embed --whole for whole pictures)"
+            )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {entry}" for name, entry in value.items())
+    return str(value)[:12]

@@ -1,0 +1,151 @@
+"""Sets of features that are to be compared: each a feature store, or pictures to be extracted by one encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+
+from sop_faiss.data.images.source import ImageSource, open_source
+from sop_faiss.errors import ConfigError, FeatureError
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.verbs.finding.extraction import extract_each
+
+__all__ = ["FeatureSet", "fill_stores", "open_feature_set", "require_encoder_or_stores"]
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """A set under the name a user gave it. `source` is None for a set that was opened as a store.
+
+    `store` is None until `fill_stores`, for a set of pictures.
+    """
+
+    name: str
+    source: ImageSource | None
+    store: FeatureStore | None
+
+    @property
+    def labels(self) -> Int64[np.ndarray, " n"] | None:
+        """A class number for each row, -1 for one without; None when none has one."""
+        if self.store is not None:
+            return self.store.labels
+        return None if self.source is None else self.source.labels
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The name of each class number, where known."""
+        if self.source is not None:
+            return self.source.class_names
+        names = None if self.store is None else self.store.manifest.get("class_names")
+        return None if names is None else [str(name) for name in names]
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What two sets of features must share to be comparable, and what has it."""
+
+    name: str
+    fingerprint: object
+    preprocess: object
+    pooling: object
+
+
+def open_feature_set(src: str) -> FeatureSet:
+    """Open a feature store's directory as a store, anything else as SRC.
+
+    Raises:
+        FeatureError: the store is damaged.
+        DataError: the source is missing or damaged.
+    """
+    directory = Path(src)
+    if directory.is_dir() and any(directory.glob("features-*.parquet")):
+        return FeatureSet(src, None, FeatureStore.read(directory))
+    return FeatureSet(src, open_source(src), None)
+
+
+def require_encoder_or_stores(sets: Sequence[FeatureSet], encoder: EncoderSpec | None) -> None:
+    """Check that an encoder is given exactly if there are pictures to extract, and that all stores have one origin.
+
+    Raises:
+        ConfigError: the encoder is missing or idle.
+        FeatureError: two stores cannot be compared.
+    """
+    pictures = [feature_set.name for feature_set in sets if feature_set.store is None]
+    if pictures and encoder is None:
+        raise ConfigError(f"{pictures[0]} is no feature store, so its features must be extracted: give --model")
+    if not pictures and encoder is not None:
+        raise ConfigError("all sources are feature stores: leave the encoder's options out")
+    origins = _origins(sets)
+    for origin in origins[1:]:
+        _require_same(origins[0], origin)
+
+
+def fill_stores(
+    sets: Sequence[FeatureSet],
+    encoder: Encoder,
+    *,
+    batch_size: int,
+    workers: int | None,
+    max_bad_fraction: float,
+    progress: ProgressCallback | None,
+) -> list[FeatureSet]:
+    """The same sets with features extracted where there is no store.
+
+    Raises:
+        FeatureError: a store was made by another encoder, preprocessing or pooling; found before the long work.
+        SopError: as of `extract_features`.
+    """
+    own = _Origin(encoder.name, encoder.fingerprint, encoder.preprocess.to_dict(), encoder.pooling)
+    for origin in _origins(sets):
+        _require_same(origin, own)
+    sources = [feature_set.source for feature_set in sets if feature_set.store is None and feature_set.source]
+    extracted = iter(
+        extract_each(
+            encoder,
+            sources,
+            batch_size=batch_size,
+            workers=workers,
+            max_bad_fraction=max_bad_fraction,
+            progress=progress,
+        )
+    )
+    return [replace(each, store=next(extracted)) if each.store is None else each for each in sets]
+
+
+def _origins(sets: Sequence[FeatureSet]) -> list[_Origin]:
+    origins = []
+    for feature_set in sets:
+        if feature_set.store is None:
+            continue
+        manifest = feature_set.store.manifest
+        try:
+            made_by = manifest["encoder"]["fingerprint"], manifest["preprocess"], manifest["pooling"]
+        except (KeyError, TypeError):
+            raise FeatureError(
+                f"the manifest of {feature_set.name} does not say how it was made: embed again"
+            ) from None
+        origins.append(_Origin(feature_set.name, *made_by))
+    return origins
+
+
+def _require_same(first: _Origin, second: _Origin) -> None:
+    for what in ("fingerprint", "preprocess", "pooling"):
+        one, other = getattr(first, what), getattr(second, what)
+        if one != other:
+            raise FeatureError(
+                f"features of {first.name} and {second.name} cannot be compared, their {what} differs "
+                f"({_short(one)} and {_short(other)}): use one encoder, preprocessing and pooling for both"
+            )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {entry}" for name, entry in value.items())
+    return str(value)[:12]

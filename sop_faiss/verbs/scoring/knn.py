@@ -1,0 +1,113 @@
+"""Weighted k-NN classification of one set of pictures, or feature store, by another."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.confusion import Confusion, count_confusions
+from sop_faiss.evaluate.knn import knn_scores
+from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices
+from sop_faiss.evaluate.labeled_part import LabelledPart
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
+from sop_faiss.verbs.scoring.labeled_sets import LabelledSets, labelled_sets
+
+__all__ = ["KnnOptions", "evaluate_knn"]
+
+
+@dataclass(frozen=True)
+class KnnOptions:
+    """How to classify, and how to extract features where there is no store."""
+
+    ks: tuple[int, ...] | None = None
+    """Numbers of neighbours, none above the number of training pictures that vote. None: DINO's 10, 20, 100 and 200."""
+    temperature: float = TEMPERATURE
+    """Of the votes: weight exp(similarity / temperature)."""
+    batch_size: int = 64
+    """Pictures per forward pass."""
+    workers: int | None = None
+    """Threads that read and decode; None: one per CPU, at most 8."""
+    max_bad_fraction: float = 0.01
+    """Share of unusable pictures that is dropped; more is an error."""
+    part: LabelledPart = field(default_factory=LabelledPart)
+    """Which training pictures vote."""
+
+
+def evaluate_knn(
+    train: str,
+    test: str,
+    encoder: EncoderSpec | None = None,
+    options: KnnOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+) -> ClassifierResult:
+    """Classify the test pictures by their nearest training pictures.
+
+    The metrics are `top1_k20` and so on, and `top1_best`; the confusion is that at the best k.
+
+    Args:
+        train: SRC of labelled pictures, or the directory of a feature store.
+        test: likewise.
+        encoder: which encoder; None where both are feature stores.
+        options: numbers of neighbours and the like.
+        progress: called with the number of pictures read.
+
+    Raises:
+        ConfigError: the encoder is missing or idle, or an option is impossible.
+        SopError: as of `labelled_sets`.
+    """
+    options = options or KnnOptions()
+    check_choices(KS if options.ks is None else options.ks, options.temperature)
+    started = time.perf_counter()
+    sets = labelled_sets(
+        train,
+        test,
+        encoder,
+        options.part,
+        what="k-NN",
+        check_count=functools.partial(_require_voters, options),
+        batch_size=options.batch_size,
+        workers=options.workers,
+        max_bad_fraction=options.max_bad_fraction,
+        progress=progress,
+    )
+    metrics, protocol, confusion = _classify(sets, options)
+    seconds = time.perf_counter() - started
+    return ClassifierResult("sop-knn", test, protocol, metrics, sets.encoder, seconds, confusion)
+
+
+def _classify(sets: LabelledSets, options: KnnOptions) -> tuple[dict[str, float], dict[str, Any], Confusion]:
+    """The metrics, the protocol that they depend on, and what was taken for what."""
+    ks = list(dict.fromkeys(KS if options.ks is None else options.ks))
+    scores = knn_scores(
+        sets.train_features,
+        sets.train_labels,
+        sets.test_features,
+        sets.test_labels,
+        ks,
+        options.temperature,
+    )
+    best = max(ks, key=lambda k: scores.metrics[f"top1_k{k}"])
+    protocol = {
+        "ks": ks,
+        "best_k": best,
+        "temperature": options.temperature,
+        **sets.choices,
+    }
+    confusion = count_confusions(sets.test_labels, scores.predicted[best], sets.class_names)
+    return {**scores.metrics, "top1_best": scores.metrics[f"top1_k{best}"]}, protocol, confusion
+
+
+def _require_voters(options: KnnOptions, count: int) -> None:
+    """Check that there are as many training pictures as neighbours."""
+    largest = max(KS if options.ks is None else options.ks)
+    if largest > count:
+        asked = f"-k {largest}" if options.ks is not None else f"the default numbers of neighbours go up to {largest}"
+        raise ConfigError(
+            f"{asked}, but {count} training pictures vote: wanted k <= {count}, such as -k {min(20, count)}"
+        )

@@ -1,0 +1,205 @@
+"""Features and labels of a training and a test set, for classifiers on frozen features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from sop_faiss.errors import DataError
+from sop_faiss.evaluate.labeled_part import LabelledPart
+from sop_faiss.features.extract import check_extraction
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.model.encoders.encoder import encoder_of_spec
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.paths import real_path
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.verbs.scoring.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
+
+__all__ = ["LabelledSets", "in_training_numbers", "labelled_sets"]
+
+
+@dataclass(frozen=True)
+class LabelledSets:
+    """A training set, or the chosen part of it, and a test set, by one encoder.
+
+    Attributes:
+        train_features: unit rows of the chosen training pictures.
+        train_labels: class number of each.
+        test_features: unit rows.
+        test_labels: in the training set's numbers.
+        class_names: name of each number; None where only numbers are known.
+        choices: what of the protocol is known here, as JSON values.
+        encoder: name and fingerprint.
+    """
+
+    train_features: Float32[np.ndarray, "n d"]
+    train_labels: Int64[np.ndarray, " n"]
+    test_features: Float32[np.ndarray, "q d"]
+    test_labels: Int64[np.ndarray, " q"]
+    class_names: list[str] | None
+    choices: dict[str, Any]
+    encoder: dict[str, str]
+
+
+def labelled_sets(
+    train: str,
+    test: str,
+    encoder: EncoderSpec | None,
+    part: LabelledPart,
+    *,
+    what: str,
+    check_count: Callable[[int], None] = lambda count: None,
+    batch_size: int,
+    workers: int | None,
+    max_bad_fraction: float,
+    progress: ProgressCallback | None,
+) -> LabelledSets:
+    """Open both sets, extract what is not extracted yet, and put their labels into one numbering.
+
+    Args:
+        train: SRC of labelled pictures, or the directory of a feature store.
+        test: likewise.
+        encoder: which encoder; None where both are feature stores.
+        part: which training pictures may be used.
+        what: wants the labels, for messages.
+        check_count: raises if so many training pictures are not enough; called before the long work with as many as
+            there may be, and after it with as many as are used.
+        batch_size: pictures per forward pass.
+        workers: threads that read and decode; None: one per CPU, at most 8.
+        max_bad_fraction: share of unusable pictures that is dropped.
+        progress: called with the number of pictures read.
+
+    Raises:
+        ConfigError: the encoder is missing or idle, or the part is impossible.
+        DataError: a source is unusable or lacks labels, both are the same, or their labels are of two label sets.
+        FeatureError: a store is damaged, or the two were made by different encoders, preprocessings or poolings.
+        SopError: as `encoder_of_spec` and `extract_features`.
+    """
+    part.check()
+    check_extraction(batch_size, workers, max_bad_fraction)
+    if real_path(train) == real_path(test):
+        raise DataError(f"training and test set are both {train}: every picture would find itself, name two")
+    sets = [open_feature_set(train), open_feature_set(test)]
+    for each in sets:
+        _require_labels(each, what)
+    in_training_numbers(sets[0], sets[1], what)
+    require_encoder_or_stores(sets, encoder)
+    check_count(len(_require_labels(sets[0], what)))
+    if encoder is not None:
+        sets = fill_stores(
+            sets,
+            encoder_of_spec(encoder),
+            batch_size=batch_size,
+            workers=workers,
+            max_bad_fraction=max_bad_fraction,
+            progress=progress,
+        )
+    chosen = _chosen(sets[0], sets[1], part, what)
+    check_count(len(chosen.train_labels))
+    return chosen
+
+
+def _chosen(train: FeatureSet, test: FeatureSet, part: LabelledPart, what: str) -> LabelledSets:
+    train_store, test_store = _store(train), _store(test)
+    all_labels = _require_labels(train, what)
+    test_labels, compared_by, names = in_training_numbers(train, test, what)
+    rows = part.rows(all_labels, train_store.keys, train_store.members)
+    train_labels = all_labels[rows]
+    per_class = np.unique(train_labels, return_counts=True)[1]
+    choices = {
+        "train": train.name,
+        "test": test.name,
+        "train_images": len(rows),
+        "train_images_of_all": len(train_store),
+        "train_images_per_class": [int(per_class.min()), int(per_class.max())],
+        "train_part": part.to_dict(),
+        "test_images": len(test_store),
+        "train_dropped": _dropped(train_store),
+        "test_dropped": _dropped(test_store),
+        "classes": len(per_class),
+        "labels_compared_by": compared_by,
+        "test_images_of_unseen_classes": int((~np.isin(test_labels, train_labels)).sum()),
+        "preprocess": train_store.manifest["preprocess"],
+        "pooling": train_store.manifest["pooling"],
+    }
+    made_by = train_store.manifest["encoder"]
+    encoder = {"name": str(made_by.get("name")), "fingerprint": str(made_by["fingerprint"])}
+    features = train_store.features if len(rows) == len(train_store) else train_store.features[rows]
+    return LabelledSets(features, train_labels, test_store.features, test_labels, names, choices, encoder)
+
+
+def _require_labels(feature_set: FeatureSet, what: str) -> Int64[np.ndarray, " n"]:
+    labels = feature_set.labels
+    without = 0 if labels is None else int((labels < 0).sum())
+    if labels is None or without:
+        got = "none has one" if labels is None else f"{without} of {len(labels)} have none"
+        raise DataError(
+            f"{feature_set.name}: {what} needs a label for every picture, but {got}; wanted class sub-folders, .cls "
+            "members, or a label column"
+        )
+    return labels
+
+
+def in_training_numbers(
+    train: FeatureSet, test: FeatureSet, what: str
+) -> tuple[Int64[np.ndarray, " n"], str, list[str] | None]:
+    """Translate test labels into the numbers of the training set.
+
+    Folders number their classes by sorted name, so a class that one side lacks shifts all others. A class that the
+    training set does not have gets a number of its own there. Labels that have nothing in common are an error: they
+    are of two label sets, and every prediction would be wrong.
+
+    Args:
+        train: the training set.
+        test: the test set.
+        what: wants the labels, for messages.
+
+    Returns:
+        The test labels, what tied them (`name` or `number`), and the names of the numbers.
+
+    Raises:
+        DataError: an image has no label, or the labels are of two label sets: nothing in common, or names beside
+            numbers.
+    """
+    labels, train_labels = _require_labels(test, what), _require_labels(train, what)
+    names, test_names = train.class_names, test.class_names
+    for side, own, known in ((train, train_labels, names), (test, labels, test_names)):
+        if known is not None and own.max() >= len(known):
+            raise DataError(f"{side.name} has a label {own.max()}, but names only {len(known)} classes")
+    if names is not None and test_names is not None:
+        numbers = {name: number for number, name in enumerate(names)}
+        translated = [numbers.setdefault(name, len(numbers)) for name in test_names]
+        _require_common(train, test, {names[label] for label in np.unique(train_labels)}, set(test_names))
+        return np.array(translated, dtype=np.int64)[labels], "name", list(numbers)
+    for named, other, known in ((train, test, names), (test, train, test_names)):
+        if known is not None:
+            raise DataError(
+                f"labels of {named.name} are names (such as {known[0]}), those of {other.name} numbers without names: "
+                "they cannot be compared; give both names (class folders; classes.txt beside shards), or both numbers"
+            )
+    train_numbers, test_numbers = ({str(label) for label in np.unique(own)} for own in (train_labels, labels))
+    _require_common(train, test, train_numbers, test_numbers)
+    return labels, "number", None
+
+
+def _require_common(train: FeatureSet, test: FeatureSet, of_train: set[str], of_test: set[str]) -> None:
+    if not of_train & of_test:
+        raise DataError(
+            f"labels of {train.name} and {test.name} are of two label sets: they have no class in common "
+            f"(such as {min(of_train)} and {min(of_test)}); name sets of the same classes"
+        )
+
+
+def _store(feature_set: FeatureSet) -> FeatureStore:
+    assert feature_set.store is not None  # `require_encoder_or_stores` and `fill_stores` saw to it
+    return feature_set.store
+
+
+def _dropped(store: FeatureStore) -> int:
+    """How many pictures extraction could not use."""
+    dropped = store.manifest.get("dropped")
+    return int(dropped.get("count", 0)) if isinstance(dropped, dict) else 0

@@ -1,0 +1,301 @@
+"""Training with online evaluation: what `sop-train` does."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sop_faiss import distributed
+from sop_faiss.config import Config, LevelConfig, flat_settings, load_config, to_yaml
+from sop_faiss.data.first_look import first_look
+from sop_faiss.data.shards.shard_stream import ShardStream
+from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.files import atomic_file, refuse_occupied, remove_leftovers
+from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
+from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
+from sop_faiss.model.networks import build_student_and_teacher
+from sop_faiss.neighbors.approximate import index_bytes
+from sop_faiss.neighbors.incremental import lists_bytes
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.train.allocator import keep_freed_memory
+from sop_faiss.train.checkpoints.checkpoint import clear_leftovers
+from sop_faiss.train.checkpoints.full_disk import full_disk_told
+from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.train.log.wandb_log import require_wandb
+from sop_faiss.train.loop import train_steps
+from sop_faiss.train.parallel import copy_weights, gets_sharded
+from sop_faiss.train.schedules import Schedules
+from sop_faiss.train.state import RunState, autocast_dtype, fit_memory, keeps_neighbors
+from sop_faiss.train.stop import REQUEUE_NAME, StopRequest
+from sop_faiss.verbs.training.dry_run import describe_data, describe_device_memory, with_total
+from sop_faiss.verbs.training.online_scores import open_evaluation
+from sop_faiss.verbs.training.training_images import make_batches, open_training_images, training_device
+
+__all__ = ["TrainingResult", "describe_run", "run_training"]
+
+_log = logging.getLogger(__name__)
+
+_MAY_CHANGE_ON_RESUME = (
+    "data.train",
+    "data.workers",
+    "data.threads",
+    "data.max_bad_fraction",
+    "data.decoded_cache_bytes",
+    "data.cache_dir",
+    "data.cache_bytes",
+    "data.shuffle_buffer",
+    "neighbors.engine",
+    "neighbors.refresh",
+    "train.accumulate",
+    "train.views_apart",
+    "train.checkpoint_activations",
+    "train.compile",
+    "train.parallel",
+    "train.check_ranks_every_steps",
+    "train.device",
+    "train.stop_after_steps",
+    "train.stop_on",
+    "train.alarm_warmup_steps",
+    "train.checkpoint_every_steps",
+    "train.keep_last",
+    "train.keep_every_steps",
+    "train.background_save",
+    "train.log_every_steps",
+    "train.wandb_project",
+    "evaluate.",
+)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended."""
+
+    finished: bool
+    """It came to its end, or to `train.stop_after_steps`. False when a signal stopped it; it can be resumed."""
+    step: int
+    """Where it is now."""
+    steps: int
+    """In all, by its schedules."""
+    last_metrics: dict[str, Any]
+    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now.
+
+    `signs`: names of the alarms whose signs the last logged steps show.
+    Of a run that was scored also `best_by`, `first_score` (of step 0), `best_score` and `best_step`.
+    """
+
+
+def _stored_config(run: Path) -> Config | None:
+    """What a run was started with; None where there is none, or a damaged one, which `_check_same_run` tells."""
+    try:
+        return load_config(run / "config.yaml") if (run / "config.yaml").is_file() else None
+    except ConfigError:
+        return None
+
+
+def _check_same_run(run: Path, config: Config) -> None:
+    """A run is resumed with the configuration it was started with, but for what does not change its steps."""
+    try:
+        before = flat_settings(load_config(run / "config.yaml"))
+    except ConfigError as error:
+        raise CheckpointError(f"run {run} cannot be resumed: {error}") from None
+    for name, value in flat_settings(config).items():
+        if before[name] != value and not name.startswith(_MAY_CHANGE_ON_RESUME):
+            raise ConfigError(
+                f"run {run} was started with {name} = {before[name]}, not {value}: resume with the same settings, "
+                "or start another run with another --output"
+            )
+
+
+def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -> Path | None:
+    """Check that the run may be written there, and find the checkpoint to go on from. For the main rank."""
+    if (output / LOCK_NAME).is_file() or (resume and (output / "config.yaml").is_file()):
+        lock.acquire()
+        remove_leftovers(output / "config.yaml")  # of a kill while the first one was written
+        if resume:
+            (output / REQUEUE_NAME).unlink(missing_ok=True)
+    if not output.is_dir():
+        refuse_occupied(output)  # which knows what else is in the way
+    started = output.is_dir() and any(path.name != LOCK_NAME for path in output.iterdir())
+    if started and not resume:
+        raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
+    if started and not (output / "config.yaml").is_file():
+        raise ConfigError(f"output {output} holds something else than a run (no config.yaml): choose another")
+    checkpoint = None
+    if started:
+        _check_same_run(output, config)
+        if checkpoint_directories(output):
+            checkpoint = find_checkpoint(output)
+    return checkpoint
+
+
+def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLock) -> None:
+    """Write the configuration, and clear what a kill has left. For the main rank, when nothing is refused any more."""
+    output.mkdir(parents=True, exist_ok=True)
+    if not lock.held:
+        lock.acquire()
+        if (output / "config.yaml").exists():
+            raise ConfigError(f"output {output} was filled by another process just now: choose another")
+    with atomic_file(output / "config.yaml") as temporary:
+        temporary.write_text(to_yaml(config), encoding="utf-8")
+    clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
+
+
+def run_training(
+    config: Config, output: Path, *, resume: bool = False, progress: ProgressCallback | None = None
+) -> TrainingResult:
+    """Train, from the start or from the last checkpoint.
+
+    Args:
+        config: of the run.
+        output: the run directory; new or empty unless `resume`.
+        resume: go on from the newest whole checkpoint there; an empty directory starts.
+        progress: called with steps done and steps in all.
+
+    Raises:
+        ConfigError: settings are impossible, or differ from those the run was started with, or another process is
+            training there.
+        DataError: images are missing, or too many are damaged.
+        CheckpointError: no checkpoint can be used.
+        RunStoppedError: the run stopped itself.
+        OSError: the disk is full; the last checkpoint stays.
+        KeyboardInterrupt: Ctrl-C; the run is saved, but for a second one.
+    """
+    require_wandb(config)
+    device = distributed.join_process_group(config.train.device)
+    if device.type == "cpu":
+        keep_freed_memory()
+    lock = RunLock(output)
+    try:
+        with full_disk_told(output), StopRequest().listening() as stop:
+            config = resolve_init(config, _stored_config(output) if resume else None)
+            checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
+            source, trained, held_out = open_training_images(config)
+            state = RunState(config, device, len(trained))
+            ranks = (distributed.rank(), distributed.world_size())
+            batches = make_batches(config, source, trained, state.student.backbone.patch_size, ranks, device)
+            state.data_digest = batches.digest()
+            evaluate = open_evaluation(config, source, trained, held_out)
+            if checkpoint is not None:
+                state.resume(checkpoint)
+            elif config.model.init:
+                state.init_sha256 = load_initial_weights(state.teacher.backbone, config.model)
+                copy_weights(state.student, state.teacher.state_dict())
+            distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
+            if checkpoint is None and distributed.is_main() and not isinstance(source, ShardStream):
+                wrong = first_look(
+                    source, trained, config.train.seed, config.data.max_image_pixels, config.data.top_value
+                )
+                if wrong is not None:
+                    _log.warning("%s: %s", source.description, wrong)
+            finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
+            if not finished:
+                distributed.decide(lambda: None if stop.interrupted else (output / REQUEUE_NAME).touch())
+        lines = read_metrics(output)
+        signs = state.alarms.at_end([line for line in lines if "loss" in line])
+        if finished and distributed.is_main():
+            _tell_signs(state, signs)
+            _tell_verdict(state)
+        last = {**_last_metrics(state, lines), "signs": list(signs)}
+        return TrainingResult(finished, state.step, state.schedules.total_steps, last)
+    finally:
+        lock.release()
+        distributed.leave_process_group()
+
+
+def _last_metrics(state: RunState, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """As `TrainingResult` has them; a score may have come after the lines of later steps."""
+    merged: dict[str, Any] = {}
+    for line in sorted(lines, key=lambda line: line["step"]):
+        merged.update(line)
+    merged.update(step=state.step, epoch=state.step / state.schedules.steps_per_epoch, images=state.images_seen)
+    return {**merged, **state.scores.summary()}
+
+
+def _tell_signs(state: RunState, signs: dict[str, str]) -> None:
+    """Warn of what is wrong at the end, also of a run that ended before any alarm could go off."""
+    warmup = state.alarms.rules.warmup_steps
+    short = f"; networks may look like this in their first {warmup} steps: train for longer to be sure"
+    for name, told in signs.items():
+        _log.warning("the run ends with the sign of %s: %s%s", name, told, short if state.step <= warmup else "")
+
+
+def _tell_verdict(state: RunState) -> None:
+    """Say whether training has made the scores better; a run without scores says nothing."""
+    verdict = state.scores.verdict()
+    if verdict is not None:
+        is_better, said = verdict
+        _log.log(logging.INFO if is_better else logging.WARNING, "%s", said)
+
+
+def describe_run(config: Config) -> dict[str, Any]:
+    """What `sop-train --dry-run` prints: where the images come from, parameters, steps, and memory, estimated.
+
+    Raises:
+        ConfigError: settings are impossible.
+        DataError: the training images cannot be opened.
+    """
+    config = resolve_init(config)
+    source, trained, held_out = open_training_images(config)
+    student, _ = build_student_and_teacher(config)
+    device, world_size = training_device(config), distributed.announced_world_size()
+    batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
+    evaluation = open_evaluation(config, source, trained, held_out)
+    parameters = sum(p.numel() for p in student.parameters())
+    memories = _describe_memories(config, len(trained))
+    checkpoint_bytes = parameters * 4 * 4 + memories["memories_bytes"] + memories["neighbor_lists_bytes"]
+    copied = config.train.background_save and device.type == "cpu"  # of a GPU's state the copy lies in main memory
+    is_sharded = gets_sharded(parameters, config, world_size)
+    held = -(-parameters // world_size) if is_sharded else parameters
+    sizes = {
+        "checkpoint_copy_bytes": checkpoint_bytes if copied else 0,
+        # the teacher, and this rank's part of student, gradients and two AdamW moments, in float32
+        "weights_and_optimizer_bytes": (parameters + held * 4) * 4,
+        **memories,
+        **describe_device_memory(config, student, world_size, autocast_dtype(config, device) is not None, is_sharded),
+    }
+    return {
+        "data": describe_data(config, source),
+        "training_images": len(trained),
+        "held_out_images": len(held_out),
+        "scores": [] if evaluation is None else list(evaluation.names),
+        "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
+        "projector_parameters": sum(p.numel() for p in student.projector.parameters()),
+        "steps_per_epoch": batches.steps_per_epoch,
+        "steps": Schedules(config, batches.steps_per_epoch).total_steps,
+        "device": device.type,
+        "world_size": world_size,
+        "parallel": "none" if world_size == 1 else "fsdp" if is_sharded else "ddp",
+        "batch_size_per_rank": batches.batch_size_per_rank,
+        **with_total(sizes),
+        "checkpoint_bytes": checkpoint_bytes,  # on disk
+    }
+
+
+def _describe_memories(config: Config, images: int) -> dict[str, Any]:
+    """Rows of the memories, and bytes on each rank of what belongs to them."""
+    dim = config.model.embedding_dim
+    weights = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
+    rows = {name: fit_memory(config, name, images)[0] for name, weight in weights.items() if weight}
+    device = training_device(config)
+    lists, indices, members = 0, 0, 0
+    for name, capacity in rows.items():
+        level: LevelConfig = getattr(config.sop, name)
+        if keeps_neighbors(config, name, capacity, device):
+            lists += lists_bytes(level.num_supports, capacity)
+        if config.neighbors.index != "exact" and level.num_supports:
+            indices += index_bytes(config.neighbors.index, capacity, dim)
+        members = max(members, level.num_anchors * (level.num_supports + 1) * dim * 4)
+    return {
+        "memory_rows": rows,
+        # embeddings in float32; image ids and steps in int64
+        "memories_bytes": sum(rows.values()) * (dim * 4 + 16),
+        # kept from step to step, where neighbors.refresh does so on this device
+        "neighbor_lists_bytes": lists,
+        # of an approximate index, beside the rows
+        "neighbor_index_bytes": indices,
+        # D of one task, of the level where it is larger: gathered for one task at a time
+        "gathered_members_bytes": members,
+    }
