@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # make demo            the built-in digits
-# make demo IMAGES=dir your own pictures, no labels needed
+# make demo IMAGES=dir your own images, no labels needed
 demo: setup
 	$(BIN)/python -m sop_faiss.cli.demo $(if $(IMAGES),--images "$(IMAGES)",) --out demo
 

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_checkpoint.py [--quick] [--out DIR] [--json FILE] [--record]
 
-The state is a run's at the paper's head (memories of 65,536 and 8,192 rows, kept neighbour lists) under ViT-S/16, or
+The state is a run's at the paper's head (memories of 65,536 and 8,192 rows, kept neighbor lists) under ViT-S/16, or
 ViT-Ti/16 with `--quick`, after one step. Both sides save the same state into the same folder, with checksums and fsync.
 `direct` is `train.background_save=false`. In the background the loop is held while the copy is made. Where steps use
 up all cores, the thread besides takes some of their time: a stand-in for the steps, matrix products on all cores, is
@@ -47,7 +47,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def make_state(quick: bool) -> tuple[RunState, Batch]:
-    """A run after one step, so that the optimiser has its moments, and the batch it was made on."""
+    """A run after one step, so that the optimizer has its moments, and the batch it was made on."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu":
         keep_freed_memory()  # as `sop-train` does

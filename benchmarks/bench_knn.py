@@ -24,11 +24,11 @@ FASTER, SAME = ">= 3", "<= 0.05"
 
 
 def clusters(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Unit rows around class centres, so far apart that about two thirds are classified right."""
-    centres = np.random.default_rng(99).standard_normal((CLASSES, DIM))
+    """Unit rows around class centers, so far apart that about two thirds are classified right."""
+    centers = np.random.default_rng(99).standard_normal((CLASSES, DIM))
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, count)
-    rows = centres[labels] + 5.5 * rng.standard_normal((count, DIM))
+    rows = centers[labels] + 5.5 * rng.standard_normal((count, DIM))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32), labels
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from sop_faiss.config import LevelConfig
 from sop_faiss.sop import kernel
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, cls_loss, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, cls_loss, log_assignment
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, contributions
 
@@ -71,7 +71,7 @@ def targets_of(assigned: Tensor) -> Tensor:
 
 
 def closed_loss(task: Task) -> Tensor:
-    shares = MemberShares.of(task.members, task.contributions)
+    shares = MemberWeights.of(task.members, task.contributions)
     with torch.no_grad():
         targets = targets_of(log_assignment(task.teacher, shares, TEACHER_TEMP).exp())
     row_weights = torch.full((len(task.student),), 1 / len(task.student), device=task.student.device)

@@ -1,9 +1,9 @@
-"""The neighbours of the anchors at the paper's size, against what one would otherwise write (docs/method.md, 2).
+"""The neighbors of the anchors at the paper's size, against what one would otherwise write (docs/method.md, 2).
 
     python benchmarks/bench_neighbors.py --quick
 
 Rows: FAISS's search of the memory against torch's product and topk, in time and in memory, and the torch engine against
-them; neighbours kept from step to step against a full search every step, with `--run` also of a real run's embeddings;
+them; neighbors kept from step to step against a full search every step, with `--run` also of a real run's embeddings;
 a store that the index sees against filling the index anew; on CUDA the search of a whole step's anchors. Without
 `--quick` also approximate search of many rows against FAISS's exact search.
 """
@@ -178,7 +178,7 @@ def kept_neighbors(stored: int, quick: bool, run: Path | None = None) -> Row:
     """One step: store, then draw anchors and find their supports.
 
     When timed the lists are as old as the memory; with `quick`, or of a run, they are some steps old, so that fewer run
-    short. A run's images come again before its memory is full: rows of the same image are then no neighbours.
+    short. A run's images come again before its memory is full: rows of the same image are then no neighbors.
     """
     rounds = 2 if quick else 7
     steps = 10 if quick else 100 if run is not None else CAPACITY // stored
@@ -218,9 +218,9 @@ def kept_neighbors(stored: int, quick: bool, run: Path | None = None) -> Row:
     seconds = interleaved_medians(functions, rounds, warm_up=False)
     difference = largest_difference(drawn["incremental"], drawn["full"])
     if difference > TIE:
-        raise SystemExit(f"kept neighbours differ from a full search by {difference}, more than ties of {TIE}")
+        raise SystemExit(f"kept neighbors differ from a full search by {difference}, more than ties of {TIE}")
     ratio, target = seconds["full"] / seconds["incremental"], ">= 5" if stored == 64 else ""
-    what = f"a step's neighbours kept: {TASKS} x {ANCHORS} anchors, k = {SUPPORTS}, {stored} of {CAPACITY} rows stored"
+    what = f"a step's neighbors kept: {TASKS} x {ANCHORS} anchors, k = {SUPPORTS}, {stored} of {CAPACITY} rows stored"
     what += "" if run is None else f", embeddings of a run (d = {dim})"
     detail = {
         "full_seconds": seconds["full"],
@@ -242,11 +242,11 @@ def approximate(settings: NeighborsConfig) -> Row:
     """
     generator, capacity = torch.Generator().manual_seed(0), LARGE_CAPACITIES[settings.index]
     mirror = RingMirror(capacity, LARGE_DIM, torch.device("cpu"))
-    centres = torch.randn(500, LARGE_DIM, generator=generator)
+    centers = torch.randn(500, LARGE_DIM, generator=generator)
 
     def embeddings(count: int) -> Tensor:
-        clusters = torch.randint(len(centres), (count,), generator=generator)
-        return F.normalize(centres[clusters] + torch.randn(count, LARGE_DIM, generator=generator), dim=1)
+        clusters = torch.randint(len(centers), (count,), generator=generator)
+        return F.normalize(centers[clusters] + torch.randn(count, LARGE_DIM, generator=generator), dim=1)
 
     mirror.rows.copy_(embeddings(capacity))
     search = ApproximateSearch(mirror, settings, SUPPORTS)
@@ -311,18 +311,18 @@ def store_in_place(quick: bool) -> Row:
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
 @click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
 def main(quick: bool, run: Path | None, json_file: Path | None, record: bool) -> None:
-    """Measure neighbours and stores on the CPU."""
+    """Measure neighbors and stores on the CPU."""
     benchmarks = {
         "store": lambda: store_in_place(quick),
         "search time": lambda: search_time(quick),
         "torch engine": lambda: torch_engine_time(quick),
         "search memory": search_memory,
-        "kept neighbours": lambda: kept_neighbors(64, quick),
+        "kept neighbors": lambda: kept_neighbors(64, quick),
     }
     if run is not None:
-        benchmarks["kept neighbours of a run"] = lambda: kept_neighbors(64, quick, run)
+        benchmarks["kept neighbors of a run"] = lambda: kept_neighbors(64, quick, run)
     if not quick:
-        benchmarks["kept neighbours, large batch"] = lambda: kept_neighbors(1024, quick)
+        benchmarks["kept neighbors, large batch"] = lambda: kept_neighbors(1024, quick)
         benchmarks["approximate, ivf"] = lambda: approximate(NeighborsConfig(index="ivf"))
         benchmarks["approximate, hnsw"] = lambda: approximate(NeighborsConfig(index="hnsw"))
     rows = []

@@ -4,14 +4,14 @@
 
 **Against its networks alone**: what the method costs beside the backbone. The paper's head (N_C = 65536, K = 4096,
 k = 8, T = 4; N_P = 8192, K = 512) and views (2 at 224 px, 10 at 96 px, block masks) under ViT-S/16, or ViT-Ti/16 with
-`--quick`. Both sides normalise the same views, go forward through the teacher and forward and backward through the
+`--quick`. Both sides normalize the same views, go forward through the teacher and forward and backward through the
 student, projector included. The networks alone have the sum of the embeddings as their loss; the whole step is
 `train_step`: prototypes, losses, AdamW, EMA and stores besides. Reading images is in neither. The memories hold random
-rows, and kept neighbour lists are made before the clock starts, as they are after the first steps of a run.
+rows, and kept neighbor lists are made before the clock starts, as they are after the first steps of a run.
 
 **Against iBOT** (with `--ibot`): the step of both, ViT-S/16 with the same views, masks and batch (8 on a CPU, 64 on
 CUDA), in one process, in turns; iBOT's as its README has it for ViT-S/16, from a checkout of github.com/bytedance/ibot.
-Both start from views in memory; ours normalises them in the step, iBOT's come normalised, as its loader does that. Time
+Both start from views in memory; ours normalizes them in the step, iBOT's come normalized, as its loader does that. Time
 with N_C = 16384, K = 1024, T = 1, and with the paper's full memories; peak memory is what a process of its own takes at
 most for two steps (its resident set; on CUDA what is allocated there). Ours takes the local views apart from the global
 ones (`train.views_apart`): the same gradients with less memory.
@@ -39,7 +39,7 @@ from report import Row, finish, interleaved_medians, meets
 
 from sop_faiss.config import Config, load_config
 from sop_faiss.data.batch import Batch
-from sop_faiss.data.views.device_color import normalise
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, Prototypes
@@ -59,14 +59,14 @@ MEMORIES = {"N_C 16384, K 1024, T 1": (*SMALL, APART), "N_C 65536, K 4096, T 4":
 TIMED = {
     "prototypes": ((PrototypeMaker, "draw"), (Prototypes, "health")),
     "losses": ((loop, "cls_loss"), (loop, "patch_loss")),
-    "optimiser_and_ema": ((loop, "clip_each_gradient"), (torch.optim.AdamW, "step"), (loop, "update_teacher")),
+    "optimizer_and_ema": ((loop, "clip_each_gradient"), (torch.optim.AdamW, "step"), (loop, "update_teacher")),
     "store": ((Memory, "store"),),
 }
 """Parts of a step, and the functions that do them. The losses make their gradient in the forward pass."""
 
 
 def make_batch(config: Config, patch_size: int) -> Batch:
-    """Noise in place of pictures, and masks as in training."""
+    """Noise in place of images, and masks as in training."""
     views, images = config.views, config.train.batch_size
     generator = torch.Generator().manual_seed(0)
 
@@ -78,7 +78,7 @@ def make_batch(config: Config, patch_size: int) -> Batch:
     return Batch(
         noise(views.global_count, views.global_size),
         noise(views.local_count, views.local_size),
-        torch.empty(views.global_count, images, 0),  # their colours are there already
+        torch.empty(views.global_count, images, 0),  # their colors are there already
         torch.empty(views.local_count, images, 0),
         torch.from_numpy(np.stack(masks)).view(views.global_count, images, -1),
         torch.arange(images),
@@ -90,8 +90,8 @@ def networks_alone(state: RunState, batch: Batch) -> None:
     """Forward through the teacher, forward and backward through the student, of the same views and masks."""
     config, device = state.config, state.device
     batch = batch.to(device)
-    global_views = normalise(batch.global_views, batch.global_colours, config.views, device)
-    local_views = normalise(batch.local_views, batch.local_colours, config.views, device)
+    global_views = normalize(batch.global_views, batch.global_colors, config.views, device)
+    local_views = normalize(batch.local_views, batch.local_colors, config.views, device)
     masked = batch.masks.flatten().nonzero().squeeze(1)
     state.optimizer.zero_grad(set_to_none=True)
     dtype = state.autocast_dtype
@@ -102,7 +102,7 @@ def networks_alone(state: RunState, batch: Batch) -> None:
     (cls.sum() + patches.sum()).backward()
 
 
-def synchronise() -> None:
+def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -114,10 +114,10 @@ def stopwatch() -> Iterator[dict[str, float]]:
 
     def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            synchronise()
+            synchronize()
             started = time.perf_counter()
             result = function(*arguments, **named)
-            synchronise()
+            synchronize()
             seconds[part] += time.perf_counter() - started
             return result
 
@@ -146,7 +146,7 @@ def peak_mebibytes(state: RunState, functions: dict[str, Callable[[], object]]) 
     for name, function in functions.items():
         torch.cuda.reset_peak_memory_stats(state.device)
         function()
-        synchronise()
+        synchronize()
         peaks[f"{name}_peak_MiB"] = torch.cuda.max_memory_allocated(state.device) / MEBIBYTE
     return peaks
 
@@ -159,7 +159,7 @@ def device_here() -> torch.device:
 
 
 def make_state(device: torch.device, overrides: list[str]) -> RunState:
-    """A run of `vits16` before its first step, but for neighbour lists, which are there."""
+    """A run of `vits16` before its first step, but for neighbor lists, which are there."""
     state = RunState(load_config("vits16", overrides), device, IMAGES)
     for parts in state.levels.values():
         if parts.maker.incremental:
@@ -187,7 +187,7 @@ def step_row(quick: bool, batch_size: int | None) -> Row:
     detail: dict[str, Any] = {f"{part}_seconds": value for part, value in seconds.items()}
     detail |= seconds_by_part(state, batch, repeats)
     detail |= {
-        "neighbours": "kept" if kept else "searched for",
+        "neighbors": "kept" if kept else "searched for",
         "precision": precision(state),
         "masked_patches": int(batch.masks.sum()),
         "repeats": repeats,
@@ -213,8 +213,8 @@ def ibot_step(checkout: Path, device: torch.device, images: int) -> Callable[[],
     config = load_config("vits16", [f"train.batch_size={images}"])
     batch = make_batch(config, 16).to(device)
     views = [
-        *normalise(batch.global_views, batch.global_colours, config.views, device).unbind(),
-        *normalise(batch.local_views, batch.local_colours, config.views, device).unbind(),
+        *normalize(batch.global_views, batch.global_colors, config.views, device).unbind(),
+        *normalize(batch.local_views, batch.local_colors, config.views, device).unbind(),
     ]
     side = config.views.global_size // 16
     masks = list(batch.masks.view(-1, images, side, side).unbind())

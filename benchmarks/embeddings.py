@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sop_faiss.config import load_config
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.data.views.device_color import normalise
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.checkpoint import checkpoint_directories
 from sop_faiss.model.networks import build_student_and_teacher
 from sop_faiss.train.checkpoints.checkpoint import load_network
@@ -66,5 +66,5 @@ def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tenso
         for parameter, first, last in zip(teacher.parameters(), *weights, strict=True):
             parameter.copy_(torch.lerp(first, last, step / steps))
         stored = [min(1, len(batch.global_views) - 1)]  # as the run: the second global view, or the only one
-        views = normalise(batch.global_views[stored], batch.global_colours[stored], config.views, torch.device("cpu"))
+        views = normalize(batch.global_views[stored], batch.global_colors[stored], config.views, torch.device("cpu"))
         yield teacher(views.flatten(0, 1))[0], batch.image_ids

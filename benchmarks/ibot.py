@@ -77,7 +77,7 @@ def peer_step(
     Args:
         checkout: of github.com/bytedance/ibot.
         arch: `vit_small` or `vit_tiny`.
-        images: the two global views first, then the local ones; normalised.
+        images: the two global views first, then the local ones; normalized.
         masks: of the two global views, rows x columns of patches.
         device: where images and masks are.
     """

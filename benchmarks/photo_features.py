@@ -1,7 +1,7 @@
 """Features of very many augmented views of photos, for indices that are to be tried at size.
 
-A million different photos are rarely at hand, and random vectors are no test: they have no neighbours. So each photo is
-seen through many random crops and colours, at the small size of a small encoder. [CLS] and the mean of the patches are
+A million different photos are rarely at hand, and random vectors are no test: they have no neighbors. So each photo is
+seen through many random crops and colors, at the small size of a small encoder. [CLS] and the mean of the patches are
 put side by side, and each vector has unit norm.
 """
 
@@ -18,7 +18,7 @@ from numpy.lib.format import open_memmap
 from sop_faiss.config import DataConfig, load_config
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, split_holdout
-from sop_faiss.data.views.device_color import normalise
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.checkpoint import find_checkpoint
 from sop_faiss.model.encoders.sop_encoder import trained_trunk
 
@@ -55,7 +55,7 @@ def write_photo_features(run: Path, photos: str, count: int, queries: int, folde
         batches = Batches(source, positions, config, trunk.multiple)
         per_step = _BATCH * config.views.global_count
         for step, batch in enumerate(batch_loader(batches, range(-(-rows // per_step)), pin_memory=False)):
-            views = normalise(batch.global_views, batch.global_colours, config.views, torch.device("cpu"))
+            views = normalize(batch.global_views, batch.global_colors, config.views, torch.device("cpu"))
             tokens = trunk.network(views.flatten(0, 1))
             features = torch.cat([tokens.cls, tokens.patches.mean(1)], 1)
             part = torch.nn.functional.normalize(features, dim=1).numpy()[: rows - step * per_step]

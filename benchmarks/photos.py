@@ -26,17 +26,17 @@ CLASSES = 10  # folders, as iBOT reads classes
 def write_photos(count: int, imagenette: Path, folder: Path) -> str:
     """Write `count` photos into class folders of `folder`; says from what they were made."""
     known = imagenette.is_dir() and any(imagenette.glob("*.tar"))
-    pictures = mosaics(imagenette, count) if known else waves(count)
-    for number, picture in enumerate(pictures):
+    images = mosaics(imagenette, count) if known else waves(count)
+    for number, image in enumerate(images):
         path = folder / f"class_{number % CLASSES}" / f"{number:05d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded(picture))
-    return "Imagenette photos" if known else "generated pictures"
+        path.write_bytes(encoded(image))
+    return "Imagenette photos" if known else "generated images"
 
 
-def encoded(picture: Image.Image) -> bytes:
+def encoded(image: Image.Image) -> bytes:
     stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=90)
+    image.save(stream, "JPEG", quality=90)
     return stream.getvalue()
 
 
@@ -56,10 +56,10 @@ def waves(count: int) -> Iterator[Image.Image]:
     generator = np.random.default_rng(0)
     rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH] / WIDTH
     for _ in range(count):
-        picture = np.full((HEIGHT, WIDTH, 3), 128.0)
+        image = np.full((HEIGHT, WIDTH, 3), 128.0)
         for frequency in (2, 5, 11, 23, 47):
             angle, phase = generator.uniform(0, 2 * np.pi, 2)
             wave = np.sin(2 * np.pi * frequency * (np.cos(angle) * columns + np.sin(angle) * rows) + phase)
-            picture += wave[..., None] * generator.uniform(-200, 200, 3) / np.sqrt(frequency)
-        picture += generator.normal(0, 6, picture.shape)
-        yield Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
+            image += wave[..., None] * generator.uniform(-200, 200, 3) / np.sqrt(frequency)
+        image += generator.normal(0, 6, image.shape)
+        yield Image.fromarray(np.clip(image, 0, 255).astype(np.uint8))

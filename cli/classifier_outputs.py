@@ -42,7 +42,7 @@ def classifier_output_options(per_class: str) -> Callable[[F], F]:
 def write_outputs(
     result: ClassifierResult, title: str, json_file: Path | None, csv_file: Path | None, png_file: Path | None
 ) -> None:
-    """Write the files that are asked for; `title` stands above the picture."""
+    """Write the files that are asked for; `title` stands above the image."""
     if json_file is not None:
         result.write(json_file)
     if csv_file is not None:
@@ -50,12 +50,12 @@ def write_outputs(
     if png_file is not None:
         from sop_faiss.report.confusion_figure import draw_confusion
 
-        picture = draw_confusion(result.confusion, title)
+        image = draw_confusion(result.confusion, title)
         with atomic_file(png_file) as temporary:
-            temporary.write_bytes(picture)
+            temporary.write_bytes(image)
 
 
 def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | None) -> None:
     """Tell which files were written."""
-    for what, file in (("JSON", json_file), ("CSV", csv_file), ("picture", png_file)):
+    for what, file in (("JSON", json_file), ("CSV", csv_file), ("image", png_file)):
         say_written(what, file)

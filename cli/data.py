@@ -1,4 +1,4 @@
-"""`sop-data`: pack pictures into shards, check shards, see the views of them, write the demo set."""
+"""`sop-data`: pack images into shards, check shards, see the views of them, write the demo set."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _top_value_option = click.option(
     metavar="VALUE",
     help="White in grayscale of 16 bits or floats, such as 4095.  [default: what the file states, else 65535]",
 )
-_SHOWN = 10  # lines of bad pictures; the rest is in the manifest or the JSON
+_SHOWN = 10  # lines of bad images; the rest is in the manifest or the JSON
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")
 def main() -> None:
-    """Pictures in: pack them into shards, check shards, see what training makes of them, write a small demo set.
+    """Images in: pack them into shards, check shards, see what training makes of them, write a small demo set.
 
     \b
     Example:
@@ -41,19 +41,19 @@ def main() -> None:
     """
 
 
-@main.command("pack", short_help="Pictures into webdataset shards.")
+@main.command("pack", short_help="Images into webdataset shards.")
 @click.argument("src", callback=refuse_empty)
 @click.argument("out", type=NamedPath())
-@click.option("--samples-per-shard", default=SAMPLES_PER_SHARD, show_default=True, help="Pictures per shard at most.")
-@click.option("--resize", type=int, metavar="PX", help="Shrink larger pictures to this shorter side.")
+@click.option("--samples-per-shard", default=SAMPLES_PER_SHARD, show_default=True, help="Images per shard at most.")
+@click.option("--resize", type=int, metavar="PX", help="Shrink larger images to this shorter side.")
 @click.option("--name", default="photos", show_default=True, help="First part of the names of the shards.")
 @click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
 @click.option(
-    "--max-bad", default=1.0, show_default=True, metavar="SHARE", help="Fail above this share of bad pictures (0 to 1)."
+    "--max-bad", default=1.0, show_default=True, metavar="SHARE", help="Fail above this share of bad images (0 to 1)."
 )
-@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Drop pictures with more pixels than this.")
+@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Drop images with more pixels than this.")
 @_top_value_option
-@click.option("--drop-exact-duplicates", is_flag=True, help="Of pictures with the same bytes keep the first only.")
+@click.option("--drop-exact-duplicates", is_flag=True, help="Of images with the same bytes keep the first only.")
 @run_command
 def pack_command(
     src: str,
@@ -67,11 +67,11 @@ def pack_command(
     top_value: float,
     drop_exact_duplicates: bool,
 ) -> None:
-    """Pack the pictures SRC into webdataset shards and a manifest.json in the new folder OUT.
+    """Pack the images SRC into webdataset shards and a manifest.json in the new folder OUT.
 
     SRC is a folder (its sub-folders, if any, are classes), a .txt or .csv list of path[,label] lines, or shards. Each
-    picture is verified by decoding it; bad ones are dropped, counted, and listed in the manifest. JPEG, PNG and WebP
-    keep their bytes unless they are shrunk or --top-value makes them 8 bits deep. Pictures that are there twice, by
+    image is verified by decoding it; bad ones are dropped, counted, and listed in the manifest. JPEG, PNG and WebP
+    keep their bytes unless they are shrunk or --top-value makes them 8 bits deep. Images that are there twice, by
     their bytes or nearly by their looks, are listed in duplicates.json; they stay, unless --drop-exact-duplicates.
 
     \b
@@ -79,7 +79,7 @@ def pack_command(
       sop-data pack photos/ shards/
       sop-data pack photos.csv shards/ --resize 256 --max-bad 0.01 --drop-exact-duplicates
     """
-    with progress_reporter("packing", "pictures") as progress:
+    with progress_reporter("packing", "images") as progress:
         summary = pack(
             src,
             out,
@@ -96,12 +96,12 @@ def pack_command(
     _print_summary(summary)
 
 
-@main.command("check", short_help="Verify shards and every picture in them.")
+@main.command("check", short_help="Verify shards and every image in them.")
 @click.argument("shards", callback=refuse_empty)
 @click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
-@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Pictures with more pixels are bad.")
+@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Images with more pixels are bad.")
 @_top_value_option
-@click.option("--duplicates", is_flag=True, help="Count pictures that are there twice; --json lists them.")
+@click.option("--duplicates", is_flag=True, help="Count images that are there twice; --json lists them.")
 @click.option("--json", "json_path", type=NamedPath(), metavar="FILE", help="Write the report there too.")
 @force_option
 @run_command
@@ -114,10 +114,10 @@ def check_command(
     json_path: Path | None,
     force: bool,
 ) -> None:
-    """Verify SHARDS: headers, keys, labels, every picture, and manifest.json where there is one.
+    """Verify SHARDS: headers, keys, labels, every image, and manifest.json where there is one.
 
     SHARDS is a folder of shards, one .tar, or a pattern such as 'shards/photos-{000000..000012}.tar'; a folder or list
-    of pictures works too. Prints a report; exit status 1 when there is any problem.
+    of images works too. Prints a report; exit status 1 when there is any problem.
 
     The label of KEY.jpg is KEY.cls, an integer; webdataset's KEY.image.jpg with KEY.cls and KEY.input.jpg with
     KEY.label.cls are understood. Hidden members and __MACOSX/ are passed over. Links cannot be read: make tars with
@@ -129,7 +129,7 @@ def check_command(
       sop-data check shards/ --duplicates --json report.json
     """
     check_outputs({"--json": json_path}, source_files(shards), force=force)
-    with progress_reporter("checking", "pictures") as progress:
+    with progress_reporter("checking", "images") as progress:
         report = check(
             shards,
             workers=workers,
@@ -170,7 +170,7 @@ def preview_command(
 
     One row an image, the first ones of the epoch: the source with its crops, the global views as the teacher sees them
     whole and the student masked, and the local views; pixel for pixel what training on a CPU gets. SHARDS may also be a
-    folder or list of pictures. Settings are overridden by KEY=VALUE as in sop-train.
+    folder or list of images. Settings are overridden by KEY=VALUE as in sop-train.
 
     \b
     Examples:
@@ -192,30 +192,30 @@ def preview_command(
         click.echo(one_line(f"  {sample.key}: {sample.message}; {sample.replacement} took its place"))
 
 
-@main.command("demo", short_help="Write the built-in digits, labelled, 32 px.")
+@main.command("demo", short_help="Write the built-in digits, labeled, 32 px.")
 @click.argument("out", type=NamedPath())
 @run_command
 def demo_command(out: Path) -> None:
     """Write the built-in demo set into the new folder OUT: scikit-learn's 1,797 scanned digits, 32 px.
 
-    OUT/train and OUT/test hold labelled shards, OUT/retrieval queries and a database with their ground truth.
+    OUT/train and OUT/test hold labeled shards, OUT/retrieval queries and a database with their ground truth.
 
     \b
     Example:
       sop-data demo digits/ && sop-data check digits/train
     """
     summary = write_digits(out)
-    click.echo(f"train      {out / 'train'}: {summary.train:,} pictures")
-    click.echo(f"test       {out / 'test'}: {summary.test:,} pictures")
-    click.echo(f"retrieval  {out / 'retrieval'}: {summary.queries:,} queries, {summary.database:,} database pictures")
+    click.echo(f"train      {out / 'train'}: {summary.train:,} images")
+    click.echo(f"test       {out / 'test'}: {summary.test:,} images")
+    click.echo(f"retrieval  {out / 'retrieval'}: {summary.queries:,} queries, {summary.database:,} database images")
 
 
 def _print_summary(summary: PackSummary) -> None:
     shards = _number(len(summary.shards), "shard")
-    pictures = _number(summary.samples, "picture")
-    click.echo(one_line(f"packed {pictures} into {shards}, {_megabytes(summary.bytes)}: {summary.out}"))
+    images = _number(summary.samples, "image")
+    click.echo(one_line(f"packed {images} into {shards}, {_megabytes(summary.bytes)}: {summary.out}"))
     classes = f" in {_number(summary.classes, 'class', 'classes')}" if summary.classes else ""
-    click.echo(f"labelled {summary.labelled:,}{classes}; resized {summary.resized:,}")
+    click.echo(f"labeled {summary.labeled:,}{classes}; resized {summary.resized:,}")
     exact, near = summary.duplicates["exact"], summary.duplicates["near"]
     if exact or near:
         fate = "left out" if summary.duplicates["exact_are_left_out"] else "kept"
@@ -223,16 +223,16 @@ def _print_summary(summary: PackSummary) -> None:
     if summary.dropped:
         click.echo(f"dropped {len(summary.dropped):,} ({_counts(summary.dropped_by_reason)}), listed in manifest.json")
         for item in summary.dropped[:_SHOWN]:
-            click.echo(one_line(f"  {item.picture}: {item.reason}"))
+            click.echo(one_line(f"  {item.image}: {item.reason}"))
         _print_rest(len(summary.dropped))
     _print_notices(summary.notices)
 
 
 def _print_report(report: CheckReport) -> None:
     where = f" in {_number(report.shards, 'shard')}, {_megabytes(report.bytes)}" if report.shards else ""
-    click.echo(f"{one_line(report.source)}: {_number(report.samples, 'picture')}{where}, {report.good:,} good")
-    classes = f" in {_number(len(report.label_counts), 'class', 'classes')}" if report.labelled else ""
-    click.echo(f"labelled {report.labelled:,}{classes}; formats: {_counts(report.formats)}")
+    click.echo(f"{one_line(report.source)}: {_number(report.samples, 'image')}{where}, {report.good:,} good")
+    classes = f" in {_number(len(report.label_counts), 'class', 'classes')}" if report.labeled else ""
+    click.echo(f"labeled {report.labeled:,}{classes}; formats: {_counts(report.formats)}")
     if report.shorter_side is not None:
         side = report.shorter_side
         click.echo(f"shorter side {side.smallest} to {side.largest} px, median {side.median}")
@@ -241,7 +241,7 @@ def _print_report(report: CheckReport) -> None:
     if report.repeated_keys:
         click.echo(f"keys in more than one shard: {report.repeated_keys:,} (prefixed with the shard when read)")
     if report.duplicates is not None:
-        counts = {kind: report.duplicates[kind]["pictures_beyond_the_first"] for kind in ("exact", "near")}
+        counts = {kind: report.duplicates[kind]["images_beyond_the_first"] for kind in ("exact", "near")}
         click.echo(f"duplicates: {_counts(counts)}")
     if report.shards:
         click.echo("manifest.json agrees" if report.has_manifest and not report.problems else _manifest_line(report))

@@ -84,7 +84,7 @@ _OPTIONS = (
     click.option(
         "--pooling",
         metavar="NAME",
-        help="cls, mean (of the patch tokens), cls_mean (both), gem (generalised mean), or pooled (as the network does "
+        help="cls, mean (of the patch tokens), cls_mean (both), gem (generalized mean), or pooled (as the network does "
         "it).  [default: the model's own]",
     ),
     click.option(
@@ -100,7 +100,7 @@ _OPTIONS = (
         "--mean",
         callback=_per_channel,
         metavar="R,G,B",
-        help="Mean to normalise images in [0, 1] with; one number is for all channels.  [default: the model's own]",
+        help="Mean to normalize images in [0, 1] with; one number is for all channels.  [default: the model's own]",
     ),
     click.option(
         "--std",
@@ -112,7 +112,7 @@ _OPTIONS = (
         "--scales",
         callback=_scales,
         metavar="S,S,...",
-        help="See each picture at these sizes, relative to --size, as 1,0.7071,0.5; features are added.  [default: 1]",
+        help="See each image at these sizes, relative to --size, as 1,0.7071,0.5; features are added.  [default: 1]",
     ),
     click.option(
         "--top-value",
@@ -131,7 +131,7 @@ _OPTIONS = (
         "--cache",
         type=NamedPath(),
         metavar="DIR",
-        help="A directory that keeps features by the content of each picture: what it has is not computed again.",
+        help="A directory that keeps features by the content of each image: what it has is not computed again.",
     ),
     click.option(
         "--device",

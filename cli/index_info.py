@@ -44,7 +44,7 @@ def info_command(index: Path, json_file: Path | None, force: bool) -> None:
 
     check_outputs({"--json": json_file}, [index], to_stdout=("--json",), force=force)
     manifest, ids = read_verified(index)
-    labelled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
+    labeled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
     size = sum(int(file["bytes"]) for file in manifest.files.values())
     facts = {
         "command": "sop-index info",
@@ -57,7 +57,7 @@ def info_command(index: Path, json_file: Path | None, force: bool) -> None:
         "encoder": manifest.encoder,
         "preprocess": manifest.preprocess,
         "pooling": manifest.pooling,
-        "labelled": labelled,
+        "labeled": labeled,
         "class_names": manifest.class_names,
         "dropped": manifest.dropped,
         "root": manifest.root,
@@ -81,8 +81,8 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
         "encoder": f"{encoder['name']}, fingerprint {encoder['fingerprint'][:12]}, pooling {facts['pooling']}",
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
-        "labels": f"{facts['labelled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
-        "pictures": f"{facts['root']}{moved}",
+        "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
+        "images": f"{facts['root']}{moved}",
         "left out": counted(facts["dropped"]) or "none",
     }
     return "\n".join(f"{name:<11}{one_line(value)}" for name, value in lines.items())
@@ -96,7 +96,7 @@ def _search_text(search: dict[str, Any]) -> str:
     """How far a search looks, how much it finds, why this kind of index, and what has changed since."""
     parts = [] if search["effort"] is None else [f"effort {search['effort']}"]
     if search["recall"] is not None:
-        found = f"recall@{search['k']} {search['recall']:.3f} on {search['queries']:,} pictures held out"
+        found = f"recall@{search['k']} {search['recall']:.3f} on {search['queries']:,} images held out"
         parts.append(f"{found} (wanted {search['target']:g})")
     parts.append(search["why"])
     parts += [f"{search[what]:,} {what} since" for what in ("added", "removed") if search.get(what)]

@@ -22,7 +22,7 @@ def counted(dropped: dict[str, int]) -> str:
 
 
 def named(key: str, label: str | None) -> str:
-    """A picture's key, and its class where it has one."""
+    """An image's key, and its class where it has one."""
     return one_line(key) + (f"  [{one_line(label)}]" if label is not None else "")
 
 

@@ -1,4 +1,4 @@
-"""sop-index search: the pictures nearest to a query."""
+"""sop-index search: the images nearest to a query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILE = NamedPath(allow_dash=True)
 _FOLDER = NamedPath()
 
 
-@click.command("search", short_help="Find the pictures nearest to yours.")
+@click.command("search", short_help="Find the images nearest to yours.")
 @click.argument("index", type=_FOLDER)
 @click.argument("images", metavar="[IMAGE]...", type=_FOLDER, nargs=-1)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no --model.")
@@ -32,8 +32,8 @@ _FOLDER = NamedPath()
 )
 @optional_encoder_options
 @click.option("--features", type=_FOLDER, metavar="STORE", help="Many queries: a feature store; needs no --model.")
-@click.option("-k", type=int, help="Neighbours of each query.  [default: 10; with --threshold all that reach it]")
-@click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbours of a smaller similarity.")
+@click.option("-k", type=int, help="Neighbors of each query.  [default: 10; with --threshold all that reach it]")
+@click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbors of a smaller similarity.")
 @click.option(
     "--verify",
     default="all",
@@ -43,11 +43,11 @@ _FOLDER = NamedPath()
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write what was found as JSON; - is stdout.")
 @click.option(
-    "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbour; - is stdout."
+    "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbor; - is stdout."
 )
-@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of pictures that stands alone.")
-@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of images that stands alone.")
+@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option(
     "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Of --data: share that may be unusable."
 )
@@ -71,10 +71,10 @@ def search_command(
     max_bad_fraction: float,
     force: bool,
 ) -> None:
-    """Find the pictures of an index that are nearest to yours, nearest first.
+    """Find the images of an index that are nearest to yours, nearest first.
 
-    INDEX is the directory that sop-index build wrote, IMAGE a picture file. The similarity is the cosine of the
-    features. Where classes are known, right and wrong ones are marked. With --threshold and without -k, all neighbours
+    INDEX is the directory that sop-index build wrote, IMAGE an image file. The similarity is the cosine of the
+    features. Where classes are known, right and wrong ones are marked. With --threshold and without -k, all neighbors
     that reach the threshold are found; with both, of the k nearest those that reach it.
 
     \b
@@ -98,10 +98,10 @@ def search_command(
     opened = FeatureIndex.open(index, verify=verify)
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)
-    with progress_reporter("embedding", "pictures") as progress:
+    with progress_reporter("embedding", "images") as progress:
         result = search_index(
             opened,
-            pictures=images,
+            images=images,
             data=data,
             keys=keys,
             features=features,
@@ -114,7 +114,7 @@ def search_command(
     elif csv_file is not None:
         write_search_csv(csv_file, result)
     if html_file is not None:
-        with progress_reporter("drawing", "pictures") as progress:
+        with progress_reporter("drawing", "images") as progress:
             footer = page_footer("sop-index search")
             write_search_page(html_file, opened, result, images_root=images_root, footer=footer, progress=progress)
     if json_file is not None:
@@ -138,7 +138,7 @@ def search_command(
 
 
 def _found_text(result: SearchResult) -> str:
-    """One block a query: its key and class, then rank, similarity, mark, key and class of each neighbour."""
+    """One block a query: its key and class, then rank, similarity, mark, key and class of each neighbor."""
     marks = {True: "+", False: "-", None: " "}
     blocks = []
     for query in result.queries:

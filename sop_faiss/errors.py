@@ -21,7 +21,7 @@ class DataError(SopError):
 
 
 class UnreachableError(DataError):
-    """A whole shard cannot be fetched, or is not what it was; no other picture can stand in for it."""
+    """A whole shard cannot be fetched, or is not what it was; no other image can stand in for it."""
 
 
 class WorkerDiedError(DataError):

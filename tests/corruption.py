@@ -94,7 +94,7 @@ class Bench:
         finally:
             for file in damaged:
                 (directory / file).write_bytes(content[file])
-        # Indices of two kinds of the same pictures may have the same ids: their other two files are all of an index.
+        # Indices of two kinds of the same images may have the same ids: their other two files are all of an index.
         same = [other for other, files in self.whole.items() if files == content | damaged]
         assert same, f"case {seed}: {sorted(map(str, damaged))} of {name} were believed"
         assert told == self.answers[same[0]], f"case {seed}: answers of {name} are others"

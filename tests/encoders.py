@@ -80,7 +80,7 @@ def write_official(path: Path, networks: dict[str, nn.Module], **extra: Any) -> 
 
 
 def random_images(side: int = 32, count: int = 3, width: int | None = None) -> torch.Tensor:
-    """Normalised images, always the same."""
+    """Normalized images, always the same."""
     return torch.randn(count, 3, side, width or side, generator=torch.Generator().manual_seed(0))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from sop_faiss.sop import kernel, loss
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 from sop_faiss.sop.prototypes import contributions
 from tests.oracle import dense_assignment
 
@@ -42,7 +42,7 @@ def on_the_kernel(monkeypatch):
 def check(u: torch.Tensor, members: torch.Tensor, weights: torch.Tensor, temperature: float) -> None:
     """P, the loss and its gradient against the oracle, in every row."""
     count = len(members)
-    shares = MemberShares.of(members, weights)
+    shares = MemberWeights.of(members, weights)
     targets = torch.softmax(5 * unit(len(u), count, seed=7), dim=1)
     row_weights = torch.linspace(0.1, 1.0, len(u))
     ours, theirs = u.clone().requires_grad_(), u.double().requires_grad_()
@@ -93,7 +93,7 @@ def test_members_may_be_equal():
 
 def test_half_precision_embeddings_are_computed_in_float32():
     members, weights, u = unit(20, 2, 16, seed=1), torch.full((20, 2), 0.8), unit(5, 16, seed=2).bfloat16()
-    shares = MemberShares.of(members, weights)
+    shares = MemberWeights.of(members, weights)
     with torch.no_grad():
         assigned = log_assignment(u, shares, 0.1)
     assert assigned.dtype == torch.float32
@@ -107,7 +107,7 @@ def test_half_precision_embeddings_are_computed_in_float32():
 
 def test_finite_where_the_dense_formula_underflows():
     members = torch.stack([unit(4, seed=1), -unit(4, seed=1)]).unsqueeze(1)
-    shares = MemberShares.of(members, torch.ones(2, 1))
+    shares = MemberWeights.of(members, torch.ones(2, 1))
     u = members[0].clone().requires_grad_()
     with torch.no_grad():
         assigned = log_assignment(u, shares, 0.005)
@@ -120,7 +120,7 @@ def test_finite_where_the_dense_formula_underflows():
 
 def test_the_cut_into_programs_does_not_change_the_result(monkeypatch):
     members, u = unit(100, 2, 8, seed=1), unit(9, 8, seed=2)
-    shares = MemberShares.of(members, torch.full((100, 2), 0.9))
+    shares = MemberWeights.of(members, torch.full((100, 2), 0.9))
     targets = torch.softmax(5 * unit(9, 100, seed=3), dim=1)
     results = []
     for programs in (1, 3, 1000):

@@ -1,4 +1,4 @@
-"""An index with its pictures and its run, and `sop-index serve` over it in a process of its own."""
+"""An index with its images and its run, and `sop-index serve` over it in a process of its own."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_a_teacher_that_is_uniform_and_a_student_that_does_not_move(tmp_path, sh
     assert_one_line(error, "last checkpoint is none", "train.stop_on")
 
 
-def test_pictures_that_are_copies_of_one(tmp_path, caplog):
+def test_images_that_are_copies_of_one(tmp_path, caplog):
     photo = encode(make_image(np.random.default_rng(0), 20))
     (tmp_path / "photos").mkdir()
     for number in range(24):
@@ -298,7 +298,7 @@ def test_a_run_that_ends_before_any_alarm_tells_of_a_collapse(tmp_path, caplog):
 
 
 def test_directions_that_are_lost(tmp_path, shards, caplog, monkeypatch):
-    """With other limits: embeddings of 24 pictures have hardly any rank to lose."""
+    """With other limits: embeddings of 24 images have hardly any rank to lose."""
     monkeypatch.setattr("sop_faiss.train.log.alarms.LEAST_BEST_RANK", 2.5)
     monkeypatch.setattr("sop_faiss.train.log.alarms.DROPPED_RANK", 0.6)
     length = ("train.stop_after_steps=14", "train.stop_on=non_finite")
@@ -345,8 +345,8 @@ def test_gradients_that_overflow_half_precision(tmp_path, shards, monkeypatch):
     with pytest.raises(RunStoppedError, match=r"gradient_norm is (inf|nan) at step 1"):
         run_training(tiny_config(tmp_path, f"data.train={shards}", *QUICK), tmp_path / "run")
     dump = json.loads((tmp_path / "run" / "stopped.json").read_text())
-    spoilt = {block for block, norm in dump["gradient_norms"].items() if isinstance(norm, str)}
-    assert spoilt and all(block.startswith("projector") for block in spoilt)
+    spoiled = {block for block, norm in dump["gradient_norms"].items() if isinstance(norm, str)}
+    assert spoiled and all(block.startswith("projector") for block in spoiled)
 
 
 def test_what_alarms_have_counted_is_saved(tmp_path, shards):

@@ -18,7 +18,7 @@ from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.neighbors import approximate
 from sop_faiss.neighbors.approximate import ApproximateSearch, count_lists, index_bytes, index_pays
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 from sop_faiss.train.log.monitor import read_metrics
@@ -50,7 +50,7 @@ def unit_rows(count: int, dim: int, seed: int) -> Tensor:
     return F.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def assert_true_and_in_order(found: Neighbors, queries: Tensor, memory: Memory) -> None:
+def assert_true_and_in_order(found: NearestRows, queries: Tensor, memory: Memory) -> None:
     """k different rows that exist, with the similarities that they have now, falling, ties by rising row."""
     assert int(found.rows.min()) >= 0
     exact = queries.double() @ memory.embeddings.double().T
@@ -187,7 +187,7 @@ def test_where_it_comes_upon_too_few_rows_it_searches_exactly(caplog, kind, k):
         found = memory.search(queries, k)
         torch.testing.assert_close(found.similarities.double(), exact, rtol=0, atol=TIE)
     for wrong in (0, 301):
-        with pytest.raises(ConfigError, match=f"{wrong} neighbours asked of a memory of 300 rows"):
+        with pytest.raises(ConfigError, match=f"{wrong} neighbors asked of a memory of 300 rows"):
             memory.search(queries, wrong)
 
 

@@ -30,8 +30,8 @@ FINE = ("IVF8,Flat", "IVF8,SQ8", "HNSW8", "SQ8", "IVF8,Flat,RFlat")
 @pytest.fixture(scope="module")
 def rows() -> np.ndarray:
     rng = np.random.default_rng(0)
-    centres = unit_rows(rng, 10, DIMENSION)
-    rows = centres[rng.integers(0, 10, COUNT)] + 0.3 * unit_rows(rng, COUNT, DIMENSION)
+    centers = unit_rows(rng, 10, DIMENSION)
+    rows = centers[rng.integers(0, 10, COUNT)] + 0.3 * unit_rows(rng, COUNT, DIMENSION)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     rows[50:60] = rows[7]  # copies
     return rows.astype(np.float32)
@@ -54,7 +54,7 @@ def test_with_all_effort_it_is_brute_force(factory: str, rows: np.ndarray) -> No
     wanted, _ = brute_force(queries, rows, 10)
     scores = np.einsum("qd,qkd->qk", queries, rows[found.rows])
     tolerance = 1e-5 if "SQ" not in factory else 0.02
-    np.testing.assert_allclose(scores, wanted, atol=tolerance)  # as near as the true neighbours, which may tie
+    np.testing.assert_allclose(scores, wanted, atol=tolerance)  # as near as the true neighbors, which may tie
     np.testing.assert_allclose(found.similarities, scores, atol=tolerance)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sop_faiss.neighbors import blocks
-from sop_faiss.neighbors.blocks import Neighbors, search_by_blocks
+from sop_faiss.neighbors.blocks import NearestRows, search_by_blocks
 from tests.oracle import product_and_topk
 
 
@@ -18,7 +18,7 @@ def whole_numbers(count: int, dim: int, seed: int) -> Tensor:
     return torch.randint(-2, 3, (count, dim), generator=torch.Generator().manual_seed(seed)).float()
 
 
-def assert_nearest(found: Neighbors, queries: Tensor, rows: Tensor, k: int) -> None:
+def assert_nearest(found: NearestRows, queries: Tensor, rows: Tensor, k: int) -> None:
     """For data whose products are exact."""
     expected, _ = product_and_topk(queries, rows, k)
     assert torch.equal(found.similarities, expected)

@@ -37,7 +37,7 @@ def run(error: BaseException) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (DataError("two\nlines  and \x1b[31mcolour"), 1, "error: two lines and ?[31mcolour\n"),
+        (DataError("two\nlines  and \x1b[31mcolor"), 1, "error: two lines and ?[31mcolor\n"),
         (CheckpointError("x"), 1, "error: x\n"),
         (RunStoppedError("collapse at step 7"), 3, "error: collapse at step 7\n"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.tar"), 1, "error: No space left on device: out.tar\n"),
@@ -237,11 +237,11 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_plain_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress_reporter("packing", "pictures") as progress:
+    with progress_reporter("packing", "images") as progress:
         for done in range(1, 1001):
             progress(done, 1000)
     out, err = capsys.readouterr()
-    assert out == "" and err == "packing: 1,000 of 1,000 pictures, 0 s\n"
+    assert out == "" and err == "packing: 1,000 of 1,000 images, 0 s\n"
     monkeypatch.setattr(common, "PLAIN_INTERVAL_SECONDS", 0.0)
     with progress_reporter("x", "y") as progress:
         progress(1, 2)
@@ -293,7 +293,7 @@ def test_written_files_are_told_on_stderr(capsys: pytest.CaptureFixture[str]) ->
 
 def test_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress_reporter("packing", "pictures") as progress:
+    with progress_reporter("packing", "images") as progress:
         progress(3, 7)
     out, err = capsys.readouterr()
     assert out == "" and "packing" in err and "3/7" in err

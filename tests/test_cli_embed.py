@@ -80,14 +80,14 @@ def test_random_weights_of_a_config(run: Path, photos: Path, tmp_path: Path) -> 
     assert "random weights, seed 0" in result.stdout
 
 
-def test_dropped_pictures_are_told(run: Path, tmp_path: Path) -> None:
+def test_dropped_images_are_told(run: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "photos", classes=0, per_class=5)
     (folder / "0001.jpg").write_bytes(b"")
     arguments = ["--model", run, "--data", folder, "--out", tmp_path / "f"]
-    assert_one_line_error(invoke(*arguments), "1 of 5 pictures are unusable")
+    assert_one_line_error(invoke(*arguments), "1 of 5 images are unusable")
     assert not (tmp_path / "f").exists()
     result = invoke(*arguments, "--max-bad-fraction", 0.2)
-    assert result.exit_code == 0 and "1 pictures dropped (empty 1)" in result.stdout
+    assert result.exit_code == 0 and "1 images dropped (empty 1)" in result.stdout
 
 
 def test_occupied_output_is_refused_before_anything_is_computed(
@@ -136,4 +136,4 @@ def test_as_a_user_types_it(run: Path, photos: Path, tmp_path: Path) -> None:
     done = subprocess.run([*command, "--out", str(tmp_path / "f")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("12 features")
-    assert "embedding: 12 of 12 pictures" in done.stderr
+    assert "embedding: 12 of 12 images" in done.stderr

@@ -113,7 +113,7 @@ def test_served_and_ended_by_ctrl_c(place: Path) -> None:
     with serve_index(place / "index") as (address, process):
         kept = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1].strip("/"))))
         with urllib.request.urlopen(f"{address}api/index") as answer:
-            assert json.load(answer)["pictures"] == 12
+            assert json.load(answer)["images"] == 12
         process.send_signal(signal.SIGINT)
         said, complained = process.communicate(timeout=30)
         kept.close()

@@ -141,7 +141,7 @@ def test_an_output_below_a_file_is_refused(tmp_path, config, shards):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_unlabelled_images_cannot_be_scored(tmp_path, config):
+def test_unlabeled_images_cannot_be_scored(tmp_path, config):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=16, size=20)
     result = run(
         config, f"data.train={folder}", "data.holdout_share=0.25", "evaluate.test=holdout", "evaluate.every_steps=1",

@@ -88,7 +88,7 @@ def test_batch_norms_stand_still_or_follow_the_batch(batchnorm: str, init: str, 
 
 
 def test_making_one_draws_as_timm_does() -> None:
-    """The black picture that shows its width and stride costs no random number and leaves the batch norms alone."""
+    """The black image that shows its width and stride costs no random number and leaves the batch norms alone."""
     torch.manual_seed(3)
     expected = timm.create_model("test_resnet", num_classes=0).state_dict()
     after = torch.rand(1)

@@ -147,8 +147,8 @@ def test_shards_packed_with_a_top_value_need_none(scans: Path, tmp_path: Path) -
 def test_training_and_its_encoder_see_the_same(scans: Path, tmp_path: Path) -> None:
     config = config_of({"data": {"top_value": 4095}, "views": {"global_size": 32}}, "here")
     encoded = (scans / "a.png").read_bytes()
-    picture, _ = MultiCrop(config, 0).load(0, 0, encoded)
-    np.testing.assert_array_equal(picture[..., 0], EIGHT)
+    image, _ = MultiCrop(config, 0).load(0, 0, encoded)
+    np.testing.assert_array_equal(image[..., 0], EIGHT)
 
     run = write_run(tmp_path / "run")
     dark = load_encoder(str(run))

@@ -40,7 +40,7 @@ def test_digits_demo_scores_indexes_and_writes_the_page(tmp_path, few_steps):
 
 def test_own_photos_without_labels(tmp_path, few_steps):
     photos = write_folder(tmp_path / "photos", classes=0, per_class=20, size=(60, 80))
-    (photos / "broken.jpg").write_bytes(b"no picture")
+    (photos / "broken.jpg").write_bytes(b"no image")
     result = run("--images", photos, "--out", tmp_path / "demo")
     assert result.exit_code == 0, result.output + result.stderr
     assert (tmp_path / "demo" / "results.html").is_file()
@@ -58,7 +58,7 @@ def test_too_few_photos_and_foreign_folders(tmp_path):
     photos = write_folder(tmp_path / "photos", classes=0, per_class=3)
     result = run("--images", photos, "--out", tmp_path / "demo")
     assert result.exit_code == 1
-    assert "has 3 pictures" in result.stderr
+    assert "has 3 images" in result.stderr
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("precious")

@@ -39,13 +39,13 @@ def test_parts(demo: Path) -> None:
         assert check(demo / part).problems == []
 
 
-def test_pictures_are_the_digits(demo: Path) -> None:
+def test_images_are_the_digits(demo: Path) -> None:
     train = open_source(demo / "train")
     images = load_digits().images
     for position in (0, 700, 1396):
-        picture = decode_image(train.read(position))
-        assert picture.shape == (32, 32, 3) and (picture[..., 0] == picture[..., 2]).all()
-        small = picture[..., 0].reshape(8, 4, 8, 4).mean((1, 3)) / 255 * 16
+        image = decode_image(train.read(position))
+        assert image.shape == (32, 32, 3) and (image[..., 0] == image[..., 2]).all()
+        small = image[..., 0].reshape(8, 4, 8, 4).mean((1, 3)) / 255 * 16
         assert np.corrcoef(small.ravel(), images[int(train.keys[position])].ravel())[0, 1] > 0.98
 
 
@@ -68,8 +68,8 @@ def test_retrieval_ground_truth(demo: Path) -> None:
     for query, truth in zip(gnd["qimlist"], gnd["gnd"], strict=True):
         same = [n for n, name in enumerate(gnd["imlist"]) if targets[int(name[:4])] == targets[int(query[:4])]]
         assert truth == {"ok": same, "junk": []} and len(same) >= 20
-    picture = test.read(test.keys.index(gnd["qimlist"][0][:4]))
-    assert (folder / "query" / gnd["qimlist"][0]).read_bytes() == picture
+    image = test.read(test.keys.index(gnd["qimlist"][0][:4]))
+    assert (folder / "query" / gnd["qimlist"][0]).read_bytes() == image
 
 
 def test_always_the_same(demo: Path, tmp_path: Path) -> None:

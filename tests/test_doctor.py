@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from sop_faiss.cli import doctor as command
 from sop_faiss.neighbors import selftest
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror
 from sop_faiss.neighbors.selftest import find_problems
 from sop_faiss.verbs import doctor
 from sop_faiss.verbs.doctor import (
@@ -50,11 +50,11 @@ def test_faiss_works_on_the_gpu() -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda found: Neighbors(found.similarities + 1e-3, found.rows), "differ by 0.001"),
-        (lambda found: Neighbors(found.similarities, found.rows.roll(1, 0)), "differ by"),
-        (lambda found: Neighbors(found.similarities, found.rows - 5000), "rows that do not exist"),
-        (lambda found: Neighbors(found.similarities, found.rows[:, :1].expand(-1, 20)), "a row twice"),
-        (lambda found: Neighbors(found.similarities * torch.nan, found.rows), "differ by nan"),
+        (lambda found: NearestRows(found.similarities + 1e-3, found.rows), "differ by 0.001"),
+        (lambda found: NearestRows(found.similarities, found.rows.roll(1, 0)), "differ by"),
+        (lambda found: NearestRows(found.similarities, found.rows - 5000), "rows that do not exist"),
+        (lambda found: NearestRows(found.similarities, found.rows[:, :1].expand(-1, 20)), "a row twice"),
+        (lambda found: NearestRows(found.similarities * torch.nan, found.rows), "differ by nan"),
     ],
 )
 def test_wrong_searches_are_noticed(monkeypatch: pytest.MonkeyPatch, damage: Any, problem: str) -> None:
@@ -70,7 +70,7 @@ def test_a_memory_that_is_not_seen_is_noticed(monkeypatch: pytest.MonkeyPatch) -
             super().__init__(*arguments, **options)
             self.kept: torch.Tensor | None = None
 
-        def search(self, queries: torch.Tensor, k: int) -> Neighbors:
+        def search(self, queries: torch.Tensor, k: int) -> NearestRows:
             self.kept = self.rows.clone() if self.kept is None else self.kept
             self.rows.copy_(self.kept)
             return super().search(queries, k)

@@ -39,7 +39,7 @@ def test_where_shards_come_from(tmp_path, shards):
         "bytes": sizes,
         "root": str(shards),
         "images": 24,
-        "labelled_images": 24,
+        "labeled_images": 24,
         "classes": 3,
     }
     assert described(tmp_path, shards)["data"] == told  # by now each shard has an index beside it
@@ -55,11 +55,11 @@ def test_where_shards_come_from(tmp_path, shards):
 def test_where_files_come_from(tmp_path):
     photos = write_folder(tmp_path / "photos", classes=2, per_class=12, size=20)
     told = described(tmp_path, photos)["data"]
-    assert (told["kind"], told["folders"], told["images"], told["classes"]) == ("folder of pictures", 2, 24, 2)
+    assert (told["kind"], told["folders"], told["images"], told["classes"]) == ("folder of images", 2, 24, 2)
     (tmp_path / "list.txt").write_text("".join(f"photos/class_0/{number:04d}.jpg\n" for number in range(12)))
     told = described(tmp_path, tmp_path / "list.txt", "sop.cls.num_supports=1")["data"]
-    assert (told["kind"], told["folders"], told["images"]) == ("list of pictures", 1, 12)
-    assert (told["classes"], told["labelled_images"]) == (0, 0)
+    assert (told["kind"], told["folders"], told["images"]) == ("list of images", 1, 12)
+    assert (told["classes"], told["labeled_images"]) == (0, 0)
 
 
 class _Known(Network):

@@ -119,13 +119,13 @@ def test_student_on_demand(run: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(timms(tmp_path / "out", random_images()), ours(run, random_images(), student=True))
 
 
-def test_timm_prepares_pictures_alike(exported: Path) -> None:
+def test_timm_prepares_images_alike(exported: Path) -> None:
     encoder = load_encoder(str(exported))
     network = timm.create_model(f"local-dir:{exported}", pretrained=True)
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(network))
-    picture = make_image(np.random.default_rng(0), (50, 70))
-    theirs = transform(Image.fromarray(picture))
-    images = encoder.preprocess.normalise(torch.from_numpy(encoder.preprocess.apply(picture)).unsqueeze(0))
+    image = make_image(np.random.default_rng(0), (50, 70))
+    theirs = transform(Image.fromarray(image))
+    images = encoder.preprocess.normalize(torch.from_numpy(encoder.preprocess.apply(image)).unsqueeze(0))
     assert theirs.shape == images.shape[1:]
     assert float((theirs - images[0]).abs().max()) < 0.05  # 2 of 255 levels in units of std
 

@@ -28,7 +28,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty pictures of many shapes, lossless so that other decoders see the same pixels."""
+    """Twenty images of many shapes, lossless so that other decoders see the same pixels."""
     folder = tmp_path_factory.mktemp("mixed")
     rng = np.random.default_rng(0)
     for number in range(20):
@@ -38,7 +38,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain_features(encoder: Encoder, folder: Path) -> np.ndarray:
-    """One picture at a time: PIL, torchvision's transforms, unit norm."""
+    """One image at a time: PIL, torchvision's transforms, unit norm."""
     prepare = transforms.Compose(
         [
             transforms.Resize(encoder.preprocess.resize, interpolation=transforms.InterpolationMode.BICUBIC),
@@ -49,8 +49,8 @@ def plain_features(encoder: Encoder, folder: Path) -> np.ndarray:
     )
     rows = []
     for path in sorted(folder.glob("*.png")):
-        with Image.open(path) as picture, torch.no_grad():
-            rows.append(encoder(prepare(picture.convert("RGB")).unsqueeze(0))[0].numpy())
+        with Image.open(path) as image, torch.no_grad():
+            rows.append(encoder(prepare(image.convert("RGB")).unsqueeze(0))[0].numpy())
     features = np.stack(rows)
     features /= np.linalg.norm(features, axis=1, keepdims=True)
     return features
@@ -88,7 +88,7 @@ def test_manifest_says_how_the_features_were_made(encoder: Encoder, mixed: Path)
     assert manifest["preprocess"] == encoder.preprocess.to_dict()
     assert (manifest["pooling"], manifest["dimension"], manifest["count"]) == ("cls", 32, 20)
     assert manifest["sources"] == [str(mixed)]
-    assert manifest["dropped"] == {"count": 0, "reasons": {}, "pictures": []}
+    assert manifest["dropped"] == {"count": 0, "reasons": {}, "images": []}
 
 
 @pytest.mark.parametrize("keep_aspect", [False, True])
@@ -111,24 +111,24 @@ def test_convnet_rows_do_not_depend_on_batches_either(mixed: Path) -> None:
     np.testing.assert_allclose(one, many, atol=TOLERANCE, rtol=0)
 
 
-def test_keeping_aspect_sees_the_whole_picture(encoder: Encoder, mixed: Path) -> None:
+def test_keeping_aspect_sees_the_whole_image(encoder: Encoder, mixed: Path) -> None:
     preprocess = encoder.preprocess.keeping_aspect(48)
     store = extract_features(encoder, open_source(mixed), preprocess=preprocess)
     assert store.manifest["preprocess"] == preprocess.to_dict()
     path = mixed / store.members[3]
-    with Image.open(path) as picture, torch.no_grad():
-        image = np.asarray(picture.convert("RGB"))
-        raw = encoder(preprocess.normalise(torch.from_numpy(preprocess.apply(image)).unsqueeze(0)))[0].numpy()
+    with Image.open(path) as image, torch.no_grad():
+        image = np.asarray(image.convert("RGB"))
+        raw = encoder(preprocess.normalize(torch.from_numpy(preprocess.apply(image)).unsqueeze(0)))[0].numpy()
     np.testing.assert_allclose(store.features[3], raw / np.linalg.norm(raw), atol=TOLERANCE)
 
 
-def test_decoded_pictures_give_the_same_rows(encoder: Encoder, mixed: Path) -> None:
-    pictures = []
+def test_decoded_images_give_the_same_rows(encoder: Encoder, mixed: Path) -> None:
+    images = []
     for path in sorted(mixed.glob("*.png")):
-        with Image.open(path) as picture:
-            pictures.append(np.array(picture.convert("RGB")))
+        with Image.open(path) as image:
+            images.append(np.array(image.convert("RGB")))
     store = extract_features(encoder, open_source(mixed))
-    np.testing.assert_allclose(embed_images(encoder, pictures, batch_size=6), store.features, atol=TOLERANCE)
+    np.testing.assert_allclose(embed_images(encoder, images, batch_size=6), store.features, atol=TOLERANCE)
     assert embed_images(encoder, []).shape == (0, 32)
 
 
@@ -138,33 +138,33 @@ def spoil(folder: Path, names: dict[str, bytes]) -> Path:
     return folder
 
 
-def test_bad_pictures_are_dropped_counted_and_listed(encoder: Encoder, tmp_path: Path) -> None:
+def test_bad_images_are_dropped_counted_and_listed(encoder: Encoder, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "photos", classes=0, per_class=8)
     whole = (folder / "0003.jpg").read_bytes()
-    spoil(folder, {"0003.jpg": whole[: len(whole) // 2], "0005.jpg": b"", "0006.jpg": b"no picture"})
+    spoil(folder, {"0003.jpg": whole[: len(whole) // 2], "0005.jpg": b"", "0006.jpg": b"no image"})
     store = extract_features(encoder, open_source(folder), max_bad_fraction=0.4, batch_size=3)
     assert store.members == ["0000.jpg", "0001.jpg", "0002.jpg", "0004.jpg", "0007.jpg"]
     dropped = store.manifest["dropped"]
     assert dropped["count"] == 3 and store.manifest["count"] == 5
     assert dropped["reasons"] == {"truncated": 1, "empty": 1, "not-an-image": 1}
-    assert [entry["member"] for entry in dropped["pictures"]] == ["0003.jpg", "0005.jpg", "0006.jpg"]
-    assert [entry["reason"] for entry in dropped["pictures"]] == ["truncated", "empty", "not-an-image"]
+    assert [entry["member"] for entry in dropped["images"]] == ["0003.jpg", "0005.jpg", "0006.jpg"]
+    assert [entry["reason"] for entry in dropped["images"]] == ["truncated", "empty", "not-an-image"]
     store.write(tmp_path / "store")
     assert FeatureStore.read(tmp_path / "store").manifest["dropped"] == dropped
 
 
-def test_too_many_bad_pictures_are_one_line(encoder: Encoder, tmp_path: Path) -> None:
+def test_too_many_bad_images_are_one_line(encoder: Encoder, tmp_path: Path) -> None:
     folder = spoil(write_folder(tmp_path / "photos", classes=0, per_class=8), {"0003.jpg": b""})
-    with pytest.raises(DataError, match=r"1 of 8 pictures are unusable so far \(empty 1; first .*0003") as caught:
+    with pytest.raises(DataError, match=r"1 of 8 images are unusable so far \(empty 1; first .*0003") as caught:
         extract_features(encoder, open_source(folder))
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="every one is needed"):
         extract_features(encoder, open_source(folder), max_bad_fraction=0.0)
 
 
-def test_no_usable_picture_is_an_error(encoder: Encoder, tmp_path: Path) -> None:
+def test_no_usable_image_is_an_error(encoder: Encoder, tmp_path: Path) -> None:
     folder = spoil(write_folder(tmp_path / "photos", classes=0, per_class=2), {"0000.jpg": b"", "0001.jpg": b"x"})
-    with pytest.raises(DataError, match="no usable picture"):
+    with pytest.raises(DataError, match="no usable image"):
         extract_features(encoder, open_source(folder), max_bad_fraction=1.0)
 
 

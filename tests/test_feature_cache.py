@@ -38,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many pictures went through an encoder, batch by batch."""
+    """How many images went through an encoder, batch by batch."""
     counts: list[int] = []
     forward = Encoder.forward
 
@@ -72,7 +72,7 @@ def test_second_time_nothing_is_encoded(run: Path, tmp_path: Path, encoded: list
     np.testing.assert_allclose(again.features, plain.features, atol=TOLERANCE)
 
 
-def test_changed_and_added_pictures_are_encoded(run: Path, tmp_path: Path, encoded: list[int]) -> None:
+def test_changed_and_added_images_are_encoded(run: Path, tmp_path: Path, encoded: list[int]) -> None:
     photos = write_folder(tmp_path / "photos")
     extract(run, photos, tmp_path / "cache")
     changed = photos / "class_1" / "0002.jpg"
@@ -88,12 +88,12 @@ def test_changed_and_added_pictures_are_encoded(run: Path, tmp_path: Path, encod
     np.testing.assert_allclose(store.features, extract(run, photos, None).features, atol=TOLERANCE)
 
 
-def test_same_pictures_elsewhere_are_at_hand(run: Path, tmp_path: Path, encoded: list[int]) -> None:
+def test_same_images_elsewhere_are_at_hand(run: Path, tmp_path: Path, encoded: list[int]) -> None:
     extract(run, write_folder(tmp_path / "photos"), tmp_path / "cache")
     encoded.clear()
     (tmp_path / "moved").mkdir()
-    for number, picture in enumerate(sorted((tmp_path / "photos").rglob("*.jpg"), reverse=True)):
-        shutil.copy(picture, tmp_path / "moved" / f"{number:02d}.jpg")
+    for number, image in enumerate(sorted((tmp_path / "photos").rglob("*.jpg"), reverse=True)):
+        shutil.copy(image, tmp_path / "moved" / f"{number:02d}.jpg")
     store = extract(run, tmp_path / "moved", tmp_path / "cache")
     assert sum(encoded) == 1
     np.testing.assert_allclose(store.features, extract(run, tmp_path / "moved", None).features, atol=TOLERANCE)
@@ -131,7 +131,7 @@ def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(FeatureError, match="of another encoder"):
         extract(run, photos, tmp_path / "cache")
     key_file.write_text("{")
-    with pytest.raises(FeatureError, match=r"cannot be read as JSON.*once the folder .* is removed, its pictures are"):
+    with pytest.raises(FeatureError, match=r"cannot be read as JSON.*once the folder .* is removed, its images are"):
         extract(run, photos, tmp_path / "cache")
 
 
@@ -192,7 +192,7 @@ def test_scales_add_up_unit_norm_features(run: Path, tmp_path: Path) -> None:
     total = np.zeros_like(found)
     for position in range(len(photos)):
         pixels = torch.from_numpy(encoder.preprocess.apply(np.asarray(_decoded(photos.read(position)))))
-        images = encoder.preprocess.normalise(pixels.unsqueeze(0))
+        images = encoder.preprocess.normalize(pixels.unsqueeze(0))
         small = torch.nn.functional.interpolate(images, scale_factor=0.5, mode="bilinear", align_corners=False)
         for seen in (images, small):
             with torch.no_grad():
@@ -298,7 +298,7 @@ def test_killed_command_goes_on(
     assert process.wait() == -signal.SIGKILL, "it was done before it was killed"
     assert not (tmp_path / "f").exists()
     embed(*where)
-    assert "its pictures are not encoded again" in caplog.text
+    assert "its images are not encoded again" in caplog.text
     assert 0 < sum(encoded) - 1 < 50
     plain = extract(run, photos, None)
     np.testing.assert_allclose(FeatureStore.read(tmp_path / "f").features, plain.features, atol=TOLERANCE)
@@ -341,5 +341,5 @@ def test_error_of_any_rank_is_told_once(run: Path, tmp_path: Path) -> None:
     where = ["--model", str(run), "--data", str(photos), "--device", "cpu", "--out", str(tmp_path / "f")]
     done = subprocess.run([*launched, "-m", "sop_faiss.cli.embed", *where], capture_output=True, text=True, timeout=300)
     assert done.returncode != 0 and done.stdout == ""
-    assert done.stderr.count("error: ") == 1 and "1 of 6 pictures are unusable" in done.stderr
+    assert done.stderr.count("error: ") == 1 and "1 of 6 images are unusable" in done.stderr
     assert not (tmp_path / "f").exists()

@@ -46,7 +46,7 @@ def test_what_is_written_is_read(tmp_path: Path, labels: bool) -> None:
     assert_same(store, read)
     assert read.manifest == written
     assert {"encoder", "preprocess", "root"} <= set(written)
-    assert (written["dimension"], written["count"], written["normalised"]) == (5, 7, True)
+    assert (written["dimension"], written["count"], written["normalized"]) == (5, 7, True)
 
 
 def test_float16_is_half_as_exact_and_of_unit_norm_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.data.views.device_color import normalise
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.sop.memory import Memory
 from sop_faiss.train.log import health as module
 from sop_faiss.train.log.embedding_spread import mean_cosine, rankme, view_auc
@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_step(tmp_path, shards, overrides):
     with watching(state) as told:
         train_step(state, batch)
     assert told.keys() == KEYS
-    views = normalise(batch.global_views, batch.global_colours, twin.config.views, twin.device)
+    views = normalize(batch.global_views, batch.global_colors, twin.config.views, twin.device)
     with torch.no_grad():
         tokens = [twin.teacher.backbone(view) for view in views[:2]]
     cls = twin.config.model.global_token == "cls"

@@ -1,4 +1,4 @@
-"""Kept neighbour lists against brute force in float64, after every one of thousands of stores."""
+"""Kept neighbor lists against brute force in float64, after every one of thousands of stores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from sop_faiss.config import LevelConfig, NeighborsConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.incremental import keeping_pays
-from sop_faiss.neighbors.mirror import Neighbors
+from sop_faiss.neighbors.mirror import NearestRows
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 from tests.memories import drifting_stores
@@ -27,9 +27,9 @@ def keeping_memory(capacity: int, dim: int, k: int, exclude: bool = False, *, se
     return memory
 
 
-def assert_nearest(found: Neighbors, memory: Memory, anchors: Tensor, k: int, exclude: bool) -> None:
+def assert_nearest(found: NearestRows, memory: Memory, anchors: Tensor, k: int, exclude: bool) -> None:
     """Every place has the similarity that it should have, of a permitted row that has it: equal but for ties."""
-    found = Neighbors(found.similarities.cpu(), found.rows.cpu())
+    found = NearestRows(found.similarities.cpu(), found.rows.cpu())
     rows, ids, anchors = memory.embeddings.cpu().double(), memory.image_ids.cpu(), anchors.cpu()
     exact = rows[anchors] @ rows.T
     refused = anchors.unsqueeze(1) == torch.arange(len(rows))

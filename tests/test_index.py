@@ -19,7 +19,7 @@ from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatch
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, parse_bytes
-from sop_faiss.index.images import index_pictures
+from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.preprocess import Preprocess
@@ -47,7 +47,7 @@ def make_store(seed: int = 0, count: int = COUNT, labels: bool = True) -> Featur
             "pooling": "cls",
             "class_names": ["apple", "pear", "plum"],
             "root": "/photos",
-            "dropped": {"count": 2, "reasons": {"truncated": 2}, "pictures": []},
+            "dropped": {"count": 2, "reasons": {"truncated": 2}, "images": []},
         },
     )
 
@@ -448,11 +448,11 @@ def test_unverified_vectors_may_be_wrong_but_never_crash(built: Path, tmp_path: 
     assert 20 < opened < 180
 
 
-# the pictures
+# the images
 
 
 @pytest.mark.parametrize("kind", ["folder", "shards"])
-def test_pictures_are_read_where_they_are_now(tmp_path: Path, kind: str) -> None:
+def test_images_are_read_where_they_are_now(tmp_path: Path, kind: str) -> None:
     from sop_faiss.data.images.source import open_source
 
     place = (write_folder if kind == "folder" else write_shards)(tmp_path / "photos")
@@ -468,23 +468,23 @@ def test_pictures_are_read_where_they_are_now(tmp_path: Path, kind: str) -> None
     build_index(store, tmp_path / "out")
     opened = FeatureIndex.open(tmp_path / "out")
     wanted = [source.read(row) for row in rows]
-    assert [index_pictures(opened).read(row) for row in rows] == wanted
+    assert [index_images(opened).read(row) for row in rows] == wanted
     place.rename(tmp_path / "moved")
     with pytest.raises(DataError, match=r"does not exist|cannot be opened"):
-        index_pictures(opened).read(0)
-    moved = index_pictures(opened, tmp_path / "moved")
+        index_images(opened).read(0)
+    moved = index_images(opened, tmp_path / "moved")
     assert [moved.read(row) for row in rows] == wanted
 
 
 @pytest.mark.parametrize(
     ("source", "member"), [("", "../x.jpg"), ("", "/etc/passwd"), ("../a.tar", "x.jpg"), ("/a.tar", "x")]
 )
-def test_pictures_outside_the_root_are_refused(tmp_path: Path, source: str, member: str) -> None:
+def test_images_outside_the_root_are_refused(tmp_path: Path, source: str, member: str) -> None:
     store = make_store(count=3)
     store.sources[0], store.members[0] = source, member
     build_index(store, tmp_path / "out")
     with pytest.raises(DataError, match=r"^outside: "):
-        index_pictures(FeatureIndex.open(tmp_path / "out"), tmp_path).read(0)
+        index_images(FeatureIndex.open(tmp_path / "out"), tmp_path).read(0)
 
 
 @pytest.mark.parametrize("size", ["", "x", "-5MB", "1e3", "9" * 400, "9" * 5000, "5 XB"])

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from sop_faiss.sop import kernel
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -133,7 +133,7 @@ def test_the_loss_takes_the_kernel_for_float32_alone(monkeypatch):
     monkeypatch.setattr(kernel, "kernel_available", lambda device: True)
     monkeypatch.setattr(kernel, "cross_entropy", fake_cross_entropy)
     monkeypatch.setattr(kernel, "log_assignment", fake_log_assignment)
-    shares = MemberShares.of(F.normalize(torch.ones(4, 2, 3), dim=-1), torch.full((4, 2), 0.9))
+    shares = MemberWeights.of(F.normalize(torch.ones(4, 2, 3), dim=-1), torch.full((4, 2), 0.9))
     targets, row_weights = torch.full((5, 4), 0.25), torch.ones(5)
 
     u = torch.ones(5, 3, requires_grad=True)

@@ -75,7 +75,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_votes_by_hand() -> None:
-    """One near neighbour of class 7 against two farther ones of class 3: the temperature decides."""
+    """One near neighbor of class 7 against two farther ones of class 3: the temperature decides."""
     train = unit(np.array([[1.0, 0.0], [0.9, math.sqrt(1 - 0.81)], [0.9, -math.sqrt(1 - 0.81)]]))
     labels, query, truth = np.array([7, 3, 3]), unit(np.array([[1.0, 0.0]])), np.array([7])
     assert knn_classify(train, labels, query, truth, (3,), temperature=0.07)["top1_k3"] == 100.0  # e^1.43 > 2
@@ -101,7 +101,7 @@ def test_of_rows_that_tie_for_the_last_place_the_first_counts() -> None:
         assert scores["top5_k2"] == wanted
 
 
-def test_a_class_without_a_neighbour_is_never_predicted() -> None:
+def test_a_class_without_a_neighbor_is_never_predicted() -> None:
     train, query = unit(np.eye(4)), unit(np.eye(4)[:1])
     scores = knn_classify(train, np.array([1, 2, 3, 0]), query, np.array([0]), (2,))
     assert scores == {"top1_k2": 0.0, "top5_k2": 0.0}

@@ -21,10 +21,10 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def clusters(seed: int, count: int, classes: int = 6, noise: float = 0.8) -> tuple[np.ndarray, np.ndarray]:
-    centres = np.random.default_rng(99).standard_normal((classes, 16))
+    centers = np.random.default_rng(99).standard_normal((classes, 16))
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, classes, count)
-    return unit(centres[labels] + noise * rng.standard_normal((count, 16))), labels * 10 - 20
+    return unit(centers[labels] + noise * rng.standard_normal((count, 16))), labels * 10 - 20
 
 
 def test_learns_what_is_linear_and_nothing_where_there_is_nothing() -> None:

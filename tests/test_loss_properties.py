@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 from sop_faiss.sop.prototypes import contributions
 
 KINDS = ("similarity", "smooth", "one_hot")
@@ -19,10 +19,10 @@ def unit(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
 
 
-def make_shares(members: Tensor, kind: str, eps: float) -> MemberShares:
+def make_shares(members: Tensor, kind: str, eps: float) -> MemberWeights:
     similarities = (members[:, 1:] * members[:, :1]).sum(-1)
     weights = contributions(similarities.float().unsqueeze(0), kind, eps)[0]
-    return MemberShares.of(members, weights.to(members.dtype))
+    return MemberWeights.of(members, weights.to(members.dtype))
 
 
 @settings(max_examples=150, deadline=None)
@@ -86,7 +86,7 @@ def test_the_order_of_members_and_prototypes_changes_neither_loss_nor_gradient(
     generator = torch.Generator().manual_seed(seed)
     prototypes = torch.randperm(count, generator=generator).unsqueeze(1)
     slots = torch.stack([torch.randperm(supports + 1, generator=generator) for _ in range(count)])
-    moved = MemberShares(*(part.transpose(0, 1)[prototypes, slots].transpose(0, 1).contiguous() for part in parts))
+    moved = MemberWeights(*(part.transpose(0, 1)[prototypes, slots].transpose(0, 1).contiguous() for part in parts))
     results = []
     for ordered in (shares, moved):
         student = unit(5, 6, seed=seed + 1, dtype=torch.float64).requires_grad_()

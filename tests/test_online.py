@@ -89,20 +89,20 @@ def test_an_encoder_that_sees_no_difference_scores_as_guessing_does():
         view_recall_at_1(same[:1], same[:1])
 
 
-@pytest.mark.parametrize("coloured", [False, True])
-def test_pairs_are_the_runs_own_views_and_always_the_same(tmp_path, photos, coloured):
+@pytest.mark.parametrize("colored", [False, True])
+def test_pairs_are_the_runs_own_views_and_always_the_same(tmp_path, photos, colored):
     source, positions = open_source(photos), np.array([3, 7, 11])
-    setting = f"evaluate.view_colours={coloured}"
+    setting = f"evaluate.view_colors={colored}"
     pairs = ViewPairs(source, positions, tiny_config(tmp_path, setting))
     made = list(pairs)
     assert len(made) == len(pairs) == 3
     views = tiny_config(tmp_path).views
     for position, pair in zip(positions, made, strict=True):
-        picture = decode_image(source.read(int(position)))
-        for index in (0, 1):  # with the colours of the first and of the second global view
+        image = decode_image(source.read(int(position)))
+        for index in (0, 1):  # with the colors of the first and of the second global view
             expected = np.empty((16, 16, 3), np.uint8)
-            drawn = draw_view(*picture.shape[:2], index, views, view_generator(0, 2**63, int(position), index))
-            write_view(picture, drawn, expected, coloured=coloured)
+            drawn = draw_view(*image.shape[:2], index, views, view_generator(0, 2**63, int(position), index))
+            write_view(image, drawn, expected, colored=colored)
             np.testing.assert_array_equal(pair[index], expected)
     for overrides in ((), ("train.seed=5",), ("views.local_count=3",), ("views.global_count=1",)):
         again_made = ViewPairs(source, positions, tiny_config(tmp_path, setting, *overrides))
@@ -110,9 +110,9 @@ def test_pairs_are_the_runs_own_views_and_always_the_same(tmp_path, photos, colo
             np.testing.assert_array_equal(again, pair)
 
 
-def test_pictures_that_cannot_be_read_are_left_out_up_to_a_share(tmp_path, photos):
+def test_images_that_cannot_be_read_are_left_out_up_to_a_share(tmp_path, photos):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=10)
-    (folder / "0004.jpg").write_bytes(b"no picture")
+    (folder / "0004.jpg").write_bytes(b"no image")
     source, everything = open_source(folder), np.arange(10)
     assert len(list(ViewPairs(source, everything, tiny_config(tmp_path, "data.max_bad_fraction=0.1")))) == 9
     with pytest.raises(DataError, match=r"1 of the 10 images to be scored cannot be read so far \(last: .*0\.01"):
@@ -180,7 +180,7 @@ def test_a_difficulty_that_no_query_has_is_no_score(tmp_path, photos):
             ("evaluate.retrieval=PLACE/plain", "evaluate.retrieval_protocol=dino"),
             "choose evaluate.retrieval_protocol=plain",
         ),
-        (("evaluate.test=PHOTOS", "evaluate.train=PHOTOS", "evaluate.k=2"), "k-NN needs a label for every picture"),
+        (("evaluate.test=PHOTOS", "evaluate.train=PHOTOS", "evaluate.k=2"), "k-NN needs a label for every image"),
         (("evaluate.test=holdout", "data.holdout_share=0.2"), "evaluate.k = 20 exceeds the 16 gallery images"),
         (("data.holdout_share=0.05",), "view_recall_at_1 of 1 image: raise data.holdout_share"),
     ],
@@ -449,7 +449,7 @@ def test_a_first_score_that_cannot_be_measured_ends_the_run_at_once(tmp_path, sh
     assert result.stderr.splitlines()[-1].startswith("error: out of memory (Unable to allocate 7.28 TiB for an array)")
 
 
-def test_a_picture_that_breaks_while_training_is_one_line(tmp_path):
+def test_a_image_that_breaks_while_training_is_one_line(tmp_path):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=24, size=20)
     config = tiny_config(tmp_path, f"data.train={folder}", *EVERY_4, "data.holdout_share=0.25")
     held_out = open_training_images(config)[2]
@@ -457,7 +457,7 @@ def test_a_picture_that_breaks_while_training_is_one_line(tmp_path):
 
     def progress(done: int, total: int) -> None:
         if done == 2:
-            broken.write_bytes(b"no picture")
+            broken.write_bytes(b"no image")
 
     with pytest.raises(DataError, match="1 of the 6 images to be scored cannot be read so far"):
         run_training(config, tmp_path / "run", progress=progress)

@@ -18,7 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "index").mkdir()
     (tmp_path / "index" / "manifest.json").write_text("{}")
-    (tmp_path / "query.JPG").write_bytes(b"a picture")
+    (tmp_path / "query.JPG").write_bytes(b"an image")
     (tmp_path / "queries.txt").write_text("query.JPG")
     (tmp_path / "groups.csv").write_text("image,group")
     (tmp_path / "link").symlink_to(tmp_path / "index")

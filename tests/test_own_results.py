@@ -38,7 +38,7 @@ COMMANDS = {
     "check": ("data check shards", "--json a.json"),
     "preview": ("data preview photos --config tiny.yaml --images 1", "--out a.png"),
     "embed": ("embed --model run --data photos --out features{count}", "--json a.json"),
-    "report": ("report run --no-pictures", "--out a.html"),
+    "report": ("report run --no-images", "--out a.html"),
     "doctor": ("doctor", "--json a.json"),
 }
 
@@ -116,7 +116,7 @@ def test_another_stores_manifest_is_not_lost(here: Path) -> None:
 
 
 def test_the_page_of_a_run_lies_in_it(here: Path) -> None:
-    for words in ("report run --no-pictures", "report run --no-pictures --out run/report.html"):
+    for words in ("report run --no-images", "report run --no-images --out run/report.html"):
         result = run(words)
         assert result.exit_code == 0, result.output
         assert is_own_result(Path("run/report.html"))

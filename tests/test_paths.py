@@ -24,7 +24,7 @@ from sop_faiss.model.encoders.encoder import load_encoder
 from sop_faiss.model.encoders.weights import read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
 from sop_faiss.paths import path_state, real_path
-from sop_faiss.verbs.finding.index_search import open_pictures
+from sop_faiss.verbs.finding.index_search import open_images
 from sop_faiss.verbs.output_paths import check_outputs, source_files
 from sop_faiss.verbs.run_page.report import report_run
 from tests.messages import assert_one_line
@@ -36,7 +36,7 @@ READERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "shards by a pattern": (lambda path: open_source(f"{path.with_suffix('')}*.tar"), ".tar"),
     "image": (open_source, ".jpg"),
     "check": (check, ".tar"),
-    "query": (lambda path: open_pictures([path]), ".jpg"),
+    "query": (lambda path: open_images([path]), ".jpg"),
     "config": (lambda path: load_config(str(path)), ".yaml"),
     "weights": (read_weights, ".pth"),
     "weights in safetensors": (read_weights, ".safetensors"),

@@ -21,7 +21,7 @@ from tests.images import make_image, write_shards
 from tests.runs import tiny_config
 
 PLAIN = (
-    "views.jitter=0", "views.grey=0", "views.blur_global1=0", "views.blur_global2=0", "views.blur_local=0",
+    "views.jitter=0", "views.gray=0", "views.blur_global1=0", "views.blur_global2=0", "views.blur_local=0",
     "views.solarize_global2=0",
 )  # fmt: skip
 
@@ -51,32 +51,32 @@ def test_views_are_those_of_training(tmp_path: Path, drawn: list[ViewedImage]) -
         np.testing.assert_array_equal(image.global_views, batch.global_views[:, number].numpy())
         np.testing.assert_array_equal(image.local_views, batch.local_views[:, number].numpy())
         np.testing.assert_array_equal(image.masks, batch.masks[:, number].numpy())
-        assert image.picture.shape == (20, 30, 3)
+        assert image.image.shape == (20, 30, 3)
     assert not np.array_equal(drawn[0].global_views, drawn[1].global_views)
     draw_preview(
-        replace(config, views=replace(config.views, colour="device")), tmp_path / "views.png", images=1, epoch=2
+        replace(config, views=replace(config.views, color="device")), tmp_path / "views.png", images=1, epoch=2
     )
-    np.testing.assert_array_equal(drawn[3].global_views, drawn[0].global_views)  # coloured, though a device would do it
+    np.testing.assert_array_equal(drawn[3].global_views, drawn[0].global_views)  # colored, though a device would do it
 
 
 @pytest.mark.parametrize(("scaled", "tolerance"), [("false", 0.5), ("true", 4.0)])
 def test_boxes_are_where_the_views_were_cut(
     tmp_path: Path, drawn: list[ViewedImage], scaled: str, tolerance: float
 ) -> None:
-    """Colours off: each view is its box, resized, mirrored or not."""
+    """Colors off: each view is its box, resized, mirrored or not."""
     shards = write_shards(tmp_path / "set", classes=1, per_class=6, size=(60, 80))
     settings = (f"data.train={shards}", f"data.scaled_decoding={scaled}", *PLAIN)
     draw_preview(tiny_config(tmp_path, *settings), tmp_path / "views.png", images=6)
     for image in drawn:
         assert len(image.boxes) == 3
         for box, view in zip(image.boxes, [*image.global_views, *image.local_views], strict=True):
-            crop = image.picture[box.top : box.top + box.height, box.left : box.left + box.width]
+            crop = image.image[box.top : box.top + box.height, box.left : box.left + box.width]
             expected = np.asarray(Image.fromarray(crop).resize(view.shape[:2], Image.Resampling.BICUBIC)).astype(int)
             off = min(np.abs(expected - one).mean() for one in (view, cv2.flip(view, 1)))
             assert off < tolerance, (image.key, box)
 
 
-def test_no_boxes_where_the_picture_is_turned(tmp_path: Path, drawn: list[ViewedImage]) -> None:
+def test_no_boxes_where_the_image_is_turned(tmp_path: Path, drawn: list[ViewedImage]) -> None:
     shards = write_shards(tmp_path / "set", classes=1, per_class=2, size=20)
     config = tiny_config(tmp_path, f"data.train={shards}", "views.max_rotation_degrees=20", "train.batch_size=2")
     draw_preview(config, tmp_path / "views.png")
@@ -107,7 +107,7 @@ def test_any_number_of_views_and_any_name(tmp_path: Path, views: int, locals_: i
     images = [
         ViewedImage(
             key=key,
-            picture=make_image(rng, (30, 40)),
+            image=make_image(rng, (30, 40)),
             global_views=np.stack([make_image(rng, 16) for _ in range(views)]),
             local_views=np.zeros((locals_, 8, 8, 3), np.uint8),
             masks=rng.random((views, 16)) < 0.5,
@@ -116,5 +116,5 @@ def test_any_number_of_views_and_any_name(tmp_path: Path, views: int, locals_: i
         for key in ("$x_{", "写真\n" * 50)
     ]
     plot_views(images, tmp_path / "deep" / "views.png", "title " * 40)
-    picture = Image.open(io.BytesIO((tmp_path / "deep" / "views.png").read_bytes()))
-    assert picture.format == "PNG" and picture.size[1] > 300
+    image = Image.open(io.BytesIO((tmp_path / "deep" / "views.png").read_bytes()))
+    assert image.format == "PNG" and image.size[1] > 300

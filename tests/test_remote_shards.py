@@ -1,4 +1,4 @@
-"""Shards behind addresses: the same pictures as on disk, through a cache that is bounded, whole and shared."""
+"""Shards behind addresses: the same images as on disk, through a cache that is bounded, whole and shared."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_names_that_would_be_queries_on_the_web(tmp_path: Path, settings: DataCo
         source = open_source(address, settings)
         assert contents(source) == expected
         assert len(find_streams(address)) == 1
-        assert len(list(itertools.islice(ShardStream("x", find_streams(address)).pictures(0, 1, 1, 0, 0), 12))) == 12
+        assert len(list(itertools.islice(ShardStream("x", find_streams(address)).images(0, 1, 1, 0, 0), 12))) == 12
     assert len(find_streams(f"{base}/x/*.tar")) == 2
     if "=" not in name:
         assert hide_secrets(f"{base}/x/{name}.tar") == f"{base}/x/{name}.tar"

@@ -27,7 +27,7 @@ NAMES = ('"><img src=x onerror=alert(1)>.jpg', "<script>alert(2)<script>.jpg", "
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
-    """Two classes of twelve pictures, some with names that would like to be more than names."""
+    """Two classes of twelve images, some with names that would like to be more than names."""
     folder = write_folder(tmp_path_factory.mktemp("data") / "photos", classes=2, per_class=12, size=20)
     for number, name in enumerate(NAMES):
         (folder / "class_0" / f"{number:04d}.jpg").rename(folder / "class_0" / name)
@@ -74,7 +74,7 @@ def test_the_page_shows_the_run(trained, tmp_path):
     for text in (
         *("Training run run", "Loss", "Health", "Schedules", "Speed", "Scores over time", "All numbers"),
         *("Prototypes now, drawn for step 6", f"Prototypes early in training, drawn for step {early}"),
-        "Nearest neighbours",
+        "Nearest neighbors",
         *(
             "k-NN accuracy: top-1, k = 3",
             "Gradient before clipping",
@@ -150,22 +150,22 @@ def test_queries_are_held_out_where_there_are_some(run, photos):
     assert (len(queries), len(searched)) == (8, 16) and not set(queries) & set(searched)
 
 
-def test_images_that_are_gone_cost_the_pictures_alone(run, photos, tmp_path):
+def test_images_that_are_gone_cost_the_images_alone(run, photos, tmp_path):
     moved = shutil.copytree(photos, tmp_path / "moved")
     config = (run / "config.yaml").read_text().replace(str(photos), str(tmp_path / "gone"))
     (run / "config.yaml").write_text(config)
     page, said = report(run)
     assert not page.of("article", "strip") and len(page.of("img")) >= 15
-    (line,) = [text for text in page.texts if text.startswith("No pictures: ")]
+    (line,) = [text for text in page.texts if text.startswith("No images: ")]
     assert str(tmp_path / "gone") in line and line in said
     page, said = report(run, "--data", moved)
-    assert len(page.of("article", "strip")) == 20 and "No pictures" not in said
+    assert len(page.of("article", "strip")) == 20 and "No images" not in said
     (moved / "class_1" / "0003.jpg").unlink()
     page, said = report(run, "--data", moved)
     assert "holds other images than the run was trained on" in said and not page.of("article", "strip")
 
 
-def test_a_run_that_read_in_sequence_has_no_pictures(tmp_path, no_curves):
+def test_a_run_that_read_in_sequence_has_no_images(tmp_path, no_curves):
     shards = write_shards(tmp_path / "shards", classes=2, per_class=12, size=20)
     sequential = ("data.access=sequential", "data.samples_per_epoch=24", "train.stop_after_steps=2")
     run_training(tiny_config(tmp_path, f"data.train={shards}", *sequential), tmp_path / "run")
@@ -173,22 +173,22 @@ def test_a_run_that_read_in_sequence_has_no_pictures(tmp_path, no_curves):
     assert "data.access = sequential" in said and not page.of("article", "strip")
 
 
-def test_unreadable_and_unlabelled_pictures(run, photos, tmp_path):
+def test_unreadable_and_unlabeled_images(run, photos, tmp_path):
     moved = shutil.copytree(photos, tmp_path / "moved")
     for path in sorted((moved / "class_1").iterdir())[:4]:
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     page, _ = report(run, "--data", moved)
     assert page.of("div", "problem")
     for path in moved.rglob("*.jpg"):
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     page, said = report(run, "--data", moved)
-    assert "No nearest neighbours: " in said and len(page.of("article", "strip")) == 12
+    assert "No nearest neighbors: " in said and len(page.of("article", "strip")) == 12
 
 
-def test_without_pictures_nothing_is_opened(run, monkeypatch):
+def test_without_images_nothing_is_opened(run, monkeypatch):
     monkeypatch.setattr("sop_faiss.verbs.run_page.report.open_run_images", lambda *_: pytest.fail("opened"))
-    page, _ = report(run, "--no-pictures")
-    assert "Pictures were left out (--no-pictures)." in page.texts and not page.of("article")
+    page, _ = report(run, "--no-images")
+    assert "Images were left out (--no-images)." in page.texts and not page.of("article")
     assert not [img for img in page.of("img") if "jpeg" in img["src"]]
 
 
@@ -217,12 +217,12 @@ def test_what_went_wrong_is_told(run):
         if "knn_top1_k3" in line:
             line["knn_top1_k3"] = 50.0 - line["step"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page, _ = report(run, "--no-pictures")
+    page, _ = report(run, "--no-images")
     assert {"the run stopped itself", "nan", "<b>bold</b>", "truncated", "3", "<i>one"} <= set(page.texts)
     notice = "k-NN accuracy: top-1, k = 3 has never been above 50.00, its value before the first step: 48.00 at best."
     assert notice in page.texts
     (run / "stopped.json").write_text("{")
-    assert any("cannot be read as JSON" in text for text in report(run, "--no-pictures")[0].texts)
+    assert any("cannot be read as JSON" in text for text in report(run, "--no-images")[0].texts)
 
 
 def test_secrets_of_addresses_are_hidden(run):
@@ -230,7 +230,7 @@ def test_secrets_of_addresses_are_hidden(run):
     config = (run / "config.yaml").read_text().replace(photos, "https://me:hunter2@host/a.tar?key=hunter2")
     assert "hunter2" in config
     (run / "config.yaml").write_text(config)
-    report(run, "--no-pictures")
+    report(run, "--no-images")
     text = (run / "report.html").read_text()
     assert "hunter2" not in text and "https://host/a.tar" in text
 
@@ -239,7 +239,7 @@ def test_damaged_records_are_left_out_and_counted(run):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join([lines[0], "{", *lines[1:], "\0" * 20, lines[-1]]) + "\n")
     told = "2 damaged lines of metrics.jsonl are left out, the first is line 2."
-    assert told in report(run, "--no-pictures")[1].splitlines()
+    assert told in report(run, "--no-images")[1].splitlines()
     assert told in (run / "report.html").read_text()
 
 

@@ -22,8 +22,8 @@ RECALL_FLOOR = 0.999
 def clustered(count: int, dim: int) -> Tensor:
     """Unit rows in 30 clusters whose rows have a cosine of about 0.8 with each other; some are equal."""
     generator = torch.Generator().manual_seed(3)
-    centres = torch.randn(30, dim, generator=generator)[torch.randint(30, (count,), generator=generator)]
-    rows = F.normalize(centres + 0.5 * torch.randn(count, dim, generator=generator), dim=1)
+    centers = torch.randn(30, dim, generator=generator)[torch.randint(30, (count,), generator=generator)]
+    rows = F.normalize(centers + 0.5 * torch.randn(count, dim, generator=generator), dim=1)
     rows[count // 2 : count // 2 + 20] = rows[:20]
     return rows
 

@@ -125,7 +125,7 @@ def test_copies_are_made_once(state: RunState, saver: CheckpointSaver) -> None:
     assert places[0] == places[1] and len(places[0]) > 50
     live = [value.data_ptr() for content in state.tensors().values() for value in content.values()]
     assert not set(places[0].values()) & set(live)
-    state.cls.maker.draw()  # fixed anchors come into being, and the optimiser's moments may
+    state.cls.maker.draw()  # fixed anchors come into being, and the optimizer's moments may
     saver.save(wait=True)
     assert "cls.maker.fixed_vectors" in read_tensors(find_checkpoint(saver._run), "memories")
 

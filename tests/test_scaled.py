@@ -1,4 +1,4 @@
-"""Scaled decoding: boxes of the whole picture, never fewer pixels than the view has, and pixels near the whole's."""
+"""Scaled decoding: boxes of the whole image, never fewer pixels than the view has, and pixels near the whole's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sop_faiss.data.batch_writer import Samples
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.data.views.crops import Box
+from sop_faiss.data.views.crops import CropBox
 from sop_faiss.data.views.multicrop import MultiCrop
 from sop_faiss.data.views.scaled_decoding import decode_scaled, scale_box, scale_denominator, upright_jpeg_size
 from sop_faiss.errors import ConfigError
@@ -34,11 +34,11 @@ def test_a_fraction_is_pillows_draft_turned_upright(denominator, orientation):
     encoded = turned(orientation)
     size = upright_jpeg_size(encoded, 10**6)
     assert size == decode_image(encoded).shape[:2] == ((333, 203) if orientation > 4 else (203, 333))
-    picture = decode_scaled(encoded, size, denominator)
-    assert picture.shape == (-(-size[0] // denominator), -(-size[1] // denominator), 3)
+    image = decode_scaled(encoded, size, denominator)
+    assert image.shape == (-(-size[0] // denominator), -(-size[1] // denominator), 3)
     draft = Image.open(io.BytesIO(encoded))
     draft.draft("RGB", (333 // denominator, 203 // denominator))
-    np.testing.assert_array_equal(picture, np.asarray(ImageOps.exif_transpose(draft)))
+    np.testing.assert_array_equal(image, np.asarray(ImageOps.exif_transpose(draft)))
 
 
 def test_what_cannot_be_scaled_has_no_size():
@@ -58,7 +58,7 @@ def test_no_crop_gets_fewer_pixels_than_its_view():
         for _ in range(2):
             box_height, box_width = int(generator.integers(1, height + 1)), int(generator.integers(1, width + 1))
             top, left = generator.integers(height - box_height + 1), generator.integers(width - box_width + 1)
-            crops.append((Box(int(top), int(left), box_height, box_width), int(generator.integers(8, 60))))
+            crops.append((CropBox(int(top), int(left), box_height, box_width), int(generator.integers(8, 60))))
         denominator = scale_denominator(height, width, crops)
         seen.add(denominator)
         for larger in (2, 4, 8):
@@ -77,14 +77,14 @@ def test_no_crop_gets_fewer_pixels_than_its_view():
 def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("large")
     for number in range(6):
-        picture = make_image(np.random.default_rng(number), (150 + 20 * number, 260))
-        (folder / f"{number}.jpg").write_bytes(encode(picture))
+        image = make_image(np.random.default_rng(number), (150 + 20 * number, 260))
+        (folder / f"{number}.jpg").write_bytes(encode(image))
     (folder / "6.png").write_bytes(encode(PHOTO, "PNG"))
     (folder / "7.jpg").write_bytes(encode(make_image(np.random.default_rng(7), 20)))
     return folder
 
 
-def test_views_are_those_of_the_whole_picture(photos, tmp_path):
+def test_views_are_those_of_the_whole_image(photos, tmp_path):
     settings = ("train.batch_size=8", "views.jitter=0", "views.blur_global1=0", "views.solarize_global2=0")
     source = open_source(photos)
     batches = [
@@ -95,12 +95,12 @@ def test_views_are_those_of_the_whole_picture(photos, tmp_path):
     assert whole.image_ids.tolist() == scaled.image_ids.tolist()
     assert whole.masks.equal(scaled.masks)
     differences = (whole.global_views.float() - scaled.global_views.float()).abs().mean((0, 2, 3, 4))
-    assert 0 < differences.max() < 10  # of 255; the pictures are fine stripes with noise
+    assert 0 < differences.max() < 10  # of 255; the images are fine stripes with noise
     for place, image_id in enumerate(whole.image_ids.tolist()):
-        assert (differences[place] == 0) == (image_id >= 6), image_id  # neither a PNG nor a small picture is scaled
+        assert (differences[place] == 0) == (image_id >= 6), image_id  # neither a PNG nor a small image is scaled
 
 
-def test_boxes_are_drawn_on_the_whole_picture(photos, tmp_path):
+def test_boxes_are_drawn_on_the_whole_image(photos, tmp_path):
     source, samples = open_source(photos), []
     for scaled in ("false", "true"):
         config = tiny_config(tmp_path, f"data.scaled_decoding={scaled}")
@@ -113,6 +113,6 @@ def test_boxes_are_drawn_on_the_whole_picture(photos, tmp_path):
         assert min(scaled_view.box.height, scaled_view.box.width) >= side
 
 
-def test_kept_pictures_cannot_be_scaled(tmp_path):
+def test_kept_images_cannot_be_scaled(tmp_path):
     with pytest.raises(ConfigError, match=r"scaled_decoding and data\.decoded_cache_bytes are both set"):
         tiny_config(tmp_path, "data.scaled_decoding=true", "data.decoded_cache_bytes=1000")

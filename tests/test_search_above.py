@@ -30,8 +30,8 @@ def spread_store(count: int = 300) -> FeatureStore:
     """Features at all similarities: clusters of random widths, so that pairs, chains and loners occur."""
     store = make_store(count=count)
     rng = np.random.default_rng(4)
-    centres = unit_rows(rng, count // 6, DIMENSION)[rng.integers(0, count // 6, count)]
-    rows = centres + rng.uniform(0, 0.4, (count, 1)) * rng.standard_normal((count, DIMENSION)) / np.sqrt(DIMENSION)
+    centers = unit_rows(rng, count // 6, DIMENSION)[rng.integers(0, count // 6, count)]
+    rows = centers + rng.uniform(0, 0.4, (count, 1)) * rng.standard_normal((count, DIMENSION)) / np.sqrt(DIMENSION)
     store.features = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     store.features[17] = store.features[3]
     return store
@@ -221,16 +221,16 @@ def test_duplicates_command(place: Path, store: FeatureStore, tmp_path: Path) ->
     words = ("duplicates", place / "Flat", "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv")
     result = invoke(*words, "--html", tmp_path / "a.html")
     alike = sum(map(len, wanted))
-    assert result.stdout.startswith(f"{len(wanted)} groups of {alike} of 300 pictures at 0.95 or more\n")
+    assert result.stdout.startswith(f"{len(wanted)} groups of {alike} of 300 images at 0.95 or more\n")
     content = json.loads((tmp_path / "a.json").read_text())
-    assert [[each["row"] for each in group["pictures"]] for group in content["groups"]] == wanted
-    assert content["pictures_beyond_the_first"] == alike - len(wanted)
+    assert [[each["row"] for each in group["images"]] for group in content["groups"]] == wanted
+    assert content["images_beyond_the_first"] == alike - len(wanted)
     lines = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
     assert [int(line["row"]) for line in lines] == [row for rows in wanted for row in rows]
     assert lines[0]["group"] == "1" and lines[-1]["group"] == str(len(wanted))
     page = (tmp_path / "a.html").read_text()
     assert page.count("<article") == min(200, len(wanted)) and f"{len(wanted[0])} alike" in page
-    assert "Each group&#39;s first picture on the left" in page and "Query" not in page
+    assert "Each group&#39;s first image on the left" in page and "Query" not in page
     assert invoke("duplicates", place / "Flat", "--csv", "-").stdout_bytes == (tmp_path / "a.csv").read_bytes()
     refused = invoke("duplicates", place / "Flat", "--threshold", 1.5, ok=False)
     assert (
@@ -258,7 +258,7 @@ def test_info_tells_of_searches_and_changes(tmp_path: Path) -> None:
     for words in (
         "effort ",
         "recall@10 ",
-        "on 30 pictures held out (wanted 0.95)",
+        "on 30 images held out (wanted 0.95)",
         "asked for",
         "10 added since; 2 rem",
     ):

@@ -65,9 +65,9 @@ def test_ranks_have_equal_steps_and_other_images(shards: Path, tmp_path: Path) -
 
 
 def test_bad_images_are_passed_over_and_counted(tmp_path: Path, shards: Path) -> None:
-    pictures = [f"photos-00000{number}.tar" for number in range(2)]
-    assert sorted(path.name for path in shards.glob("*.tar")) == pictures
-    bad = write_tar(tmp_path / "bad.tar", [("a.jpg", b"not a picture"), ("b.jpg", b"")])
+    images = [f"photos-00000{number}.tar" for number in range(2)]
+    assert sorted(path.name for path in shards.glob("*.tar")) == images
+    bad = write_tar(tmp_path / "bad.tar", [("a.jpg", b"not an image"), ("b.jpg", b"")])
     config = tiny_config(tmp_path, *SEQUENTIAL)
     batches = SequentialBatches(ShardStream("set", [*find_streams(shards), str(bad)]), config, 4)
     loaded = load(batches, range(4))
@@ -77,8 +77,8 @@ def test_bad_images_are_passed_over_and_counted(tmp_path: Path, shards: Path) ->
 
 
 def test_threads_change_nothing_and_bad_images_say_where_they_lie(tmp_path: Path) -> None:
-    picture = encode(make_image(np.random.default_rng(0), 20))
-    members = [(f"{number:02d}.jpg", picture if number % 3 else b"text") for number in range(18)]
+    image = encode(make_image(np.random.default_rng(0), 20))
+    members = [(f"{number:02d}.jpg", image if number % 3 else b"text") for number in range(18)]
     shard = write_tar(tmp_path / "x.tar", members)
     alone, together = (
         load(make(shard, tmp_path, "data.workers=0", f"data.threads={threads}"), range(4)) for threads in (1, 3)
@@ -97,11 +97,11 @@ def test_threads_change_nothing_and_bad_images_say_where_they_lie(tmp_path: Path
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_only_bad_images_is_an_error(tmp_path: Path, workers: int) -> None:
-    write_tar(tmp_path / "bad.tar", [(f"{number}.jpg", b"not a picture") for number in range(9)])
+    write_tar(tmp_path / "bad.tar", [(f"{number}.jpg", b"not an image") for number in range(9)])
     with pytest.raises(DataError, match="in a row cannot be read"):
         load(make(tmp_path / "bad.tar", tmp_path, f"data.workers={workers}"), range(1))
     write_tar(tmp_path / "none.tar", [("a.txt", b"x")])
-    with pytest.raises(DataError, match="hold no picture"):
+    with pytest.raises(DataError, match="hold no image"):
         load(make(tmp_path / "none.tar", tmp_path, f"data.workers={workers}"), range(1))
 
 

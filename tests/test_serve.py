@@ -38,7 +38,7 @@ STREAM = {"Content-Type": "application/octet-stream"}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, 3 x 12 pictures in class folders, and an index of them."""
+    """A run, 3 x 12 images in class folders, and an index of them."""
     return write_served(tmp_path_factory.mktemp("place"))
 
 
@@ -84,8 +84,8 @@ def assert_found(found: list[dict[str, Any]], wanted: list[tuple[int, float]]) -
 
 def test_what_is_served(client: TestClient, place: Path) -> None:
     facts = client.get("/api/index").json()
-    assert facts["pictures"] == 36 and facts["factory"] == "Flat" and facts["accepts_pictures"] is True
-    assert facts["labels"] == [{"name": f"class_{label}", "pictures": 12} for label in range(3)]
+    assert facts["images"] == 36 and facts["factory"] == "Flat" and facts["accepts_images"] is True
+    assert facts["labels"] == [{"name": f"class_{label}", "images": 12} for label in range(3)]
     assert facts["name"] == "index" and str(place) not in json.dumps(facts)  # no folder of the server is told
 
 
@@ -100,7 +100,7 @@ def test_search_by_key_is_brute_force_over_the_others(client: TestClient, place:
         assert all(each["label"] == f"class_{each['row'] // 12}" for each in answer["found"])
 
 
-def test_search_by_a_sent_picture(client: TestClient, place: Path) -> None:
+def test_search_by_a_sent_image(client: TestClient, place: Path) -> None:
     index = FeatureIndex.open(place / "index")
     for row in (3, 20):
         encoded = (place / "photos" / index.ids.members[row]).read_bytes()
@@ -112,8 +112,8 @@ def test_search_by_a_sent_picture(client: TestClient, place: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [32, 96], ids=["no border cropped", "a border cropped"])
-def test_a_sent_picture_is_seen_as_the_index_saw_it(place: Path, tmp_path: Path, size: int) -> None:
-    """Resized and cropped once: a picture of the index that is sent is as near to itself as can be."""
+def test_a_sent_image_is_seen_as_the_index_saw_it(place: Path, tmp_path: Path, size: int) -> None:
+    """Resized and cropped once: an image of the index that is sent is as near to itself as can be."""
     other = load_encoder(str(place / "run"), size=size)
     assert (other.preprocess.resize > other.preprocess.crop) == (size == 96)
     build_index(extract_features(other, open_source(place / "photos")), tmp_path / "index")
@@ -124,7 +124,7 @@ def test_a_sent_picture_is_seen_as_the_index_saw_it(place: Path, tmp_path: Path,
 
 
 def test_more_than_there_are(client: TestClient) -> None:
-    key = client.get("/api/pictures").json()["pictures"][0]["key"]
+    key = client.get("/api/images").json()["images"][0]["key"]
     assert len(client.get("/api/search", params={"key": key, "k": 500}).json()["found"]) == 35
     photo = encode(make_image(np.random.default_rng(5)))
     assert len(client.post("/api/search?k=500", content=photo, headers=STREAM).json()["found"]) == 36
@@ -165,77 +165,77 @@ def test_label_and_threshold(
                 )
 
 
-def test_an_index_of_one_picture(tmp_path: Path) -> None:
+def test_an_index_of_one_image(tmp_path: Path) -> None:
     made_by = {"encoder": {"name": "n", "fingerprint": "f"}, "preprocess": {}, "pooling": "cls", "root": str(tmp_path)}
     build_index(FeatureStore(["a"], None, [""], ["a.jpg"], np.eye(1, 3, dtype=np.float32), made_by), tmp_path / "index")
     with client_of(tmp_path) as client:
         assert client.get("/api/search?key=a").json()["found"] == []
         assert client.get("/api/index").json()["labels"] == []
-        assert_refused(client.get("/api/search?key=a&label=x"), 404, "no picture of the index has this label")
-        assert [each["key"] for each in client.get("/api/pictures?mixed=true").json()["pictures"]] == ["a"]
+        assert_refused(client.get("/api/search?key=a&label=x"), 404, "no image of the index has this label")
+        assert [each["key"] for each in client.get("/api/images?mixed=true").json()["images"]] == ["a"]
 
 
 def test_looking_through_the_index(client: TestClient) -> None:
     for mixed in ("false", "true"):
         rows = []
         for offset in range(0, 48, 7):
-            page = client.get("/api/pictures", params={"offset": offset, "limit": 7, "mixed": mixed}).json()
+            page = client.get("/api/images", params={"offset": offset, "limit": 7, "mixed": mixed}).json()
             assert page["total"] == 36
-            rows += [each["row"] for each in page["pictures"]]
+            rows += [each["row"] for each in page["images"]]
         assert sorted(rows) == list(range(36)) and (rows == sorted(rows)) == (mixed == "false")
-    page = client.get("/api/pictures?label=class_1").json()
-    assert page["total"] == 12 and [each["row"] for each in page["pictures"]] == list(range(12, 24))
+    page = client.get("/api/images?label=class_1").json()
+    assert page["total"] == 12 and [each["row"] for each in page["images"]] == list(range(12, 24))
 
 
-def test_thumbnails_are_small_jpegs_of_the_right_picture(client: TestClient, place: Path) -> None:
+def test_thumbnails_are_small_jpegs_of_the_right_image(client: TestClient, place: Path) -> None:
     index = FeatureIndex.open(place / "index")
     for row in (0, 13):
-        address = client.get("/api/pictures", params={"offset": row, "limit": 1}).json()["pictures"][0]["thumbnail"]
+        address = client.get("/api/images", params={"offset": row, "limit": 1}).json()["images"][0]["thumbnail"]
         answer = client.get(address)
         assert answer.headers["content-type"] == "image/jpeg" and "immutable" in answer.headers["cache-control"]
         ours = np.asarray(Image.open(io.BytesIO(answer.content)), np.int64)
         theirs = np.asarray(Image.open(place / "photos" / index.ids.members[row]).convert("RGB"), np.int64)
         assert np.abs(ours - theirs).mean() < 3
         assert client.get(address).content == answer.content
-    assert client.get("/api/pictures/0/thumbnail?version=old").headers["cache-control"] == "no-cache"
+    assert client.get("/api/images/0/thumbnail?version=old").headers["cache-control"] == "no-cache"
 
 
 # refusals
 
 
-def test_pictures_are_reached_by_row_alone(client: TestClient) -> None:
-    assert_refused(client.get("/api/pictures/36/thumbnail"), 404, "the index has 36 pictures")
-    assert_refused(client.get("/api/pictures/-1/thumbnail"), 422, "row")
-    assert_refused(client.get("/api/pictures/class_0%2F0000.jpg/thumbnail"), 404, "Not Found")
-    assert_refused(client.get("/api/pictures/..%2f..%2fetc%2fpasswd"), 404, "Not Found")
+def test_images_are_reached_by_row_alone(client: TestClient) -> None:
+    assert_refused(client.get("/api/images/36/thumbnail"), 404, "the index has 36 images")
+    assert_refused(client.get("/api/images/-1/thumbnail"), 422, "row")
+    assert_refused(client.get("/api/images/class_0%2F0000.jpg/thumbnail"), 404, "Not Found")
+    assert_refused(client.get("/api/images/..%2f..%2fetc%2fpasswd"), 404, "Not Found")
     assert_refused(client.get("/page.py"), 404, "Not Found")
 
 
-def test_a_lost_picture_is_told_without_its_place(place: Path, encoder: Encoder, tmp_path: Path) -> None:
+def test_a_lost_image_is_told_without_its_place(place: Path, encoder: Encoder, tmp_path: Path) -> None:
     with client_of(place, images_root=tmp_path) as client:
-        answer = client.get("/api/pictures/0/thumbnail")
+        answer = client.get("/api/images/0/thumbnail")
         assert_refused(answer, 404, "cannot be shown: missing")
         assert str(tmp_path) not in answer.text
 
 
 def test_bad_parameters(client: TestClient) -> None:
-    key = client.get("/api/pictures").json()["pictures"][0]["key"]
+    key = client.get("/api/images").json()["images"][0]["key"]
     for wrong in ({"k": 0}, {"k": 501}, {"k": "x"}, {"threshold": 1.1}, {"threshold": "nan"}):
         assert_refused(client.get("/api/search", params={"key": key, **wrong}), 422, f"{next(iter(wrong))}: ")
     assert_refused(client.get("/api/search"), 422, "key: Field required")
-    assert_refused(client.get("/api/search?key=nobody"), 404, "no picture of the index has this key")
+    assert_refused(client.get("/api/search?key=nobody"), 404, "no image of the index has this key")
     assert_refused(client.get("/api/search", params={"key": key, "label": "none"}), 404, "has this label")
     refused = client.delete("/api/search")
     assert_refused(refused, 405, "Method Not Allowed")
     assert refused.headers["allow"] == "GET, POST"
 
 
-def test_bad_pictures(place: Path, encoder: Encoder) -> None:
+def test_bad_images(place: Path, encoder: Encoder) -> None:
     good = encode(make_image(np.random.default_rng(0), 64))
     cases = [
         (b"", 400, "empty: "),
         (good[: len(good) // 2], 400, "truncated: "),
-        (b"not a picture", 415, "not-an-image: "),
+        (b"not an image", 415, "not-an-image: "),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", 415, "not-an-image: "),
         (encode(Image.new("1", (300, 300)), "PNG"), 413, "too-many-pixels: 300 x 300"),
         (encode(Image.new("1", (1, 60_000)), "PNG"), 413, "elongated: 1 x 60000"),
@@ -255,9 +255,9 @@ def test_bad_pictures(place: Path, encoder: Encoder) -> None:
 
 def test_without_an_encoder_only_the_index_is_searched(place: Path) -> None:
     with client_of(place) as client:
-        assert client.get("/api/index").json()["accepts_pictures"] is False
+        assert client.get("/api/index").json()["accepts_images"] is False
         assert_refused(client.post("/api/search", content=b"x", headers=STREAM), 409, "--model")
-        key = client.get("/api/pictures").json()["pictures"][0]["key"]
+        key = client.get("/api/images").json()["images"][0]["key"]
         assert len(client.get("/api/search", params={"key": key}).json()["found"]) == 24
 
 
@@ -272,7 +272,7 @@ def test_a_failure_of_ours_tells_nothing(place: Path, monkeypatch: pytest.Monkey
         raise RuntimeError("secret /home/someone")
 
     with client_of(place) as client:
-        key = client.get("/api/pictures").json()["pictures"][0]["key"]
+        key = client.get("/api/images").json()["images"][0]["key"]
         monkeypatch.setattr(Searcher, "near_row", fail)
         answer = client.get("/api/search", params={"key": key})
         assert_refused(answer, 500, "its log says more")
@@ -305,8 +305,8 @@ def test_every_status_is_described(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert {path: sorted(methods) for path, methods in paths.items()} == {
         "/api/index": ["get"],
-        "/api/pictures": ["get"],
-        "/api/pictures/{row}/thumbnail": ["get"],
+        "/api/images": ["get"],
+        "/api/images/{row}/thumbnail": ["get"],
         "/api/search": ["get", "post"],
     }
     statuses = set(paths["/api/search"]["post"]["responses"])
@@ -339,7 +339,7 @@ def test_impossible_options(wrong: dict[str, Any]) -> None:
 
 
 def test_answers_of_many_clients_are_not_mixed_up(client: TestClient, place: Path) -> None:
-    """Every picture of the index is sent and asked for by several threads at once: each finds itself."""
+    """Every image of the index is sent and asked for by several threads at once: each finds itself."""
     index = FeatureIndex.open(place / "index")
     photos = [(place / "photos" / member).read_bytes() for member in index.ids.members]
 
@@ -366,7 +366,7 @@ def test_too_many_are_turned_away_and_the_rest_served(place: Path, monkeypatch: 
 
     monkeypatch.setattr(Searcher, "near_row", slow)
     with client_of(place, threads=1, max_waiting=2) as client, concurrent.futures.ThreadPoolExecutor(8) as threads:
-        key = client.get("/api/pictures").json()["pictures"][0]["key"]
+        key = client.get("/api/images").json()["images"][0]["key"]
         answers = [threads.submit(client.get, "/api/search", params={"key": key}) for _ in range(8)]
         assert started.acquire(timeout=20)
         deadline = time.monotonic() + 20
@@ -381,7 +381,7 @@ def test_too_many_are_turned_away_and_the_rest_served(place: Path, monkeypatch: 
         assert client.get("/api/search", params={"key": key}).status_code == 200  # there is room again
 
 
-def test_no_memory_for_a_picture_is_told() -> None:
+def test_no_memory_for_a_image_is_told() -> None:
     import asyncio
 
     def no_memory() -> None:
@@ -398,16 +398,16 @@ def test_no_memory_for_a_picture_is_told() -> None:
 
 
 def test_thumbnails_kept_are_bounded(place: Path) -> None:
-    from sop_faiss.index.images import index_pictures
+    from sop_faiss.index.images import index_images
     from sop_faiss.serve.thumbnails import Thumbnails
 
-    pictures = index_pictures(FeatureIndex.open(place / "index"))
-    whole = Thumbnails(pictures, 10**9)
+    images = index_images(FeatureIndex.open(place / "index"))
+    whole = Thumbnails(images, 10**9)
     sizes = [len(whole.make(row, "small")) for row in range(36)]
-    some = Thumbnails(pictures, sum(sizes[-5:]))
+    some = Thumbnails(images, sum(sizes[-5:]))
     for row in range(36):
         some.make(row, "small")
     kept = [row for row in range(36) if some.kept(row, "small") is not None]
     assert kept and kept[-1] == 35 and sum(sizes[row] for row in kept) <= sum(sizes[-5:])
-    none = Thumbnails(pictures, 0)
+    none = Thumbnails(images, 0)
     assert none.make(0, "small") == whole.kept(0, "small") and none.kept(0, "small") is None

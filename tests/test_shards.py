@@ -1,4 +1,4 @@
-"""Pictures in shards: against tarfile as the oracle, and hostile or damaged shards."""
+"""Images in shards: against tarfile as the oracle, and hostile or damaged shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sop_faiss.errors import DataError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar
 from tests.messages import assert_one_line
 
-PICTURE = encode(make_image(np.random.default_rng(0), 8))
+IMAGE = encode(make_image(np.random.default_rng(0), 8))
 
 
 def test_shards_agree_with_tarfile(tmp_path: Path) -> None:
@@ -58,18 +58,18 @@ def test_names_with_dots_do_not_merge(tmp_path: Path) -> None:
     assert source.member_of(2) == "v1.0/d.e.PNG"
 
 
-TWO_PART = {  # names of pictures and labels; the picture's label, -1 for none; labels that belong to no picture
+TWO_PART = {  # names of images and labels; the image's label, -1 for none; labels that belong to no image
     "a label up to the first dot": ({"a.image.jpg": 1, "a.cls": 1, "b.image.jpg": 2, "b.cls": 2}, 0),
     "two parts on both sides": ({"d.e/a.input.jpg": 1, "d.e/a.label.cls": 1, "b.jpg": 2, "b.label.cls": 2}, 0),
-    "a sample of several pictures": ({"a.left.jpg": 1, "a.right.png": 1, "a.cls": 1}, 0),
+    "a sample of several images": ({"a.left.jpg": 1, "a.right.png": 1, "a.cls": 1}, 0),
     "its own label comes first": ({"a.b.jpg": 1, "a.b.cls": 1, "a.c.jpg": 2, "a.cls": 2}, 0),
-    "not the label of another picture": ({"a.jpg": 1, "a.cls": 1, "a.b.jpg": -1}, 0),
-    "names with dots, a picture and a label left over": (
+    "not the label of another image": ({"a.jpg": 1, "a.cls": 1, "a.b.jpg": -1}, 0),
+    "names with dots, an image and a label left over": (
         {"a.1.jpg": 1, "a.1.cls": 1, "a.2.jpg": 2, "a.2.cls": 2, "a.3.jpg": -1, "a.4.cls": 4},
         1,
     ),
     "two labels to choose from": ({"a.jpg": -1, "a.coarse.cls": 1, "a.fine.cls": 2}, 2),
-    "two pictures to choose from": ({"a.left.jpg": -1, "a.right.jpg": -1, "a.label.cls": 1}, 1),
+    "two images to choose from": ({"a.left.jpg": -1, "a.right.jpg": -1, "a.label.cls": 1}, 1),
     "another folder": ({"x/a.image.jpg": -1, "a.cls": 1}, 1),
 }
 
@@ -78,7 +78,7 @@ TWO_PART = {  # names of pictures and labels; the picture's label, -1 for none; 
 def test_webdatasets_two_part_extensions(tmp_path: Path, case: str, caplog: pytest.LogCaptureFixture) -> None:
     names, strays = TWO_PART[case]
     expected = [label for name, label in names.items() if not name.endswith(".cls")]
-    members = [(name, str(label).encode() if name.endswith(".cls") else PICTURE) for name, label in names.items()]
+    members = [(name, str(label).encode() if name.endswith(".cls") else IMAGE) for name, label in names.items()]
     for path in (
         write_tar(tmp_path / "x.tar", members),
         tmp_path / "x.tar",  # now from the sidecar
@@ -98,18 +98,18 @@ def test_hidden_members_are_passed_over_as_in_a_folder(tmp_path: Path) -> None:
     """What macOS puts into tars: a `._NAME` for each NAME, and `__MACOSX`."""
     names = ["./._a.jpg", "./a.jpg", "./._a.cls", "./a.cls", "__MACOSX/b.jpg", "__MACOSX/._b.jpg", ".x.jpg", ".d/c.jpg"]
     names += ["e/.x.cls", "e/..y.jpg", "e/f.jpg", ".DS_Store"]
-    shard = write_tar(tmp_path / "x.tar", [(name, b"3" if name == "./a.cls" else PICTURE) for name in names])
+    shard = write_tar(tmp_path / "x.tar", [(name, b"3" if name == "./a.cls" else IMAGE) for name in names])
     for name in names:
         (tmp_path / "folder" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "folder" / name).write_bytes(PICTURE)
+        (tmp_path / "folder" / name).write_bytes(IMAGE)
     source = open_source(shard)
     assert source.keys == ["a", "e/f"] and open_source(tmp_path / "folder").keys == ["a", "f"]
     assert source.labels is not None and source.labels.tolist() == [3, -1]
     assert isinstance(source, shards_module.ShardSource) and source.ignored == {"hidden": 9}
     assert check(shard).problems == [] and check(shard).good == 2
-    streamed = itertools.islice(ShardStream("x", [str(shard)]).pictures(0, 1, 1, 0, 0), 4)
+    streamed = itertools.islice(ShardStream("x", [str(shard)]).images(0, 1, 1, 0, 0), 4)
     assert sorted(item.key for item in streamed) == ["x/a", "x/a", "x/e/f", "x/e/f"]
-    write_tar(tmp_path / "hidden.tar", [("._a.jpg", PICTURE)])
+    write_tar(tmp_path / "hidden.tar", [("._a.jpg", IMAGE)])
     with pytest.raises(DataError) as error:
         open_source(tmp_path / "hidden.tar")
     assert_one_line(error, "hidden.tar", "1 hidden")
@@ -143,16 +143,16 @@ def test_keys_that_collide_get_the_shard(tmp_path: Path) -> None:
 def test_a_key_twice_in_a_shard(tmp_path: Path) -> None:
     for name in ("a.jpg", "a.png"):
         with pytest.raises(DataError) as error:
-            open_source(write_tar(tmp_path / "x.tar", [("a.jpg", PICTURE), ("a.cls", b"1"), (name, PICTURE)]))
-        assert_one_line(error, "two pictures", "x.tar", "key a")
+            open_source(write_tar(tmp_path / "x.tar", [("a.jpg", IMAGE), ("a.cls", b"1"), (name, IMAGE)]))
+        assert_one_line(error, "two images", "x.tar", "key a")
     with pytest.raises(DataError, match="two labels"):
-        open_source(write_tar(tmp_path / "x.tar", [("a.jpg", PICTURE), ("a.cls", b"1"), ("a.cls", b"2")]))
+        open_source(write_tar(tmp_path / "x.tar", [("a.jpg", IMAGE), ("a.cls", b"1"), ("a.cls", b"2")]))
 
 
 @pytest.mark.parametrize("label", [b"", b"cat", b"1.5", b"-3", b"1_0", b"9" * 21, b"9" * 19, "٣".encode(), b"--1"])
 def test_labels_that_are_no_class_numbers(tmp_path: Path, label: bytes) -> None:
     with pytest.raises(DataError) as error:
-        open_source(write_tar(tmp_path / "x.tar", [("a.jpg", PICTURE), ("a.cls", label)]))
+        open_source(write_tar(tmp_path / "x.tar", [("a.jpg", IMAGE), ("a.cls", label)]))
     assert_one_line(error, "a.cls", "wanted")
 
 
@@ -163,41 +163,41 @@ def test_no_labels_and_some_labels(tmp_path: Path) -> None:
     assert source.labels is not None and source.labels.tolist() == [7, -1]
 
 
-def test_nothing_but_pictures_and_labels_is_read(tmp_path: Path) -> None:
+def test_nothing_but_images_and_labels_is_read(tmp_path: Path) -> None:
     trap = pickle.dumps(PickleTrap(tmp_path / "sprung"))
     members = [(f"a.{suffix}", trap) for suffix in ("pkl", "pickle", "pyd", "pth", "npy", "json", "txt")]
-    source = open_source(write_tar(tmp_path / "x.tar", [("a.jpg", PICTURE), *members, ("b.cls", b"1")]))
-    assert source.keys == ["a"] and source.read(0) == PICTURE and not (tmp_path / "sprung").exists()
+    source = open_source(write_tar(tmp_path / "x.tar", [("a.jpg", IMAGE), *members, ("b.cls", b"1")]))
+    assert source.keys == ["a"] and source.read(0) == IMAGE and not (tmp_path / "sprung").exists()
     assert isinstance(source, shards_module.ShardSource)
-    assert source.ignored[".pkl"] == 1 and source.ignored[".cls without a picture"] == 1
+    assert source.ignored[".pkl"] == 1 and source.ignored[".cls without an image"] == 1
 
 
 @pytest.mark.parametrize("name", ["../../etc/a.jpg", "/etc/a.jpg", "a/../../b.jpg", ".."])
 def test_names_that_point_out_of_the_shard(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError) as error:
-        open_source(write_tar(tmp_path / "x.tar", [(name, PICTURE)]))
+        open_source(write_tar(tmp_path / "x.tar", [(name, IMAGE)]))
     assert_one_line(error, "x.tar")
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
-        open_source(write_tar(tmp_path / "x.tar", [("caf\udce9.jpg", PICTURE)], tarfile.GNU_FORMAT))
+        open_source(write_tar(tmp_path / "x.tar", [("caf\udce9.jpg", IMAGE)], tarfile.GNU_FORMAT))
     assert_one_line(error, "not UTF-8", r"caf\udce9")
     str(error.value).encode()
 
 
 def test_an_empty_member_fails_when_read(tmp_path: Path) -> None:
-    source = open_source(write_tar(tmp_path / "x.tar", [("a.jpg", b""), ("b.jpg", PICTURE)]))
+    source = open_source(write_tar(tmp_path / "x.tar", [("a.jpg", b""), ("b.jpg", IMAGE)]))
     with pytest.raises(DataError) as error:
         source.read(0)
     assert drop_reason(error.value) == "empty"
     assert_one_line(error, "a.jpg in x.tar")
-    assert source.read(1) == PICTURE
+    assert source.read(1) == IMAGE
 
 
-def test_a_shard_without_pictures(tmp_path: Path) -> None:
+def test_a_shard_without_images(tmp_path: Path) -> None:
     for members in ([], [("a.txt", b"x")]):
-        with pytest.raises(DataError, match="no picture"):
+        with pytest.raises(DataError, match="no image"):
             open_source(write_tar(tmp_path / "x.tar", members))
 
 

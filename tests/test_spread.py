@@ -69,9 +69,9 @@ def test_random_directions(count, dim, share):
 
 
 def test_numbers_that_there_are_none_of():
-    spoilt = unit(5, 4)
-    spoilt[2, 1] = math.inf
-    for rows in (spoilt, torch.empty(0, 4)):
+    spoiled = unit(5, 4)
+    spoiled[2, 1] = math.inf
+    for rows in (spoiled, torch.empty(0, 4)):
         assert math.isnan(mean_cosine(rows)) and math.isnan(rankme(rows)) and math.isnan(view_auc(rows, rows))
     one = unit(1, 4)
     assert math.isnan(mean_cosine(one)) and math.isnan(view_auc(one, one))

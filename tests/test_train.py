@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from sop_faiss.data.batch import Batch
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.data.views.device_color import normalise
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.errors import CheckpointError, ConfigError, DataError, RunStoppedError
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint, read_tensors
 from sop_faiss.model.projector import Projector
@@ -57,8 +57,8 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
     metrics = train_step(state, batch)
 
     # by hand, with the twin's parts
-    views = normalise(batch.global_views, batch.global_colours, twin.config.views, twin.device)
-    local = normalise(batch.local_views, batch.local_colours, twin.config.views, twin.device)
+    views = normalize(batch.global_views, batch.global_colors, twin.config.views, twin.device)
+    local = normalize(batch.local_views, batch.local_colors, twin.config.views, twin.device)
     stored = twin.draw_stored_patches(6, 16)
     teacher = [twin.teacher.backbone(view) for view in views]
     teacher_cls = torch.stack([twin.teacher.projector(tokens.cls) for tokens in teacher])
@@ -110,7 +110,7 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
         ("views.local_count=0",),
         ("views.global_count=1",),
         ("views.global_count=3",),
-        ("views.colour=device", "train.accumulate=2", "memory.fill=teacher"),
+        ("views.color=device", "train.accumulate=2", "memory.fill=teacher"),
         ("model.global_token=mean",),
         ("sop.anchors=fixed_vectors", "memory.fill=teacher"),
         ("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"),
@@ -166,7 +166,7 @@ def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
 
 def test_4_x_64_images_give_the_gradients_of_1_x_256(tmp_path, monkeypatch):
     """To 1e-10: all that is float32 but for the memories is made float64 here."""
-    monkeypatch.setattr(loop, "normalise", lambda *arguments: normalise(*arguments).double())
+    monkeypatch.setattr(loop, "normalize", lambda *arguments: normalize(*arguments).double())
     monkeypatch.setattr(Projector, "forward", lambda self, features: F.normalize(self.mlp(features), dim=-1))
     generator = torch.Generator().manual_seed(0)
     masks = torch.rand(2, 256, 16, generator=generator) < 0.3
@@ -175,8 +175,8 @@ def test_4_x_64_images_give_the_gradients_of_1_x_256(tmp_path, monkeypatch):
         torch.randint(256, (count, 256, side, side, 3), dtype=torch.uint8, generator=generator)
         for count, side in ((2, 16), (1, 8))
     ]
-    no_colours = [torch.empty(count, 256, 0) for count in (2, 1)]
-    batch = Batch(*views, *no_colours, masks, torch.arange(256), [])
+    no_colors = [torch.empty(count, 256, 0) for count in (2, 1)]
+    batch = Batch(*views, *no_colors, masks, torch.arange(256), [])
     common = ("model.drop_path=0", "optim.clip_norm=0", "train.batch_size=256")
     whole, parts = (
         RunState(tiny_config(tmp_path, *common, *more), torch.device("cpu"), 256)
@@ -290,7 +290,7 @@ def test_a_run_that_is_to_stop_early_is_scored_where_it_stops(tmp_path, shards):
 
 @pytest.mark.parametrize(
     "setting",
-    ["sop.anchors=random", "sop.anchors=fixed_vectors", "neighbors.refresh=incremental", "views.colour=device"],
+    ["sop.anchors=random", "sop.anchors=fixed_vectors", "neighbors.refresh=incremental", "views.color=device"],
 )
 def test_resume_is_exact(tmp_path, shards, setting):
     overrides = (f"data.train={shards}", setting, "train.epochs=3")
@@ -440,7 +440,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_a_dump(tmp_path, sha
 
 def test_bad_images_are_listed_and_too_many_stop_the_run(tmp_path):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=12, size=20)
-    (folder / "0003.jpg").write_bytes(b"not a picture")
+    (folder / "0003.jpg").write_bytes(b"not an image")
     config = tiny_config(tmp_path, f"data.train={folder}", "data.max_bad_fraction=0.2", "train.epochs=2")
     assert run_training(config, tmp_path / "some").finished
     listed = [json.loads(line) for line in (tmp_path / "some" / "bad_samples.jsonl").read_text().splitlines()]

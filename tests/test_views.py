@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from sop_faiss.config import ViewsConfig
-from sop_faiss.data.views.crops import Box, draw_crop, draw_view, view_generator, write_view
+from sop_faiss.data.views.crops import CropBox, draw_crop, draw_view, view_generator, write_view
 from sop_faiss.data.views.crops import crops as views_module
 from tests.images import make_image
 
 PLAIN = ViewsConfig(
-    global_size=32, local_size=16, local_count=2, flip=0.0, jitter=0.0, grey=0.0, blur_global1=0.0, blur_global2=0.0,
+    global_size=32, local_size=16, local_count=2, flip=0.0, jitter=0.0, gray=0.0, blur_global1=0.0, blur_global2=0.0,
     blur_local=0.0, solarize_global2=0.0,
 )  # fmt: skip
 
@@ -23,9 +23,9 @@ def photo(seed: int = 0, size: tuple[int, int] = (60, 80)) -> np.ndarray:
     return make_image(np.random.default_rng(seed), size)
 
 
-def make_view(picture: np.ndarray, index: int, config: ViewsConfig, key: tuple[int, ...], out: np.ndarray) -> None:
-    view = draw_view(*picture.shape[:2], index, config, view_generator(*key))
-    write_view(picture, view, out)
+def make_view(image: np.ndarray, index: int, config: ViewsConfig, key: tuple[int, ...], out: np.ndarray) -> None:
+    view = draw_view(*image.shape[:2], index, config, view_generator(*key))
+    write_view(image, view, out)
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> float:
@@ -34,13 +34,13 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.parametrize("size", [(60, 80), (17, 23), (200, 31)])
 def test_crops_equal_pillow_bicubic(size):
-    picture = photo(1, size)
+    image = photo(1, size)
     for number in range(20):
         box = draw_crop(*size, (0.05, 1.0), (0.75, 4 / 3), view_generator(0, 0, number, 0))
         out = np.empty((32, 32, 3), np.uint8)
-        views_module._resize_into(picture, box, out)
+        views_module._resize_into(image, box, out)
         corners = (box.left, box.top, box.left + box.width, box.top + box.height)
-        reference = Image.fromarray(picture).crop(corners).resize((32, 32), Image.Resampling.BICUBIC)
+        reference = Image.fromarray(image).crop(corners).resize((32, 32), Image.Resampling.BICUBIC)
         assert difference(out, np.asarray(reference)) < 0.3  # the two round half a level differently
         assert np.abs(out.astype(int) - np.asarray(reference).astype(int)).max() <= 2
 
@@ -62,35 +62,35 @@ def test_crop_boxes_lie_inside_and_have_the_asked_area_and_aspect():
 
 
 def test_a_crop_that_never_fits_is_the_largest_central_one():
-    assert draw_crop(10, 400, (1.0, 1.0), (0.75, 4 / 3), view_generator(0, 0, 0, 0)) == Box(0, 193, 10, 13)
+    assert draw_crop(10, 400, (1.0, 1.0), (0.75, 4 / 3), view_generator(0, 0, 0, 0)) == CropBox(0, 193, 10, 13)
 
 
 def test_flip():
-    picture = photo(6, (32, 32))
+    image = photo(6, (32, 32))
     whole = replace(PLAIN, global_scale=(1.0, 1.0), aspect=(1.0, 1.0), flip=1.0)
     out = np.empty((32, 32, 3), np.uint8)
-    make_view(picture, 0, whole, (0, 0, 0, 0), out)
-    assert difference(out, picture[:, ::-1]) < 0.1
+    make_view(image, 0, whole, (0, 0, 0, 0), out)
+    assert difference(out, image[:, ::-1]) < 0.1
 
 
-def test_rotation_turns_about_the_centre():
-    picture = np.zeros((33, 33, 3), np.uint8)
-    picture[16, 16] = 255
-    picture[14:19, 16] = 255
+def test_rotation_turns_about_the_center():
+    image = np.zeros((33, 33, 3), np.uint8)
+    image[16, 16] = 255
+    image[14:19, 16] = 255
     config = replace(PLAIN, global_size=33, global_scale=(1.0, 1.0), aspect=(1.0, 1.0), max_rotation_degrees=80.0)
     out = np.empty((33, 33, 3), np.uint8)
     for seed in range(5):
-        make_view(picture, 0, config, (seed, 0, 0, 0), out)
+        make_view(image, 0, config, (seed, 0, 0, 0), out)
         assert out[16, 16, 0] > 100
-        assert out.astype(float).sum() == pytest.approx(picture.astype(float).sum(), rel=0.25)
+        assert out.astype(float).sum() == pytest.approx(image.astype(float).sum(), rel=0.25)
 
 
 def test_a_view_is_a_pure_function_of_seed_epoch_image_and_view():
-    picture, config = photo(7), ViewsConfig(global_size=32, local_size=16)
+    image, config = photo(7), ViewsConfig(global_size=32, local_size=16)
 
     def view(*key: int) -> bytes:
         out = np.empty((32, 32, 3), np.uint8)
-        make_view(picture, 0, config, key, out)
+        make_view(image, 0, config, key, out)
         return out.tobytes()
 
     base = (1, 2, 3, 0)
@@ -99,9 +99,9 @@ def test_a_view_is_a_pure_function_of_seed_epoch_image_and_view():
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 50), (3, 2)])
-def test_tiny_pictures_make_views(size):
-    picture = np.full((*size, 3), 77, np.uint8)
+def test_tiny_images_make_views(size):
+    image = np.full((*size, 3), 77, np.uint8)
     out = np.zeros((32, 32, 3), np.uint8)
     for number in range(10):
-        make_view(picture, 0, replace(PLAIN, max_rotation_degrees=10.0), (0, 0, number, 0), out)
+        make_view(image, 0, replace(PLAIN, max_rotation_degrees=10.0), (0, 0, number, 0), out)
         assert (out == 77).all()

@@ -48,7 +48,7 @@ class DataConfig:
     max_bad_fraction: float = 0.01
     """Stop when more than this share of the attempts to read an image failed; another takes the place of a bad one."""
     max_image_pixels: int = 64_000_000
-    """Larger pictures are refused before they are decoded."""
+    """Larger images are refused before they are decoded."""
     top_value: float = 0.0
     """White in grayscale images of 16 bits or of floats, such as 4095 where a camera or scanner fills 12 of the 16; 0:
     what a TIFF states, else what its type holds (65535, which leaves 12 bits almost black). An encoder of the run reads
@@ -57,7 +57,7 @@ class DataConfig:
     """Decode a JPEG at 1/2, 1/4 or 1/8 where every crop of it still has at least the pixels of its view. Quicker on
     large photos; the views differ slightly (by some levels of 255 on fine detail), so it is off unless asked for."""
     decoded_cache_bytes: int = 0
-    """Keep decoded pictures in memory, up to this many bytes per worker (0: none). For small images."""
+    """Keep decoded images in memory, up to this many bytes per worker (0: none). For small images."""
 
     def __post_init__(self) -> None:
         require_finite("data", self)
@@ -84,7 +84,7 @@ class DataConfig:
         require_between("data.threads", self.threads, 0, 1024)
         require(
             not (self.scaled_decoding and self.decoded_cache_bytes),
-            "data.scaled_decoding and data.decoded_cache_bytes are both set: a picture that is kept must serve later "
+            "data.scaled_decoding and data.decoded_cache_bytes are both set: an image that is kept must serve later "
             "crops too, so it is decoded whole; set one of them",
         )
         require(0.0 <= self.holdout_share < 1.0, f"data.holdout_share = {self.holdout_share}: wanted 0 <= share < 1")
@@ -117,13 +117,13 @@ class ViewsConfig:
     """Rotate by an angle uniform in +- this before the crop (0 in the paper; the digits use it)."""
     max_shear_degrees: float = 0.0
     jitter: float = 0.8
-    """Probability of colour jitter."""
+    """Probability of color jitter."""
     brightness: float = 0.4
     contrast: float = 0.4
     saturation: float = 0.2
     hue: float = 0.1
-    grey: float = 0.2
-    """Probability of dropping colour."""
+    gray: float = 0.2
+    """Probability of dropping color."""
     blur_global1: float = 1.0
     """Probability of Gaussian blur on the first global view."""
     blur_global2: float = 0.1
@@ -133,8 +133,8 @@ class ViewsConfig:
     """Standard deviation in pixels, uniform."""
     solarize_global2: float = 0.2
     """Probability of solarization on every global view but the first."""
-    colour: str = "auto"
-    """Where jitter, grey, blur and solarization are done: `cpu` (uint8, in the workers), `device` (in batches, from the
+    color: str = "auto"
+    """Where jitter, gray, blur and solarization are done: `cpu` (uint8, in the workers), `device` (in batches, from the
     same draws; the pixels differ by about half a level of 255), or `auto`: on a CUDA device, else on the CPU."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -153,14 +153,14 @@ class ViewsConfig:
             require_range(f"views.{name}", getattr(self, name), 1e-4, 1.0)
         require_range("views.aspect", self.aspect, 0.1, 10.0)
         require_range("views.blur_sigma", self.blur_sigma, 0.01, 100.0)
-        for name in ("flip", "jitter", "grey", "blur_global1", "blur_global2", "blur_local", "solarize_global2"):
+        for name in ("flip", "jitter", "gray", "blur_global1", "blur_global2", "blur_local", "solarize_global2"):
             require_share(f"views.{name}", getattr(self, name))
         for name in ("brightness", "contrast", "saturation"):
             require(0.0 <= getattr(self, name) <= 1.0, f"views.{name} = {getattr(self, name)}: wanted 0 to 1")
         require(0.0 <= self.hue <= 0.5, f"views.hue = {self.hue}: wanted 0 to 0.5")
         for name in ("max_rotation_degrees", "max_shear_degrees"):
             require(0.0 <= getattr(self, name) <= 80.0, f"views.{name} = {getattr(self, name)}: wanted 0 to 80")
-        require_one_of("views.colour", self.colour, ("cpu", "device", "auto"))
+        require_one_of("views.color", self.color, ("cpu", "device", "auto"))
         require(min(self.std) > 0, f"views.std = {self.std}: wanted positive numbers")
         for name in ("mean", "std"):
             value = getattr(self, name)
@@ -195,7 +195,7 @@ class MasksConfig:
     """Height over width of a block."""
     pixels: bool = False
     """Convolutional backbones have no tokens to hide: with this the hidden squares' pixels are replaced, by a learned
-    colour that starts as the mean one. Without it they train with `kind: none` and no patch loss."""
+    color that starts as the mean one. Without it they train with `kind: none` and no patch loss."""
 
     def __post_init__(self) -> None:
         require_finite("masks", self)

@@ -43,7 +43,7 @@ class ModelConfig:
     recipes. `auto`: that of `init`, which is `dino` for `dino:FILE` of a ViT without registers; else `timm`. It belongs
     to the encoder: exports keep it, and features and indices of one are not compared with those of the other."""
     batchnorm: str = "auto"
-    """Of convolutional networks. `frozen`: normalise with the running statistics, which stay as they are; scale and
+    """Of convolutional networks. `frozen`: normalize with the running statistics, which stay as they are; scale and
     shift still learn. `batch`: with each group of views' own, as in training from scratch; the teacher then uses
     running ones, and one process takes the batch in one piece. `auto`: frozen with `init`, of the batch without."""
     patch_size: int | None = None
@@ -127,7 +127,7 @@ class NeighborsConfig:
     images than twice the memory's capacity, so that the memory holds several rows of an image."""
     refresh: str = "auto"
     """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and renew only what a
-    store has changed; the same neighbours but for ties; not with sop.anchors = fixed_vectors. `auto`: what is
+    store has changed; the same neighbors but for ties; not with sop.anchors = fixed_vectors. `auto`: what is
     cheaper."""
     index: str = "exact"
     """`exact`, or for memories of millions of rows on the CPU an approximate index: `ivf` (rows in lists around k-means
@@ -152,7 +152,7 @@ class NeighborsConfig:
         require(
             self.index == "exact" or self.refresh != "incremental",
             f"neighbors.index = {self.index} and neighbors.refresh = incremental exclude each other, since kept "
-            "neighbours are exact: set neighbors.index=exact or neighbors.refresh=auto",
+            "neighbors are exact: set neighbors.index=exact or neighbors.refresh=auto",
         )
         require(
             self.index == "exact" or self.engine != "torch",

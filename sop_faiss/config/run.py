@@ -1,4 +1,4 @@
-"""The sections of a configuration about the run: optimiser, length and bookkeeping, online evaluation."""
+"""The sections of a configuration about the run: optimizer, length and bookkeeping, online evaluation."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ class EvaluateConfig:
     """
 
     train: str = ""
-    """SRC of the labelled gallery."""
+    """SRC of the labeled gallery."""
     test: str = ""
-    """SRC of the labelled queries; `holdout`: the images that `data.holdout_share` leaves out, scored against the
+    """SRC of the labeled queries; `holdout`: the images that `data.holdout_share` leaves out, scored against the
     images trained on."""
     retrieval: str = ""
     """A retrieval data set as `sop-retrieve --dataset` takes it: roxford5k, rparis6k or a directory."""
@@ -149,8 +149,8 @@ class EvaluateConfig:
     other view than to that of any other image, both ways. `always`, `never`, or `auto`: where nothing else is measured.
     The images are those of `data.holdout_share`; without it they are trained on, so that a high score tells of seen
     images alone."""
-    view_colours: bool = False
-    """Change the colours of these views, too, as those of the first and the second global view. Early in training that
+    view_colors: bool = False
+    """Change the colors of these views, too, as those of the first and the second global view. Early in training that
     hides what is learned: on 1,264 photos mAP rose from 4.1 to 6.7 %, recall@1 without from 9.8 to 18.4 %, with them
     from 1.1 to 1.2 %."""
     view_images: int = 1000

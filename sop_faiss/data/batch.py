@@ -21,9 +21,9 @@ class BadSample:
 
     position: int  # in the source
     key: str
-    shard: str  # relative to the source's root; "" for a picture that is a file
+    shard: str  # relative to the source's root; "" for an image that is a file
     member: str  # of the shard, or the file relative to the root
-    offset: int  # of the picture in its shard, bytes
+    offset: int  # of the image in its shard, bytes
     reason: str  # one word, to count by
     message: str
     replacement: str  # key of the image that took its place
@@ -34,8 +34,8 @@ class Buffers(NamedTuple):
 
     global_views: UInt8[np.ndarray, "G b s s 3"]
     local_views: UInt8[np.ndarray, "L b t t 3"]
-    global_colours: Float32[np.ndarray, "G b c"]
-    local_colours: Float32[np.ndarray, "L b c"]
+    global_colors: Float32[np.ndarray, "G b c"]
+    local_colors: Float32[np.ndarray, "L b c"]
     masks: Bool[np.ndarray, "G b n"]
 
 
@@ -45,16 +45,16 @@ class Batch:
 
     global_views: UInt8[Tensor, "G b s s 3"]
     local_views: UInt8[Tensor, "L b t t 3"]
-    global_colours: Float32[Tensor, "G b c"]
-    """A row of `Colours` for each view where colours are left to the device; else no columns."""
-    local_colours: Float32[Tensor, "L b c"]
+    global_colors: Float32[Tensor, "G b c"]
+    """A row of `Colors` for each view where colors are left to the device; else no columns."""
+    local_colors: Float32[Tensor, "L b c"]
     masks: Bool[Tensor, "G b n"]
     image_ids: Int64[Tensor, " b"]
     bad: list[BadSample]
 
     def buffers(self) -> Buffers:
         """The same memory as numpy sees it; for a batch on the CPU."""
-        tensors = (self.global_views, self.local_views, self.global_colours, self.local_colours, self.masks)
+        tensors = (self.global_views, self.local_views, self.global_colors, self.local_colors, self.masks)
         return Buffers(*(tensor.numpy() for tensor in tensors))
 
     def split(self, parts: int) -> list[Batch]:
@@ -62,8 +62,8 @@ class Batch:
         pieces = zip(
             self.global_views.chunk(parts, 1),
             self.local_views.chunk(parts, 1),
-            self.global_colours.chunk(parts, 1),
-            self.local_colours.chunk(parts, 1),
+            self.global_colors.chunk(parts, 1),
+            self.local_colors.chunk(parts, 1),
             self.masks.chunk(parts, 1),
             self.image_ids.chunk(parts),
             [self.bad, *([] for _ in range(parts - 1))],
@@ -72,12 +72,12 @@ class Batch:
         return [Batch(*piece) for piece in pieces]
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device, without waiting for the copy; the drawn colours stay on the CPU."""
+        """The same on a device, without waiting for the copy; the drawn colors stay on the CPU."""
         return Batch(
             self.global_views.to(device, non_blocking=True),
             self.local_views.to(device, non_blocking=True),
-            self.global_colours,
-            self.local_colours,
+            self.global_colors,
+            self.local_colors,
             self.masks.to(device, non_blocking=True),
             self.image_ids.to(device, non_blocking=True),
             self.bad,
@@ -91,7 +91,7 @@ class Batch:
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor to build a batch in.
+    """An uninitialized tensor to build a batch in.
 
     In a worker process it lies in shared memory and is handed over as it is; the process's own would be copied there.
     """

@@ -11,7 +11,7 @@ from sop_faiss.data.batch import BadSample, Buffers
 from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.views.crops import view_generator
-from sop_faiss.data.views.multicrop import DrawnView, MultiCrop, Picture
+from sop_faiss.data.views.multicrop import DrawnView, MultiCrop, Pixels
 from sop_faiss.errors import DataError, UnreachableError
 
 __all__ = ["REPLACEMENT_TRIES", "Samples"]
@@ -34,7 +34,7 @@ class Samples:
     def __init__(self, source: ImageSource, positions: Int64[np.ndarray, " m"], multicrop: MultiCrop) -> None:
         self.source, self.positions, self.multicrop = source, positions, multicrop
         self.config = multicrop.config
-        self._kept: dict[int, Picture] = {}
+        self._kept: dict[int, Pixels] = {}
         self._kept_bytes = 0
         self._keeping = threading.Lock()
 
@@ -47,12 +47,12 @@ class Samples:
         Raises:
             DataError: no readable image was found in place of a bad one.
         """
-        image_id, (picture, drawn), bad = self._readable(wanted, epoch)
-        self.multicrop.write(picture, drawn, out, place, epoch)
+        image_id, (image, drawn), bad = self._readable(wanted, epoch)
+        self.multicrop.write(image, drawn, out, place, epoch)
         return image_id, bad
 
-    def _readable(self, wanted: int, epoch: int) -> tuple[int, tuple[Picture, list[DrawnView]], list[BadSample]]:
-        """The wanted picture; where it cannot be read, one that (seed, epoch, wanted) determines."""
+    def _readable(self, wanted: int, epoch: int) -> tuple[int, tuple[Pixels, list[DrawnView]], list[BadSample]]:
+        """The wanted image; where it cannot be read, one that (seed, epoch, wanted) determines."""
         generator: np.random.Generator | None = None
         failed: dict[int, DataError] = {}
         image_id = wanted
@@ -88,16 +88,16 @@ class Samples:
             replacement=source.keys[replacement],
         )
 
-    def _load(self, image_id: int, epoch: int) -> tuple[Picture, list[DrawnView]]:
-        picture = self._kept.get(image_id)
-        if picture is not None:
-            return picture, self.multicrop.draw(image_id, epoch, *picture.shape[:2])
-        picture, drawn = self.multicrop.load(image_id, epoch, self.source.read(image_id))
-        self._keep(image_id, picture)
-        return picture, drawn
+    def _load(self, image_id: int, epoch: int) -> tuple[Pixels, list[DrawnView]]:
+        image = self._kept.get(image_id)
+        if image is not None:
+            return image, self.multicrop.draw(image_id, epoch, *image.shape[:2])
+        image, drawn = self.multicrop.load(image_id, epoch, self.source.read(image_id))
+        self._keep(image_id, image)
+        return image, drawn
 
-    def _keep(self, image_id: int, picture: Picture) -> None:
+    def _keep(self, image_id: int, image: Pixels) -> None:
         with self._keeping:
-            if self._kept_bytes + picture.nbytes <= self.config.data.decoded_cache_bytes:
-                self._kept_bytes += 0 if image_id in self._kept else picture.nbytes
-                self._kept[image_id] = picture
+            if self._kept_bytes + image.nbytes <= self.config.data.decoded_cache_bytes:
+                self._kept_bytes += 0 if image_id in self._kept else image.nbytes
+                self._kept[image_id] = image

@@ -1,4 +1,4 @@
-"""Is a data set whole? Every shard walked, every picture decoded, everything held against the manifest."""
+"""Is a data set whole? Every shard walked, every image decoded, everything held against the manifest."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sop_faiss.data.images.class_numbers import whole_numbers
 from sop_faiss.data.images.decode import MAX_PIXELS, drop_reason
 from sop_faiss.data.images.deep_grayscale import DeepImage, DeepTally, require_top_value
 from sop_faiss.data.images.keys import is_hidden
-from sop_faiss.data.images.near_duplicates import Duplicates, Signature, picture_signature
+from sop_faiss.data.images.near_duplicates import Duplicates, Signature, image_signature
 from sop_faiss.data.images.source import ImageSource, find_shards, open_source
-from sop_faiss.data.images.verified import picture_name, read_whole
+from sop_faiss.data.images.verified import image_name, read_whole
 from sop_faiss.data.ordered_map import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shards.shard_source import MANIFEST_NAME, ShardSource, common_folder, open_shards
 from sop_faiss.errors import ConfigError, DataError, SopError
 from sop_faiss.files import read_json, sha256_file
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["BadPicture", "CheckReport", "SideLengths", "check"]
+__all__ = ["BadImage", "CheckReport", "SideLengths", "check"]
 
 
 @dataclass(frozen=True)
-class BadPicture:
-    """A picture that cannot be used, and why."""
+class BadImage:
+    """An image that cannot be used, and why."""
 
     shard: str
     member: str
@@ -36,7 +36,7 @@ class BadPicture:
 
 @dataclass(frozen=True)
 class SideLengths:
-    """Shorter sides of the good pictures, in pixels."""
+    """Shorter sides of the good images, in pixels."""
 
     smallest: int
     median: int
@@ -52,12 +52,12 @@ class CheckReport:
     samples: int = 0
     good: int = 0
     bytes: int = 0
-    labelled: int = 0
+    labeled: int = 0
     label_counts: dict[int, int] = field(default_factory=dict)
     formats: dict[str, int] = field(default_factory=dict)
     shorter_side: SideLengths | None = None
     bad_by_reason: dict[str, int] = field(default_factory=dict)
-    bad: list[BadPicture] = field(default_factory=list)
+    bad: list[BadImage] = field(default_factory=list)
     ignored_members: dict[str, int] = field(default_factory=dict)
     repeated_keys: int = 0  # in more than one shard; no problem, they get the shard's name before them when read
     has_manifest: bool = False
@@ -87,17 +87,17 @@ def check(
     find_duplicates: bool = False,
     progress: ProgressCallback | None = None,
 ) -> CheckReport:
-    """Verify shards (or a folder or list of pictures): headers, keys, labels, every picture, and the manifest.
+    """Verify shards (or a folder or list of images): headers, keys, labels, every image, and the manifest.
 
-    Finds all problems instead of stopping at the first; members other than pictures and labels are counted, never read.
+    Finds all problems instead of stopping at the first; members other than images and labels are counted, never read.
 
     Args:
         src: anything `open_source` takes.
         workers: threads; None for one per processor, 8 at most.
-        max_pixels: pictures with more are bad.
+        max_pixels: images with more are bad.
         top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
-        find_duplicates: report pictures that are there twice, exactly or nearly.
-        progress: called with the pictures done and their total.
+        find_duplicates: report images that are there twice, exactly or nearly.
+        progress: called with the images done and their total.
 
     Raises:
         DataError: there is nothing to check.
@@ -120,7 +120,7 @@ def check(
     duplicates = Duplicates() if find_duplicates else None
     for source in sources:
         results = map_ordered(
-            partial(_check_picture, source, max_pixels, top_value, find_duplicates),
+            partial(_check_image, source, max_pixels, top_value, find_duplicates),
             range(len(source)),
             workers or default_workers(),
         )
@@ -135,7 +135,7 @@ def check(
     report.repeated_keys = sum(count > 1 for count in keys.values())
     if paths:
         _check_manifest(common_folder([path.absolute().parent for path in paths]), paths, sources, report)
-    report.problems += [f"{count} pictures are bad: {reason}" for reason, count in report.bad_by_reason.items()]
+    report.problems += [f"{count} images are bad: {reason}" for reason, count in report.bad_by_reason.items()]
     return report
 
 
@@ -159,7 +159,7 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
 
 
 class _Good(NamedTuple):
-    """What is found of a good picture."""
+    """What is found of a good image."""
 
     format: str
     shorter_side: int  # pixels
@@ -167,15 +167,15 @@ class _Good(NamedTuple):
     deep: DeepImage | None
 
 
-def _check_picture(
+def _check_image(
     source: ImageSource, max_pixels: int, top_value: float, signed: bool, position: int
 ) -> _Good | DataError:
-    """What one picture is (with a signature if `signed`), or what is wrong with it."""
+    """What one image is (with a signature if `signed`), or what is wrong with it."""
     whole = read_whole(source, position, max_pixels, top_value)
     if isinstance(whole, DataError):
         return whole
-    signature = picture_signature(whole.encoded, whole.picture) if signed else None
-    return _Good(whole.format or "unknown", min(whole.picture.size), signature, whole.deep)
+    signature = image_signature(whole.encoded, whole.image) if signed else None
+    return _Good(whole.format or "unknown", min(whole.image.size), signature, whole.deep)
 
 
 def _count(
@@ -189,19 +189,19 @@ def _count(
     report.samples += 1
     label = -1 if source.labels is None else int(source.labels[position])
     if label >= 0:
-        report.labelled += 1
+        report.labeled += 1
         report.label_counts[label] = report.label_counts.get(label, 0) + 1
     if isinstance(result, DataError):
         reason = drop_reason(result)
         report.bad_by_reason[reason] = report.bad_by_reason.get(reason, 0) + 1
-        report.bad.append(BadPicture(source.source_of(position), source.member_of(position), str(result)))
+        report.bad.append(BadImage(source.source_of(position), source.member_of(position), str(result)))
         return
     report.good += 1
     report.formats[result.format] = report.formats.get(result.format, 0) + 1
     sides[result.shorter_side] += 1
     report.deep_grayscale.add(result.deep)
     if duplicates is not None and result.signature is not None:
-        duplicates.add(picture_name(source, position), label, result.signature)
+        duplicates.add(image_name(source, position), label, result.signature)
 
 
 def _side_lengths(sides: Counter[int]) -> SideLengths | None:

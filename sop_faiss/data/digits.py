@@ -30,7 +30,7 @@ _SPLIT_SEED = 0
 
 @dataclass(frozen=True)
 class DigitsSummary:
-    """Where the demo set is and how many pictures its parts have."""
+    """Where the demo set is and how many images its parts have."""
 
     out: Path
     train: int
@@ -42,7 +42,7 @@ class DigitsSummary:
 def write_digits(out: Path) -> DigitsSummary:
     """Write `train/` and `test/` (shards with labels) and `retrieval/` (queries and database from the test part).
 
-    1,397 training and 400 test pictures, each digit in equal shares; of the test pictures ten of each digit are
+    1,397 training and 400 test images, each digit in equal shares; of the test images ten of each digit are
     queries and all others the database, where the same digit is relevant. Always the same bytes. RGB PNG of 32 px.
 
     Args:
@@ -68,7 +68,7 @@ def _load() -> tuple[Float64[np.ndarray, "n 8 8"], Int64[np.ndarray, " n"]]:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError(
-            "scikit-learn is missing, the demo pictures are part of it: pip install 'sop-faiss[demo]'"
+            "scikit-learn is missing, the demo images are part of it: pip install 'sop-faiss[demo]'"
         ) from None
     digits = load_digits()
     return digits.images, digits.target.astype(np.int64)
@@ -92,9 +92,9 @@ def split_stratified(
 
 
 def enlarge(image: Float64[np.ndarray, "h w"]) -> UInt8[np.ndarray, "32 32 3"]:
-    """A digit in 0..16 as a smooth RGB picture, white on black."""
-    grey = Image.fromarray((image * (255.0 / _DARKEST)).astype(np.float32))
-    smooth = np.asarray(grey.resize((SIDE_PIXELS, SIDE_PIXELS), Image.Resampling.BICUBIC))
+    """A digit in 0..16 as a smooth RGB image, white on black."""
+    gray = Image.fromarray((image * (255.0 / _DARKEST)).astype(np.float32))
+    smooth = np.asarray(gray.resize((SIDE_PIXELS, SIDE_PIXELS), Image.Resampling.BICUBIC))
     return np.repeat(np.clip(np.rint(smooth), 0, 255).astype(np.uint8)[:, :, None], 3, axis=2)
 
 
@@ -114,7 +114,7 @@ def _write_part(
     with ShardWriter(folder, f"digits-{folder.name}", _SHARD_SAMPLES) as writer:
         for position in positions:
             writer.write(Sample(f"{position:04d}", "png", _png(images[position]), int(labels[position])))
-    write_manifest(folder, writer.entries, [str(digit) for digit in range(10)], labelled=len(positions))
+    write_manifest(folder, writer.entries, [str(digit) for digit in range(10)], labeled=len(positions))
 
 
 def _write_retrieval(

@@ -7,7 +7,7 @@ from jaxtyping import Int64
 from PIL import Image
 
 from sop_faiss.data.images.source import ImageSource
-from sop_faiss.data.images.verified import WholePicture, read_whole
+from sop_faiss.data.images.verified import WholeImage, read_whole
 from sop_faiss.data.shards.prefetch import fetch_ahead
 from sop_faiss.data.stream import epoch_order
 
@@ -39,9 +39,9 @@ def first_look(
         looked_at = [read_whole(source, position, max_pixels, top_value) for position in first.tolist()]
     images = np.array(
         [
-            np.asarray(one.picture.resize((_SIDE, _SIDE), Image.Resampling.BOX), np.int16)
+            np.asarray(one.image.resize((_SIDE, _SIDE), Image.Resampling.BOX), np.int16)
             for one in looked_at
-            if isinstance(one, WholePicture)
+            if isinstance(one, WholeImage)
         ]
     )
     if len(images) < 2:

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.data.views.color import augment_colours
+from sop_faiss.data.views.color import augment_colors
 from sop_faiss.data.views.crops import write_view
 from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.errors import DataError, UnreachableError
@@ -21,7 +21,7 @@ from sop_faiss.progress import ProgressCallback
 
 __all__ = ["STAGES", "ShuffleQuality", "StreamSpeed", "ideal_distinct", "shuffle_quality", "time_stages", "time_stream"]
 
-STAGES = ("read", "decode", "crop and resize", "colour", "masks", "collate")
+STAGES = ("read", "decode", "crop and resize", "color", "masks", "collate")
 _BATCHES_MIXED = 200
 
 
@@ -59,8 +59,8 @@ def time_stream(batches: Batches, steps: range, progress: ProgressCallback | Non
 def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> dict[str, float]:
     """Seconds that each of `STAGES` takes per image, one after the other in this process.
 
-    `decode` includes the drawing of boxes and colours, since the boxes say at which fraction a picture may be decoded;
-    `colour` is absent where it is left to the device. `collate` is one copy of the finished views, as from a worker's
+    `decode` includes the drawing of boxes and colors, since the boxes say at which fraction an image may be decoded;
+    `color` is absent where it is left to the device. `collate` is one copy of the finished views, as from a worker's
     memory to the trainer's. Images that cannot be read are passed over.
 
     Args:
@@ -72,7 +72,7 @@ def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> d
         DataError: none of the images can be read.
     """
     views = batches.config.views
-    seconds = {stage: 0.0 for stage in STAGES if stage != "colour" or not batches.colours_on_device}
+    seconds = {stage: 0.0 for stage in STAGES if stage != "color" or not batches.colors_on_device}
     slots = [np.empty((views.global_size, views.global_size, 3), np.uint8) for _ in range(views.global_count)]
     slots += [np.empty((views.local_size, views.local_size, 3), np.uint8) for _ in range(batches.local_count)]
     grid = views.global_size // batches.patch_size
@@ -82,18 +82,18 @@ def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> d
         try:
             encoded = batches.source.read(image_id)
             clock.stop("read")
-            picture, drawn = batches.multicrop.load(image_id, epoch, encoded)
+            image, drawn = batches.multicrop.load(image_id, epoch, encoded)
             clock.stop("decode")
         except UnreachableError:
             raise
         except DataError:
             continue
         for index, ((view, generator), slot) in enumerate(zip(drawn, slots, strict=True)):
-            write_view(picture, view, slot, coloured=False)
+            write_view(image, view, slot, colored=False)
             clock.stop("crop and resize")
-            if "colour" in seconds:
-                augment_colours(slot, view.colours)
-                clock.stop("colour")
+            if "color" in seconds:
+                augment_colors(slot, view.colors)
+                clock.stop("color")
             if index < views.global_count:
                 draw_mask(grid, grid, batches.config.masks, generator)
                 clock.stop("masks")
@@ -124,7 +124,7 @@ class ShuffleQuality:
     """How many different shards the images of one global batch come from."""
 
     groups: int
-    """Shards in all; folders, where the pictures are files."""
+    """Shards in all; folders, where the images are files."""
     distinct: float
     """Different ones in a batch, on average."""
     ideal: float
@@ -143,7 +143,7 @@ def shuffle_quality(batches: Batches) -> ShuffleQuality:
 
 
 def _group_numbers(source: ImageSource) -> Int64[np.ndarray, " n"]:
-    """A number for each picture's shard, or for its folder where it is a file."""
+    """A number for each image's shard, or for its folder where it is a file."""
     numbers: Counter[str] = Counter()
     groups = np.empty(len(source), np.int64)
     for position in range(len(source)):

@@ -15,7 +15,7 @@ from sop_faiss.config import Config
 from sop_faiss.data.batch import BadSample, Batch, Buffers
 from sop_faiss.data.batch_writer import REPLACEMENT_TRIES
 from sop_faiss.data.images.decode import drop_reason
-from sop_faiss.data.shards.shard_stream import Damage, ShardStream, StreamedPicture, stable_image_id
+from sop_faiss.data.shards.shard_stream import Damage, ShardStream, StreamedImage, stable_image_id
 from sop_faiss.data.stream import Batches
 from sop_faiss.data.workers import this_worker
 from sop_faiss.errors import DataError
@@ -60,7 +60,7 @@ class SequentialBatches(Batches):
         self._plan(stand_in_positions(config), stream.description, config, patch_size, (rank, world_size), device)
         self.stream = stream
         self._rank, self._world_size = rank, world_size
-        self._pictures: Iterator[StreamedPicture | Damage] | None = None
+        self._images: Iterator[StreamedImage | Damage] | None = None
         if rank == 0:
             _log.info(
                 "%s is read in sequence: shuffled by shards and among %d images, counted as %d per epoch, and begun "
@@ -83,31 +83,31 @@ class SequentialBatches(Batches):
     def make(self, step: int) -> Batch:
         """As `Batches.make`; the first step asked for tells where the run goes on, which chooses the order.
 
-        Pictures are taken from the stream in the order of their places, then written in threads, then others are taken
+        Images are taken from the stream in the order of their places, then written in threads, then others are taken
         for those that could not be read: what is made does not depend on the number of threads.
         """
-        pictures = self._pictures = self._pictures or self._start(step)
+        images = self._images = self._images or self._start(step)
         batch = self._empty_batch(step)
-        write = functools.partial(self._write_picture, step // self.steps_per_epoch, batch.buffers())
+        write = functools.partial(self._write_image, step // self.steps_per_epoch, batch.buffers())
         failed: dict[int, list[Damage]] = {place: [] for place in range(self.batch_size_per_rank)}
         bad: dict[int, list[BadSample]] = {}
         for _ in range(REPLACEMENT_TRIES):
-            tried = [(place, _next_picture(pictures, damages)) for place, damages in failed.items()]
-            for (place, picture), damage in zip(tried, self._in_threads(write, tried), strict=True):
+            tried = [(place, _next_image(images, damages)) for place, damages in failed.items()]
+            for (place, image), damage in zip(tried, self._in_threads(write, tried), strict=True):
                 if damage is not None:
                     failed[place].append(damage)
                     continue
-                batch.image_ids[place] = stable_image_id(picture.key)
-                bad[place] = [_bad_sample(damage, picture.key) for damage in failed.pop(place)]
+                batch.image_ids[place] = stable_image_id(image.key)
+                bad[place] = [_bad_sample(damage, image.key) for damage in failed.pop(place)]
             if not failed:
                 batch.bad += [sample for place in sorted(bad) for sample in bad[place]]
                 return batch
         raise _too_many(next(iter(failed.values())))
 
-    def _start(self, step: int) -> Iterator[StreamedPicture | Damage]:
+    def _start(self, step: int) -> Iterator[StreamedImage | Damage]:
         """This worker's part of the stream."""
         number, workers = this_worker() or (0, 1)
-        return self.stream.pictures(
+        return self.stream.images(
             self._rank * workers + number,
             self._world_size * workers,
             self.config.data.shuffle_buffer,
@@ -115,26 +115,26 @@ class SequentialBatches(Batches):
             max(0, step - number),  # each worker is asked for one step after the other
         )
 
-    def _write_picture(self, epoch: int, out: Buffers, tried: tuple[int, StreamedPicture]) -> Damage | None:
-        """Write the views of a picture at its place, or say why it cannot be read."""
+    def _write_image(self, epoch: int, out: Buffers, tried: tuple[int, StreamedImage]) -> Damage | None:
+        """Write the views of an image at its place, or say why it cannot be read."""
         place, item = tried
         try:
-            picture, drawn = self.multicrop.load(stable_image_id(item.key), epoch, item.encoded)
+            image, drawn = self.multicrop.load(stable_image_id(item.key), epoch, item.encoded)
         except DataError as error:
             return Damage(item.key, item.shard, item.member, item.offset, drop_reason(error), str(error))
-        self.multicrop.write(picture, drawn, out, place, epoch)
+        self.multicrop.write(image, drawn, out, place, epoch)
         return None
 
 
-def _next_picture(pictures: Iterator[StreamedPicture | Damage], damages: list[Damage]) -> StreamedPicture:
-    """The next picture of the stream; what could not be read before it goes to `damages`.
+def _next_image(images: Iterator[StreamedImage | Damage], damages: list[Damage]) -> StreamedImage:
+    """The next image of the stream; what could not be read before it goes to `damages`.
 
     Raises:
         DataError: too much in a row.
     """
     for _ in range(REPLACEMENT_TRIES):
-        item = next(pictures)
-        if isinstance(item, StreamedPicture):
+        item = next(images)
+        if isinstance(item, StreamedImage):
             return item
         damages.append(item)
     raise _too_many(damages)

@@ -27,7 +27,7 @@ from sop_faiss.data.ordered_map import default_threads, map_ordered
 from sop_faiss.data.shards.prefetch import fetch_ahead
 from sop_faiss.data.views.color import COLUMNS
 from sop_faiss.data.views.crops import view_generator
-from sop_faiss.data.views.device_color import colours_on_device
+from sop_faiss.data.views.device_color import colors_on_device
 from sop_faiss.data.views.multicrop import MultiCrop
 from sop_faiss.data.workers import Workers
 from sop_faiss.errors import ConfigError
@@ -71,7 +71,7 @@ class Batches:
         patch_size: side of a mask's unit, in pixels.
         rank: whose part is made.
         world_size: into how many parts a global batch is cut.
-        device: where the views are to be used; `views.colour: auto` goes by it.
+        device: where the views are to be used; `views.color: auto` goes by it.
 
     Raises:
         ConfigError: the batch is larger than the data set, or cannot be cut into equal parts.
@@ -124,7 +124,7 @@ class Batches:
         self.local_count = config.views.local_count if config.loss.cls_weight else 0
         self.multicrop = MultiCrop(config, self.local_count)
         self.threads = config.data.threads or default_threads(config.data.workers, distributed.local_world_size())
-        self.colours_on_device = colours_on_device(config.views, device)
+        self.colors_on_device = colors_on_device(config.views, device)
         self._order: tuple[int, Int64[np.ndarray, " m"]] = (-1, positions[:0])
 
     def image_ids(self, step: int) -> Int64[np.ndarray, " b"]:
@@ -177,7 +177,7 @@ class Batches:
         """A batch of the images wanted, whose views are still to be written."""
         views, count = self.config.views, self.batch_size_per_rank
         patches = (views.global_size // self.patch_size) ** 2
-        columns = len(COLUMNS) if self.colours_on_device else 0
+        columns = len(COLUMNS) if self.colors_on_device else 0
         return Batch(
             empty_tensor((views.global_count, count, views.global_size, views.global_size, 3), torch.uint8),
             empty_tensor((self.local_count, count, views.local_size, views.local_size, 3), torch.uint8),

@@ -1,4 +1,4 @@
-"""Query expansion and database augmentation: features made better by their neighbours, before anything is ranked.
+"""Query expansion and database augmentation: features made better by their neighbors, before anything is ranked.
 
 alpha-QE: a query becomes itself plus its n nearest gallery images, each weighted by similarity^alpha, and of unit norm
 again. Source: Radenovic, Tolias, Chum, "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019, section

@@ -2,7 +2,7 @@
 
 The shape is that of revisited Oxford/Paris: `imlist` (gallery names), `qimlist` (query names), and `gnd`, one entry per
 query, whose lists are positions in `imlist`: `easy`/`hard`/`junk` (graded) or `ok`/`junk` (plain), with an optional box
-`bbx` = [x1, y1, x2, y2] around the object, in pixels of the query picture.
+`bbx` = [x1, y1, x2, y2] around the object, in pixels of the query image.
 
 The published files are pickles. A pickle can run code and can ask for any amount of memory, so only one that consists
 of built-in containers, text and numbers is read: other instructions are refused before the first one is carried out.
@@ -33,8 +33,8 @@ from sop_faiss.paths import path_state
 __all__ = [
     "GRADED",
     "PLAIN",
-    "Box",
     "GroundTruth",
+    "QueryBox",
     "QueryTruth",
     "encode_ground_truth",
     "make_ground_truth",
@@ -50,7 +50,7 @@ GRADED = ("easy", "hard", "junk")
 PLAIN = ("ok", "junk")
 """The lists of a plain data set."""
 
-Box = tuple[float, float, float, float]
+QueryBox = tuple[float, float, float, float]
 """x1, y1, x2, y2 in pixels, x1 < x2 and y1 < y2."""
 
 _NOT_IN_NAMES = re.compile(r"[\0\\\ud800-\udfff]")
@@ -70,10 +70,10 @@ _PLAIN_OPCODES = frozenset((
 
 @dataclass(frozen=True)
 class QueryTruth:
-    """One query: its picture, the box around its object (None: the whole picture), and lists of gallery positions."""
+    """One query: its image, the box around its object (None: the whole image), and lists of gallery positions."""
 
     name: str
-    box: Box | None
+    box: QueryBox | None
     lists: Mapping[str, Int64[np.ndarray, " _"]]
 
 
@@ -246,7 +246,7 @@ def _checked_positions(positions: Any, image_count: int, where: str) -> Int64[np
     return np.array(positions, dtype=np.int64)
 
 
-def _checked_box(box: Any, where: str) -> Box:
+def _checked_box(box: Any, where: str) -> QueryBox:
     numbers = isinstance(box, (list, tuple)) and all(type(value) in (int, float) for value in box)
     if not numbers or len(box) != 4 or not all(abs(value) < 2**31 for value in box):
         raise DataError(f"{where}['bbx'] is not four numbers x1, y1, x2, y2")

@@ -1,8 +1,8 @@
-"""Which labelled training pictures a classifier may use: all, a list of names, a share, or some of each class.
+"""Which labeled training images a classifier may use: all, a list of names, a share, or some of each class.
 
 The 1 % and 10 % lists of semi-supervised learning (SimCLR's, of ImageNet) are files of names. Where there is no such
 list, a share is drawn: the same part of each class, from a seed. Shares of one seed are nested, and do not depend on
-the order or the shards the pictures came in.
+the order or the shards the images came in.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jaxtyping import Int64
 
 from sop_faiss.errors import ConfigError, DataError
 
-__all__ = ["LabelledPart"]
+__all__ = ["LabeledPart"]
 
 
 @dataclass(frozen=True)
-class LabelledPart:
-    """A choice of training pictures; at most one of the first three is given, none means all."""
+class LabeledPart:
+    """A choice of training images; at most one of the first three is given, none means all."""
 
     train_list: Path | None = None
-    """A text file with one picture a line: its key, its file, or its file's name with or without ending."""
+    """A text file with one image a line: its key, its file, or its file's name with or without ending."""
     train_share: float | None = None
-    """Share of each class's pictures, above 0 and at most 1; at least one picture of each class."""
+    """Share of each class's images, above 0 and at most 1; at least one image of each class."""
     images_per_class: int | None = None
-    """Pictures of each class, 1 or more; every class must have that many."""
+    """Images of each class, 1 or more; every class must have that many."""
     seed: int = 0
     """Of the draw."""
 
@@ -42,7 +42,7 @@ class LabelledPart:
         """
         given = [name for name in ("train_list", "train_share", "images_per_class") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are given: choose the training pictures in one way")
+            raise ConfigError(f"{' and '.join(given)} are given: choose the training images in one way")
         if self.train_share is not None and not 0 < self.train_share <= 1:
             raise ConfigError(f"train_share = {self.train_share}: wanted a share above 0 and at most 1, such as 0.01")
         if self.images_per_class is not None and self.images_per_class < 1:
@@ -56,12 +56,12 @@ class LabelledPart:
         """The chosen rows, rising.
 
         Args:
-            labels: class of each training picture.
+            labels: class of each training image.
             keys: unique name of each.
             members: file of each, relative to its source.
 
         Raises:
-            DataError: the list is unreadable, names a picture twice or one that is not there, or a class is too small.
+            DataError: the list is unreadable, names an image twice or one that is not there, or a class is too small.
         """
         if self.train_list is not None:
             return np.sort(_listed(self.train_list, keys, members))
@@ -82,7 +82,7 @@ class LabelledPart:
             return max(1, round(self.train_share * in_class))
         wanted = self.images_per_class or 0
         if wanted > in_class:
-            raise DataError(f"class {label} has {in_class} training pictures, images_per_class = {wanted}: lower it")
+            raise DataError(f"class {label} has {in_class} training images, images_per_class = {wanted}: lower it")
         return wanted
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,21 +104,21 @@ def _listed(file: Path, keys: Sequence[str], members: Sequence[str]) -> Int64[np
         raise DataError(f"training list {file} cannot be read ({reason}): wanted text, one name a line") from None
     names = [line.strip() for line in text.splitlines() if line.strip()]
     if not names:
-        raise DataError(f"training list {file} is empty: wanted one name of a training picture a line")
+        raise DataError(f"training list {file} is empty: wanted one name of a training image a line")
     known = _rows_by_name(keys, members)
     missing = [name for name in names if name not in known]
     if missing:
         raise DataError(
             f"training list {file}: {len(missing)} of {len(names)} names are not among the {len(keys)} usable training "
-            f"pictures (first: {missing[0]}); wanted keys or files as in {keys[0]} or {members[0]}"
+            f"images (first: {missing[0]}); wanted keys or files as in {keys[0]} or {members[0]}"
         )
     doubtful = [name for name in names if known[name] is None]
     if doubtful:
-        raise DataError(f"training list {file}: {doubtful[0]} means several training pictures: write its folder, too")
+        raise DataError(f"training list {file}: {doubtful[0]} means several training images: write its folder, too")
     rows = [row for name in names if (row := known[name]) is not None]
     if len(set(rows)) < len(rows):
         twice = keys[Counter(rows).most_common(1)[0][0]]
-        raise DataError(f"training list {file} names {twice} twice: name each picture once")
+        raise DataError(f"training list {file} names {twice} twice: name each image once")
     return np.array(rows, dtype=np.int64)
 
 

@@ -4,7 +4,7 @@ Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transf
 `eval_linear.py`: weights from N(0, 0.01^2), bias 0, momentum 0.9, no weight decay, cosine to 0 by epoch, learning rate
 scaled with batch/256.
 
-Departs: the features are computed once, from whole pictures or central crops; DINO trains on random crops and flips,
+Departs: the features are computed once, from whole images or central crops; DINO trains on random crops and flips,
 at the cost of a pass of the encoder per epoch. They are unit vectors times sqrt(d), so that an entry is of size 1 as
 after the encoder's last layer norm, and DINO's learning rates mean about the same. DINO asks the user to tune the
 learning rate; here every rate trains at once on part of the training images, the rest choose, and the test images see
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.labeled_part import LabelledPart
+from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.unit_rows import require_unit_rows
@@ -116,7 +116,7 @@ def _scaled(features: Float32[np.ndarray, "n d"], device: str) -> Float32[Tensor
 def _split(targets: Int64[np.ndarray, " n"], choices: LinearChoices) -> tuple[Int64[Tensor, " h"], Int64[Tensor, " k"]]:
     """Held-out rows, the same share of each class, and the others; a class of one image is not held out."""
     names = [f"{row:012d}" for row in range(len(targets))]
-    part = LabelledPart(train_share=choices.held_out, seed=choices.seed)
+    part = LabeledPart(train_share=choices.held_out, seed=choices.seed)
     drawn = part.rows(targets, names, names)
     held_out = drawn[np.bincount(targets)[targets[drawn]] > 1]
     if len(choices.learning_rates) > 1 and not len(held_out):

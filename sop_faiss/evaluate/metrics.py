@@ -138,7 +138,7 @@ def average_precision_at_r(ranks: Int64[np.ndarray, " r"], relevant_count: int) 
 
 
 def ndcg(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
-    """Normalised discounted cumulative gain over the whole ranking, 0..1, with a gain of 1 for a relevant image.
+    """Normalized discounted cumulative gain over the whole ranking, 0..1, with a gain of 1 for a relevant image.
 
     Source: Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 2002; the discount of
     rank t (from 0) is log2(t + 2).

@@ -85,7 +85,7 @@ class Protocol:
         lists: the lists a ground truth must have.
         difficulties: what is reported.
         box: `required`: queries are cropped, and each must have a box; `used`: cropped where there is a box;
-            `ignored`: whole pictures.
+            `ignored`: whole images.
     """
 
     name: str
@@ -154,7 +154,7 @@ def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
     if protocol.box == "required" and without_box:
         raise DataError(
             f"protocol {chosen} crops every query to its box, but {len(without_box)} of {len(truth.queries)} queries "
-            f"have no bbx (first: {without_box[0]}); choose --protocol dino for whole pictures"
+            f"have no bbx (first: {without_box[0]}); choose --protocol dino for whole images"
         )
     return protocol
 

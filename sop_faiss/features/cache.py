@@ -1,9 +1,9 @@
-"""Features that were computed before, by the content of the picture: nothing is encoded twice, nothing stale is read.
+"""Features that were computed before, by the content of the image: nothing is encoded twice, nothing stale is read.
 
 A directory of caches, one for each way to make features:
 
     KEY/key.json                  encoder fingerprint, pooling, preprocessing; KEY is their sha256
-    KEY/part-SHA256.safetensors   `pictures` (n, 32): sha256 of each picture's encoded bytes; `features` (n, d)
+    KEY/part-SHA256.safetensors   `images` (n, 32): sha256 of each image's encoded bytes; `features` (n, d)
 
 A part bears the checksum of its own bytes and is written whole, so that an extraction that was killed goes on from the
 parts it left. Whitening is applied after the cache.
@@ -64,7 +64,7 @@ class FeatureCache:
 
     Args:
         folder: where its parts are; made when the first is written.
-        key: what determines a feature but for the picture, as JSON values.
+        key: what determines a feature but for the image, as JSON values.
         dimension: d.
     """
 
@@ -81,14 +81,14 @@ class FeatureCache:
     def __len__(self) -> int:
         return len(self._place)
 
-    def find(self, picture: bytes) -> Float32[np.ndarray, " d"] | None:
-        """The feature of the picture with this sha256, if it is at hand."""
-        place = self._place.get(picture)
+    def find(self, image: bytes) -> Float32[np.ndarray, " d"] | None:
+        """The feature of the image with this sha256, if it is at hand."""
+        place = self._place.get(image)
         return None if place is None else self._parts[place[0]][place[1]]
 
-    def add(self, pictures: Iterable[bytes], features: Float32[np.ndarray, "n d"]) -> None:
-        """Keep features by the sha256 of their pictures; written now and then, and by `flush`."""
-        self._new.extend(zip(pictures, features, strict=True))
+    def add(self, images: Iterable[bytes], features: Float32[np.ndarray, "n d"]) -> None:
+        """Keep features by the sha256 of their images; written now and then, and by `flush`."""
+        self._new.extend(zip(images, features, strict=True))
         if len(self._new) >= PART_ROWS or time.monotonic() - self._written_at >= PART_SECONDS:
             self.flush()
 
@@ -104,8 +104,8 @@ class FeatureCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / KEY_FILE).exists():
             write_json(self.folder / KEY_FILE, self._key)
-        pictures = np.stack([np.frombuffer(picture, np.uint8) for picture, _ in self._new])
-        content = save({"pictures": pictures, "features": np.stack([feature for _, feature in self._new])})
+        images = np.stack([np.frombuffer(image, np.uint8) for image, _ in self._new])
+        content = save({"images": images, "features": np.stack([feature for _, feature in self._new])})
         with atomic_file(self.folder / f"part-{hashlib.sha256(content).hexdigest()}.safetensors") as temporary:
             temporary.write_bytes(content)
         self._new.clear()
@@ -128,12 +128,12 @@ class FeatureCache:
             tensors = load(content) if whole else {}
         except SafetensorError:
             tensors = {}
-        pictures, features = tensors.get("pictures"), tensors.get("features")
-        if pictures is None or features is None or features.shape != (len(pictures), self._dimension):
-            _log.warning("cache part %s is damaged and left out: its pictures are encoded again", file)
+        images, features = tensors.get("images"), tensors.get("features")
+        if images is None or features is None or features.shape != (len(images), self._dimension):
+            _log.warning("cache part %s is damaged and left out: its images are encoded again", file)
             return
-        for row, picture in enumerate(pictures):
-            self._place[picture.tobytes()] = (len(self._parts), row)
+        for row, image in enumerate(images):
+            self._place[image.tobytes()] = (len(self._parts), row)
         self._parts.append(features)
 
 
@@ -142,12 +142,12 @@ def _key_in(folder: Path) -> Any:
         return read_json(folder / KEY_FILE)
     except SopError as error:
         raise FeatureError(
-            f"cache: {error}; once the folder {folder} is removed, its pictures are encoded again"
+            f"cache: {error}; once the folder {folder} is removed, its images are encoded again"
         ) from None
 
 
 def open_cache(encoder: Encoder, preprocess: Preprocess) -> FeatureCache | None:
-    """The cache of an encoder's features of pictures so prepared, in the encoder's cache directory; None without one.
+    """The cache of an encoder's features of images so prepared, in the encoder's cache directory; None without one.
 
     Raises:
         FeatureError: what is there is of another kind.
@@ -188,7 +188,7 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
         cache = open_cache(encoder, encoder.preprocess)
         if cache and distributed.is_main():
             _log.warning(
-                "%s holds %d features of this encoder: its pictures are not encoded again", cache.folder, len(cache)
+                "%s holds %d features of this encoder: its images are not encoded again", cache.folder, len(cache)
             )
         yield
     finally:

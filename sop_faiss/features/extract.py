@@ -1,6 +1,6 @@
-"""Pictures to unit-norm features: decode in threads, run the encoder on batches, keep the order of the source.
+"""Images to unit-norm features: decode in threads, run the encoder on batches, keep the order of the source.
 
-Ranks share the pictures where `torchrun` started several; what an earlier extraction left in the cache is taken.
+Ranks share the images where `torchrun` started several; what an earlier extraction left in the cache is taken.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from sop_faiss.progress import ProgressCallback
 __all__ = ["check_extraction", "embed_images", "extract_features"]
 
 MAX_BATCH_SIZE = 65_536
-"""More pictures than any machine has use for; what is asked beyond is a slip of the keyboard."""
+"""More images than any machine has use for; what is asked beyond is a slip of the keyboard."""
 _LISTED_DROPS = 1000
-"""Dropped pictures listed by name in the manifest; all are counted."""
+"""Dropped images listed by name in the manifest; all are counted."""
 
 
 def extract_features(
@@ -53,24 +53,24 @@ def extract_features(
     progress: ProgressCallback | None = None,
     across_ranks: bool = False,
 ) -> FeatureStore:
-    """Features of every usable picture of a source, in its order, computed in float32.
+    """Features of every usable image of a source, in its order, computed in float32.
 
     Rows do not depend on `batch_size`, `workers` or the number of ranks beyond the last bits of float32.
 
     Args:
         encoder: runs on the device it is on; its `cache` and `whitening` are used.
-        source: the pictures.
+        source: the images.
         preprocess: another than the encoder's own, such as `encoder.preprocess.keeping_aspect(512)`.
-        batch_size: pictures per forward pass; pictures of different shapes go into different passes.
+        batch_size: images per forward pass; images of different shapes go into different passes.
         workers: threads that read and decode; None: one per CPU, at most 8.
-        max_bad_fraction: larger shares of unusable pictures are an error; smaller ones are dropped, counted by
+        max_bad_fraction: larger shares of unusable images are an error; smaller ones are dropped, counted by
             reason, and listed in the manifest's `dropped`.
-        progress: called with the number of pictures read.
+        progress: called with the number of images read.
         across_ranks: every rank calls this and encodes its share; each gets the whole. Otherwise ranks know nothing of
             each other.
 
     Raises:
-        DataError: too many pictures are unusable, or none is left.
+        DataError: too many images are unusable, or none is left.
         FeatureError: the encoder's features are not finite or zero.
         ConfigError: a number is out of range, or the encoder does not take images of this size.
     """
@@ -83,13 +83,13 @@ def extract_features(
     def own_rows() -> dict[int, Float32[np.ndarray, " d"]]:
         cache = open_cache(encoder, seen)
         positions = share_of_rank(len(source)) if across_ranks else range(len(source))
-        pictures = _prepared(source, positions, seen, threads, 2 * batch_size, drops, progress, cache)
-        return _encode(encoder, seen, source, pictures, batch_size, cache)
+        images = _prepared(source, positions, seen, threads, 2 * batch_size, drops, progress, cache)
+        return _encode(encoder, seen, source, images, batch_size, cache)
 
     rows = gather_extracted(own_rows, drops.listed, drops.reasons) if across_ranks else own_rows()
     drops.check()
     if not rows:
-        raise DataError(f"{source.description} has no usable picture{drops.summary()}")
+        raise DataError(f"{source.description} has no usable image{drops.summary()}")
     kept = sorted(rows)
     keys = [source.keys[position] for position in kept]
     return FeatureStore(
@@ -107,7 +107,7 @@ def _encode(
     encoder: Encoder,
     preprocess: Preprocess,
     source: ImageSource,
-    pictures: Iterator[_Picture],
+    images: Iterator[_Pixels],
     batch_size: int,
     cache: FeatureCache | None,
 ) -> dict[int, Float32[np.ndarray, " d"]]:
@@ -116,12 +116,12 @@ def _encode(
     digests: dict[int, bytes] = {}
 
     def to_compute() -> Iterator[tuple[int, np.ndarray]]:
-        for picture in pictures:
-            if picture.feature is not None:
-                rows[picture.position] = picture.feature
-            elif picture.pixels is not None:
-                digests[picture.position] = picture.digest
-                yield picture.position, picture.pixels
+        for image in images:
+            if image.feature is not None:
+                rows[image.position] = image.feature
+            elif image.pixels is not None:
+                digests[image.position] = image.digest
+                yield image.position, image.pixels
 
     try:
         with exact_inference(encoder):
@@ -144,7 +144,7 @@ def check_extraction(batch_size: int, workers: int | None, max_bad_fraction: flo
         ConfigError: one is out of range.
     """
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise ConfigError(f"batch_size = {batch_size}: wanted 1 to {MAX_BATCH_SIZE:,} pictures per forward pass")
+        raise ConfigError(f"batch_size = {batch_size}: wanted 1 to {MAX_BATCH_SIZE:,} images per forward pass")
     if workers is not None and not 1 <= workers <= MAX_WORKERS:
         raise ConfigError(f"workers = {workers}: wanted 1 to {MAX_WORKERS:,} threads")
     if not 0 <= max_bad_fraction <= 1:
@@ -158,7 +158,7 @@ def embed_images(
     preprocess: Preprocess | None = None,
     batch_size: int = 64,
 ) -> Float32[np.ndarray, "n d"]:
-    """Unit-norm features of decoded RGB pictures of any shapes, one row each, such as the queries of a search.
+    """Unit-norm features of decoded RGB images of any shapes, one row each, such as the queries of a search.
 
     Raises:
         FeatureError: the encoder's features are not finite or zero.
@@ -167,17 +167,17 @@ def embed_images(
     preprocess = preprocess or encoder.preprocess
     encoder.check_preprocess(preprocess)
     features = np.empty((len(images), encoder.token_dimension), np.float32)
-    pictures = ((position, preprocess.apply(image)) for position, image in enumerate(images))
+    prepared = ((position, preprocess.apply(image)) for position, image in enumerate(images))
     with exact_inference(encoder):
-        for positions, batch in batches_of_equal_shape(pictures, batch_size):
+        for positions, batch in batches_of_equal_shape(prepared, batch_size):
             features[positions] = features_of_batch(encoder, preprocess, batch)
-    names = [f"picture {position}" for position in range(len(images))]
+    names = [f"image {position}" for position in range(len(images))]
     require_usable(features, names)
     return finished_features(encoder, features, names)
 
 
-class _Picture(NamedTuple):
-    """One picture on its way to the encoder, or past it."""
+class _Pixels(NamedTuple):
+    """One image on its way to the encoder, or past it."""
 
     position: int
     digest: bytes
@@ -188,7 +188,7 @@ class _Picture(NamedTuple):
 
 
 class _Drops:
-    """Counts unusable pictures by reason and stops the extraction when there are too many."""
+    """Counts unusable images by reason and stops the extraction when there are too many."""
 
     def __init__(self, source: ImageSource, max_bad_fraction: float) -> None:
         self.source = source
@@ -211,11 +211,11 @@ class _Drops:
         if bad > self.max_bad_fraction * total:
             if self.max_bad_fraction == 0:
                 raise DataError(
-                    f"{self.source.description}: {bad} of {total} pictures are unusable so far{self.summary()}, "
+                    f"{self.source.description}: {bad} of {total} images are unusable so far{self.summary()}, "
                     "and every one is needed: repair them or leave them out of the data"
                 )
             raise DataError(
-                f"{self.source.description}: {bad} of {total} pictures are unusable so far{self.summary()}, more than "
+                f"{self.source.description}: {bad} of {total} images are unusable so far{self.summary()}, more than "
                 f"max_bad_fraction = {self.max_bad_fraction}: repair or remove them, or raise it"
             )
 
@@ -226,7 +226,7 @@ class _Drops:
         return f" ({counted}; first {self.listed[0]['key']}: {self.listed[0]['error']})"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"count": self.reasons.total(), "reasons": dict(self.reasons), "pictures": self.listed}
+        return {"count": self.reasons.total(), "reasons": dict(self.reasons), "images": self.listed}
 
 
 def _prepared(
@@ -238,29 +238,29 @@ def _prepared(
     drops: _Drops,
     progress: ProgressCallback | None,
     cache: FeatureCache | None,
-) -> Iterator[_Picture]:
-    """Usable pictures in order, decoded and resized by threads that run at most `ahead` pictures ahead."""
+) -> Iterator[_Pixels]:
+    """Usable images in order, decoded and resized by threads that run at most `ahead` images ahead."""
 
-    def prepare(position: int) -> _Picture:
+    def prepare(position: int) -> _Pixels:
         encoded = source.read(position)
         digest = b"" if cache is None else hashlib.sha256(encoded).digest()
         feature = None if cache is None else cache.find(digest)
         pixels = preprocess.apply(decode_image(encoded, top_value=preprocess.top_value)) if feature is None else None
-        return _Picture(position, digest, pixels, feature)
+        return _Pixels(position, digest, pixels, feature)
 
     waiting, total = iter(positions), len(source)
     with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
-        pending: deque[Future[_Picture]] = deque()
+        pending: deque[Future[_Pixels]] = deque()
         try:
             for done, position in enumerate(positions, start=1):
                 for upcoming in itertools.islice(waiting, max(0, max(ahead, workers) - len(pending))):
                     pending.append(pool.submit(prepare, upcoming))
                 try:
-                    picture = pending.popleft().result()
+                    image = pending.popleft().result()
                 except DataError as error:
                     drops.add(position, error)
                 else:
-                    yield picture
+                    yield image
                 if progress is not None:
                     progress(done * total // len(positions), total)
         finally:
@@ -278,7 +278,7 @@ def _manifest(
         "whitening": None if encoder.whitening is None else encoder.whitening.facts(),
         "dimension": encoder.feature_dim,
         "count": count,
-        "normalised": True,
+        "normalized": True,
         "root": str(source.root),
         "sources": [source.description],
         "class_names": source.class_names,

@@ -1,4 +1,4 @@
-"""Ranks share an extraction: each encodes every n-th picture, then all get all features."""
+"""Ranks share an extraction: each encodes every n-th image, then all get all features."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, str]],
     """Run each rank's part and bring all together.
 
     Args:
-        extract: features by position, of this rank's pictures.
-        dropped: this rank's unusable pictures, once `extract` has run; all ranks' afterwards.
+        extract: features by position, of this rank's images.
+        dropped: this rank's unusable images, once `extract` has run; all ranks' afterwards.
         reasons: how many, by reason; likewise.
 
     Raises:
@@ -46,7 +46,7 @@ def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, str]],
         raise failures[0]
     everything = _gathered(rows)
     all_dropped, all_reasons = distributed.gather_objects(list(dropped)), distributed.gather_objects(Counter(reasons))
-    dropped[:] = [picture for of_rank in all_dropped for picture in of_rank]
+    dropped[:] = [image for of_rank in all_dropped for image in of_rank]
     reasons.clear()
     for of_rank in all_reasons:
         reasons.update(of_rank)

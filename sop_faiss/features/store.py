@@ -37,15 +37,15 @@ _TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
 
 @dataclass
 class FeatureStore:
-    """Unit-norm features of pictures, and where each picture is. Row i of every column belongs to one picture.
+    """Unit-norm features of images, and where each image is. Row i of every column belongs to one image.
 
     Attributes:
         keys: unique names.
-        labels: class numbers, -1 for a picture without one; None if none has one.
-        sources: the shard of each picture relative to the manifest's `root`; "" for a picture that is a file.
+        labels: class numbers, -1 for an image without one; None if none has one.
+        sources: the shard of each image relative to the manifest's `root`; "" for an image that is a file.
         members: the shard's member, or the file relative to `root`.
         features: unit-norm rows.
-        manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalised`, `root`,
+        manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalized`, `root`,
             `sources` (as the user named them), and what else the extraction noted; JSON values.
         whitening: how the features were whitened, written beside them; None, too, for a store that was read.
     """
@@ -110,7 +110,7 @@ class FeatureStore:
                 "format": FORMAT,
                 "dimension": dimension,
                 "count": count,
-                "normalised": True,
+                "normalized": True,
                 "feature_dtype": feature_dtype,
                 "files": files,
             }

@@ -39,7 +39,7 @@ from sop_faiss.progress import ProgressCallback
 __all__ = [
     "IndexOptions",
     "build_index",
-    "build_index_of_pictures",
+    "build_index_of_images",
     "measure",
     "not_measured",
     "parse_bytes",
@@ -213,7 +213,7 @@ def write_index(
     return manifest
 
 
-def build_index_of_pictures(
+def build_index_of_images(
     encoder: Encoder,
     source: ImageSource,
     out: Path,
@@ -223,18 +223,18 @@ def build_index_of_pictures(
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
-    """As `build_index`, of pictures. After a kill the same call encodes only what is missing (`kept_until_whole`).
+    """As `build_index`, of images. After a kill the same call encodes only what is missing (`kept_until_whole`).
 
     Ranks share the encoding, and the main one builds.
 
     Args:
         encoder: on the device it shall run on.
-        source: the pictures.
+        source: the images.
         out: where the directory shall stand.
         options: which kind of index; None for the defaults.
-        batch_size: pictures per forward pass.
-        max_bad_fraction: share of pictures that may be unreadable; they are left out and counted in the manifest.
-        progress: called with pictures done and their total.
+        batch_size: images per forward pass.
+        max_bad_fraction: share of images that may be unreadable; they are left out and counted in the manifest.
+        progress: called with images done and their total.
 
     Raises:
         SopError: as `build_index` and `extract_features`; what is wrong with `out` or `options`, before any work.

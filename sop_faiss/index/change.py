@@ -55,7 +55,7 @@ class _Index:
 
 
 def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
-    """Add the pictures of a feature store to an index.
+    """Add the images of a feature store to an index.
 
     Lists and codes stay as they were trained: after many additions of another kind build the index again.
 
@@ -84,11 +84,11 @@ def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
 
 
 def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
-    """Remove pictures from an index; the rows of the others move up.
+    """Remove images from an index; the rows of the others move up.
 
     Args:
         directory: of the index.
-        keys: of the pictures.
+        keys: of the images.
 
     Raises:
         IndexMismatchError: the index is damaged.
@@ -110,7 +110,7 @@ def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
             )
         rows = np.array([key not in wanted for key in index.ids.keys])
         if not rows.any():
-            raise ConfigError(f"all {len(rows)} pictures of {directory} would be removed: delete the directory instead")
+            raise ConfigError(f"all {len(rows)} images of {directory} would be removed: delete the directory instead")
         index.vectors.keep(rows)
         search = _counted(index.manifest.search, "removed", len(wanted))
         ids = index.ids.take(np.flatnonzero(rows))
@@ -198,11 +198,11 @@ def _join_names(indices: list[_Index], names: list[str]) -> _Index:
 
 
 def _join_classes(indices: list[_Index], names: list[str]) -> tuple[list[str] | None, Int64[np.ndarray, " n"] | None]:
-    """The names of the classes, the first index's first, and each picture's label among them."""
-    labelled = [index for index in indices if index.ids.labels is not None]
-    if not labelled:
+    """The names of the classes, the first index's first, and each image's label among them."""
+    labeled = [index for index in indices if index.ids.labels is not None]
+    if not labeled:
         return None, None
-    named = [index.manifest.class_names is not None for index in labelled]
+    named = [index.manifest.class_names is not None for index in labeled]
     if any(named) != all(named):
         raise ConfigError(f"of {', '.join(names)} some have names of their classes and others numbers: name all")
     classes: dict[str, int] = {}

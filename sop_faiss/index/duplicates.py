@@ -1,4 +1,4 @@
-"""Groups of pictures of an index that are nearly the same, by the similarity of their features."""
+"""Groups of images of an index that are nearly the same, by the similarity of their features."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _BLOCK_ROWS = 1024
 
 @dataclass(frozen=True)
 class DuplicateGroup:
-    """Two or more pictures, joined by pairs that reach the threshold."""
+    """Two or more images, joined by pairs that reach the threshold."""
 
     rows: Int64[np.ndarray, " m"]
     """Rows of the index, rising."""
     similarities: Float32[np.ndarray, " m"]
-    """Cosine of each with the first. A picture that is joined by way of others may lie below the threshold."""
+    """Cosine of each with the first. An image that is joined by way of others may lie below the threshold."""
 
 
 def find_duplicates(
     index: FeatureIndex, threshold: float, *, progress: ProgressCallback | None = None
 ) -> list[DuplicateGroup]:
-    """All groups of pictures that are joined by pairs of at least this similarity; the largest first, then by row.
+    """All groups of images that are joined by pairs of at least this similarity; the largest first, then by row.
 
-    Every picture is looked up in the index, block by block. With a `Flat` index all pairs are found; with others those
+    Every image is looked up in the index, block by block. With a `Flat` index all pairs are found; with others those
     that a search finds, at the similarities of the stored codes.
 
     Args:
         index: what to look through.
         threshold: cosine, -1 to 1, of which a pair is alike.
-        progress: called with pictures looked up and their total.
+        progress: called with images looked up and their total.
 
     Raises:
         ConfigError: the threshold is out of range, or this kind of index finds the k nearest only.

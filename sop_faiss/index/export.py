@@ -20,7 +20,7 @@ _BLOCK_ROWS = 16_384
 
 
 def export_parquet(index: FeatureIndex, path: Path, *, progress: ProgressCallback | None = None) -> None:
-    """Write ids, names, classes and vectors, one row per picture in the index's order; whole or not at all.
+    """Write ids, names, classes and vectors, one row per image in the index's order; whole or not at all.
 
     Columns: `id` (int64, the row), `key`, `source`, `member` (strings), `label` (int64, null without), `label_name`
     (string, null without), `vector` (fixed-size list of float32, of unit norm). The file's metadata `sop_faiss` is

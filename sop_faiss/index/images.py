@@ -1,4 +1,4 @@
-"""The pictures that an index's rows were made from, wherever they are now."""
+"""The images that an index's rows were made from, wherever they are now."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sop_faiss.errors import DataError
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable
 
-__all__ = ["IndexPictures", "index_pictures"]
+__all__ = ["IndexImages", "index_images"]
 
 
-class IndexPictures:
-    """Encoded pictures by row; safe in threads. Nothing is opened before it is asked for.
+class IndexImages:
+    """Encoded images by row; safe in threads. Nothing is opened before it is asked for.
 
     Args:
         ids: the index's rows.
@@ -31,7 +31,7 @@ class IndexPictures:
         self._open_shard = functools.cache(self._walk_shard)
 
     def read(self, row: int) -> bytes:
-        """The encoded bytes of one row's picture.
+        """The encoded bytes of one row's image.
 
         Raises:
             DataError: it is missing, empty, unreadable, or outside `root`; the first word of the message is the reason.
@@ -39,7 +39,7 @@ class IndexPictures:
         source, member = self._ids.sources[row], self._ids.members[row]
         for name in (source, member):
             if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
-                raise DataError(f"outside: {name} is not below the pictures' folder")
+                raise DataError(f"outside: {name} is not below the images' folder")
         if not source:
             return self._files.read(row)
         with self._opening:
@@ -54,12 +54,12 @@ class IndexPictures:
         return shard, {shard.member_of(position): position for position in range(len(shard))}
 
 
-def index_pictures(index: FeatureIndex, images_root: Path | None = None) -> IndexPictures:
-    """The pictures of an index, below `images_root`, or where they were when it was built.
+def index_images(index: FeatureIndex, images_root: Path | None = None) -> IndexImages:
+    """The images of an index, below `images_root`, or where they were when it was built.
 
     Raises:
         DataError: `images_root` is no folder.
     """
     if images_root is not None and not images_root.is_dir():
         raise DataError(f"--images-root {images_root} is no folder: wanted the one that holds the index's images")
-    return IndexPictures(index.ids, Path(index.manifest.root) if images_root is None else images_root)
+    return IndexImages(index.ids, Path(index.manifest.root) if images_root is None else images_root)

@@ -29,7 +29,7 @@ from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, nearest_rows
 __all__ = ["TABLE_ROWS", "Part", "digest", "index_part", "join_parts", "part_vectors", "read_nearest", "rows_by_part"]
 
 TABLE_ROWS = 64
-"""Exact neighbours of each held-out query that are kept: more than recall is measured of, for ties."""
+"""Exact neighbors of each held-out query that are kept: more than recall is measured of, for ties."""
 
 _VECTORS, _NEAREST, _MADE_OF = "part.faiss", "nearest.npz", "part.json"
 _BLOCK_ROWS = 65_536

@@ -13,7 +13,7 @@ from sop_faiss.neighbors.disk.factories import VectorIndex
 __all__ = ["RECALL_K", "RowPlan", "plan_rows"]
 
 RECALL_K = 10
-"""Neighbours that recall is measured of."""
+"""Neighbors that recall is measured of."""
 
 _SEED = 0
 _MOST_QUERIES = 1000  # that recall is measured on
@@ -24,7 +24,7 @@ class RowPlan:
     """Rows of a feature store, as an index takes them."""
 
     training: Int64[np.ndarray, " t"]
-    """Of which lists and codes are learnt, in the order drawn."""
+    """Of which lists and codes are learned, in the order drawn."""
     present: Int64[np.ndarray, " p"]
     """Added first; recall is measured then."""
     held_out: Int64[np.ndarray, " h"]

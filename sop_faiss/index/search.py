@@ -1,4 +1,4 @@
-"""Open an index directory and ask it for neighbours."""
+"""Open an index directory and ask it for neighbors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EncoderLike(Protocol):
 
     @property
     def preprocess(self) -> Preprocess:
-        """How pictures are prepared."""
+        """How images are prepared."""
 
     @property
     def pooling(self) -> str:
@@ -164,7 +164,7 @@ class FeatureIndex:
         ]
         if differences:
             raise IndexMismatchError(
-                f"the query encoder prepares pictures with {', '.join(differences)}: "
+                f"the query encoder prepares images with {', '.join(differences)}: "
                 "use the index's preprocessing, or build the index again"
             )
         if encoder.pooling != ours.pooling:
@@ -179,7 +179,7 @@ class FeatureIndex:
         Args:
             x: one unit-norm feature (d,) or one per row (q, d), of this index's encoder; any float dtype, any strides,
                 any device. Norms are checked, not repaired (`require_unit_rows`).
-            k: how many neighbours; 1 <= k <= len(self).
+            k: how many neighbors; 1 <= k <= len(self).
 
         Raises:
             ConfigError: k is out of range.
@@ -205,8 +205,8 @@ class FeatureIndex:
         """The k nearest *other* images of images of the index itself; no encoder is needed.
 
         Args:
-            rows: which images; a row is not its own neighbour, but an identical image of another row is.
-            k: how many neighbours; 1 <= k < len(self).
+            rows: which images; a row is not its own neighbor, but an identical image of another row is.
+            k: how many neighbors; 1 <= k < len(self).
 
         Raises:
             ConfigError: a row or k is out of range.
@@ -225,7 +225,7 @@ class FeatureIndex:
         """All *other* images whose similarity to an image of the index reaches a threshold; one answer for each row.
 
         Args:
-            rows: which images; a row is not its own neighbour, but an identical image of another row is.
+            rows: which images; a row is not its own neighbor, but an identical image of another row is.
             similarity: cosine, -1 to 1.
 
         Raises:

@@ -116,7 +116,7 @@ class IndexManifest:
     encoder: dict[str, str]
     """`name` and `fingerprint` of the encoder of every row; a query's must have the same fingerprint."""
     preprocess: dict[str, Any]
-    """How pictures were prepared; a query's must be prepared the same way."""
+    """How images were prepared; a query's must be prepared the same way."""
     pooling: str
     """How tokens were pooled to one feature; a query's must be the same."""
     class_names: list[str] | None
@@ -124,7 +124,7 @@ class IndexManifest:
     root: str
     """The folder that sources and members are relative to."""
     dropped: dict[str, int]
-    """How many pictures could not be used when the features were extracted, by reason."""
+    """How many images could not be used when the features were extracted, by reason."""
     search: dict[str, Any]
     """`effort`: how much of the index a search looks at (FAISS's nprobe or efSearch), null where that is all of it.
     `recall`, `k`, `queries`, `target`: the share of the k nearest rows that is found, as measured on queries that were

@@ -33,7 +33,7 @@ SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "wi
 
 
 class _Source(NamedTuple):
-    """What `model.init` says beside the weights: fields of the model section, and how its images were normalised."""
+    """What `model.init` says beside the weights: fields of the model section, and how its images were normalized."""
 
     shape: dict[str, Any]
     position_resize: str
@@ -117,7 +117,7 @@ def _spec(model: ModelConfig, weights_needed: bool = True) -> EncoderSpec:
 def _source(spec: EncoderSpec, backbone: str) -> _Source:
     if spec.kind == "run":
         return _source_of_config(config_of_run(_run_checkpoint(spec.place)))
-    if spec.kind == "dino":  # all of these methods' authors normalise so, whatever timm's weights of that name want
+    if spec.kind == "dino":  # all of these methods' authors normalize so, whatever timm's weights of that name want
         return _Source({}, rule_of_official(backbone), IMAGENET_MEAN, IMAGENET_STD)
     require_timm_name(spec.place)
     settings = _timm_settings(spec.place)

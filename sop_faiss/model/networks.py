@@ -43,7 +43,7 @@ class Network(nn.Module):
         """Embeddings of the views (none unless `wants_cls`), and of some of their patches; no others are projected.
 
         Args:
-            images: normalised views of equal size.
+            images: normalized views of equal size.
             masks: patches that the network does not see.
             patches: which patches' embeddings are asked for, counted over the whole batch in row-major order.
             wants_cls: whether the views' own embeddings are asked for.

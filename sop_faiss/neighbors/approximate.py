@@ -26,7 +26,7 @@ from torch import Tensor
 from sop_faiss import distributed
 from sop_faiss.config import NeighborsConfig
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror, in_fixed_order
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror, in_fixed_order
 
 __all__ = ["ApproximateSearch", "count_lists", "index_bytes", "index_pays"]
 
@@ -88,7 +88,7 @@ class ApproximateSearch:
     Args:
         mirror: the rows, and what searches them exactly.
         settings: kind of index, when it is built anew, and how far it looks.
-        k: neighbours that recall is measured for.
+        k: neighbors that recall is measured for.
 
     Raises:
         ConfigError: the rows are not in main memory.
@@ -116,7 +116,7 @@ class ApproximateSearch:
         self._told_of_short = False
 
     @torch.no_grad()
-    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
+    def search(self, queries: Float32[Tensor, "q d"], k: int) -> NearestRows:
         """k rows of large inner product with each query, ties by rising row; the index is built anew if it is time.
 
         Raises:
@@ -162,7 +162,7 @@ class ApproximateSearch:
         sample = torch.randperm(capacity, generator=generator)[:_RECALL_SAMPLE]
         queries = self._mirror.rows[sample]
 
-        def others(found: Neighbors) -> Float32[Tensor, "q k"]:
+        def others(found: NearestRows) -> Float32[Tensor, "q k"]:
             own = found.rows == sample.unsqueeze(1)
             return found.similarities.masked_fill(own, -math.inf).topk(self.k, dim=1).values
 
@@ -170,7 +170,7 @@ class ApproximateSearch:
         approximate = others(self._search(queries, self.k + 1))
         return float((approximate >= exact[:, -1:] - _TIE).double().mean())
 
-    def _search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
+    def _search(self, queries: Float32[Tensor, "q d"], k: int) -> NearestRows:
         """The index's answer for the older rows and an exact one for the fresh rows, as one list."""
         wanted = min(k + _SPARE_ROWS, len(self._mirror.rows))
         asked = queries.numpy()
@@ -184,9 +184,9 @@ class ApproximateSearch:
         best = rough.masked_fill(rows < 0, -math.inf).topk(wanted, dim=1).indices  # FAISS pads with row -1
         candidates = rows.gather(1, best)
         result = in_fixed_order(self._similarities(queries, candidates), candidates)
-        return self._complete(queries, Neighbors(result.similarities[:, :k], result.rows[:, :k]))
+        return self._complete(queries, NearestRows(result.similarities[:, :k], result.rows[:, :k]))
 
-    def _complete(self, queries: Float32[Tensor, "q d"], found: Neighbors) -> Neighbors:
+    def _complete(self, queries: Float32[Tensor, "q d"], found: NearestRows) -> NearestRows:
         """Search exactly where the index came upon fewer rows than were asked for."""
         short = (found.rows < 0).any(dim=1)
         if not bool(short.any()):
@@ -204,7 +204,7 @@ class ApproximateSearch:
         exact = self._mirror.search(queries[short], found.rows.shape[1])
         similarities, rows = found.similarities.clone(), found.rows.clone()
         similarities[short], rows[short] = exact
-        return Neighbors(similarities, rows)
+        return NearestRows(similarities, rows)
 
     def _similarities(self, queries: Float32[Tensor, "q d"], rows: Int64[Tensor, "q c"]) -> Float32[Tensor, "q c"]:
         """Inner products with the rows as they are now; -infinity for row -1. Equal rows come out equal."""

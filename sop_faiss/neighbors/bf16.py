@@ -11,7 +11,7 @@ import torch
 from jaxtyping import BFloat16, Float32, Int64
 from torch import Tensor
 
-from sop_faiss.neighbors.blocks import Neighbors, in_fixed_order
+from sop_faiss.neighbors.blocks import NearestRows, in_fixed_order
 
 __all__ = ["RoundedRows", "count_candidates", "rescore"]
 
@@ -55,10 +55,10 @@ class RoundedRows:
 @torch.no_grad()
 def rescore(
     queries: Float32[Tensor, "q d"], rows: Float32[Tensor, "n d"], candidates: Int64[Tensor, "q c"], k: int
-) -> Neighbors:
+) -> NearestRows:
     """The k best of each query's own candidates, by inner products in float32."""
     block = max(1, _BLOCK_ELEMENTS // (candidates.shape[1] * rows.shape[1]))
     parts = zip(queries.split(block), candidates.split(block), strict=True)
     similarities = torch.cat([torch.bmm(rows[some], part.unsqueeze(2)).squeeze(2) for part, some in parts])
     found = in_fixed_order(similarities, candidates)
-    return Neighbors(found.similarities[:, :k], found.rows[:, :k])
+    return NearestRows(found.similarities[:, :k], found.rows[:, :k])

@@ -9,28 +9,28 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-__all__ = ["Neighbors", "in_fixed_order", "search_by_blocks"]
+__all__ = ["NearestRows", "in_fixed_order", "search_by_blocks"]
 
 _BLOCK_ELEMENTS = 2**24  # 64 MiB of similarities; of smaller blocks the product itself is slower
 _SMALLEST_GROUP = 8  # smaller groups save less than the second topk costs
 
 
-class Neighbors(NamedTuple):
+class NearestRows(NamedTuple):
     """Inner products in falling order, and the rows they belong to; ties by rising row."""
 
     similarities: Float32[Tensor, "q k"]
     rows: Int64[Tensor, "q k"]
 
 
-def in_fixed_order(similarities: Float32[Tensor, "q k"], rows: Int64[Tensor, "q k"]) -> Neighbors:
+def in_fixed_order(similarities: Float32[Tensor, "q k"], rows: Int64[Tensor, "q k"]) -> NearestRows:
     """Equal similarities by rising row: two stable sorts, the main key last."""
     rows, order = rows.sort(dim=1)
     similarities, order = similarities.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return Neighbors(similarities, rows.gather(1, order))
+    return NearestRows(similarities, rows.gather(1, order))
 
 
 @torch.no_grad()
-def search_by_blocks(queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
+def search_by_blocks(queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> NearestRows:
     """The k rows of largest inner product with each query; exact.
 
     topk is slow on long lines. So the rows are dealt into groups, of each group only the maximum is looked at first,

@@ -33,7 +33,7 @@ def in_fixed_order(similarities: Float32[np.ndarray, "q k"], rows: Int64[np.ndar
 def require_k(k: int, count: int) -> None:
     """Raise ConfigError unless k rows can be had of `count`."""
     if not 1 <= k <= count:
-        raise ConfigError(f"k = {k} neighbours asked of {count} rows: wanted 1 <= k <= {count}")
+        raise ConfigError(f"k = {k} neighbors asked of {count} rows: wanted 1 <= k <= {count}")
 
 
 def require_dimension(queries: Float32[np.ndarray, "q d"], dimension: int, searched: str) -> None:
@@ -47,7 +47,7 @@ def require_dimension(queries: Float32[np.ndarray, "q d"], dimension: int, searc
 def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], k: int) -> NearestRows:
     """The k gallery rows of largest inner product with each query; exact, of equally similar rows the first ones.
 
-    FAISS keeps any of the rows that tie for the k-th place (repeated pictures, a collapsed encoder). One row more than
+    FAISS keeps any of the rows that tie for the k-th place (repeated images, a collapsed encoder). One row more than
     k shows where that happens, and there the whole gallery is ranked.
 
     Args:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sop_faiss.neighbors.blocks import Neighbors, in_fixed_order
+from sop_faiss.neighbors.blocks import NearestRows, in_fixed_order
 
 __all__ = ["MAX_NEIGHBORS", "FaissGpu"]
 
@@ -40,7 +40,7 @@ class FaissGpu:
         probe = torch.zeros(1, 8, dtype=dtype, device=device)
         self.search(probe, probe, 1)
 
-    def search(self, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
+    def search(self, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> NearestRows:
         """The k rows of largest inner product with each query; of bfloat16 numbers, added up in float32.
 
         Args:

@@ -1,6 +1,6 @@
 """Nearest rows kept from step to step instead of searched again (paper section 3.2; docs/method.md, 2 and 3).
 
-A step overwrites B of a memory's n rows, so nearly all neighbours of an anchor are those it had before. Every row has a
+A step overwrites B of a memory's n rows, so nearly all neighbors of an anchor are those it had before. Every row has a
 list of its nearest other rows and a bound, and of these one thing is always true: *the list holds every row above its
 bound and none below it*. Rows that are overwritten are struck from all lists and lose their own; a new row enters the
 lists whose bound it exceeds, which takes one (n, B) product; a list that overflows drops its last rows and raises its
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror, in_fixed_order
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror, in_fixed_order
 
 __all__ = ["NeighborLists", "keeping_pays", "lists_bytes", "most_rows_of_an_image"]
 
@@ -71,8 +71,8 @@ class NeighborLists:
     Args:
         mirror: the rows, and what searches them.
         image_ids: the image of each row, kept up to date by the owner; -1 is no image.
-        k: how many neighbours will be asked for. Lists are longer, so that losses do not leave them short.
-        exclude_same_image: rows of the same image are not neighbours.
+        k: how many neighbors will be asked for. Lists are longer, so that losses do not leave them short.
+        exclude_same_image: rows of the same image are not neighbors.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class NeighborLists:
         self._bounds: Float32[Tensor, " n"] = torch.full(shape[:1], math.inf, device=device)
 
     @torch.no_grad()
-    def nearest(self, rows: Int64[Tensor, " q"]) -> Neighbors:
+    def nearest(self, rows: Int64[Tensor, " q"]) -> NearestRows:
         """The k nearest other rows of each row, ties by rising row.
 
         A row with fewer than k permitted others has similarity -infinity in the places left over; of a memory with
@@ -104,7 +104,7 @@ class NeighborLists:
         if len(short):
             self._search(short)
         found = in_fixed_order(self._similarities[rows], self._rows[rows])
-        return Neighbors(found.similarities[:, : self.k], found.rows[:, : self.k])
+        return NearestRows(found.similarities[:, : self.k], found.rows[:, : self.k])
 
     @torch.no_grad()
     def renew(self, rows: Int64[Tensor, " b"]) -> None:

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.bf16 import RoundedRows, count_candidates, rescore
-from sop_faiss.neighbors.blocks import Neighbors, in_fixed_order, search_by_blocks
+from sop_faiss.neighbors.blocks import NearestRows, in_fixed_order, search_by_blocks
 from sop_faiss.neighbors.engine_trial import ENGINES, EngineTrial
 from sop_faiss.neighbors.faiss_gpu import MAX_NEIGHBORS, FaissGpu
 
-__all__ = ["Neighbors", "RingMirror", "has_bf16", "in_fixed_order", "ring_segments"]
+__all__ = ["NearestRows", "RingMirror", "has_bf16", "in_fixed_order", "ring_segments"]
 
 _log = logging.getLogger(__name__)
 
@@ -131,15 +131,15 @@ class RingMirror:
                 self._rounded.follow(ring)
 
     def require_k(self, k: int) -> None:
-        """Refuse a number of neighbours that the rows cannot give.
+        """Refuse a number of neighbors that the rows cannot give.
 
         Raises:
             ConfigError: k is outside 1..capacity.
         """
         if not 1 <= k <= len(self.rows):
-            raise ConfigError(f"{k} neighbours asked of a memory of {len(self.rows)} rows: lower the supports")
+            raise ConfigError(f"{k} neighbors asked of a memory of {len(self.rows)} rows: lower the supports")
 
-    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
+    def search(self, queries: Float32[Tensor, "q d"], k: int) -> NearestRows:
         """The k rows of largest inner product with each query; exact, but for candidates missed in bf16.
 
         Raises:
@@ -153,7 +153,7 @@ class RingMirror:
         found = self._search(queries.to(torch.bfloat16), self._rounded.current(), candidates)
         return rescore(queries, self.rows, found.rows, k)
 
-    def _search(self, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
+    def _search(self, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> NearestRows:
         """Search rows, as they are or rounded."""
         engine = self._engine
         if self._index is None and k > MAX_NEIGHBORS:
@@ -165,7 +165,7 @@ class RingMirror:
             engine = self._trial.choose(searches, sizes)
         return self._search_by(engine, queries, rows, k)
 
-    def _search_by(self, engine: str, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
+    def _search_by(self, engine: str, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> NearestRows:
         if engine == "torch":
             return search_by_blocks(queries, rows, k)
         if self._gpu is not None:
@@ -177,7 +177,7 @@ class RingMirror:
         """Say once that FAISS cannot make a search that it would have been asked for."""
         if self._gpu is not None and not self._limit_told:
             _log.warning(
-                "FAISS on a GPU finds at most %d neighbours, %d are needed: using exact torch search for these",
+                "FAISS on a GPU finds at most %d neighbors, %d are needed: using exact torch search for these",
                 MAX_NEIGHBORS,
                 k,
             )

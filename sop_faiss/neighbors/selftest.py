@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.exact import nearest_rows
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror, has_bf16
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror, has_bf16
 
 __all__ = ["count_faiss_gpus", "find_problems"]
 
@@ -37,7 +37,7 @@ def find_problems(
         capacity: rows.
         dim: columns.
         queries: how many are searched.
-        k: neighbours of each.
+        k: neighbors of each.
     """
     generator = torch.Generator().manual_seed(0)
     rows = torch.nn.functional.normalize(torch.randn(capacity, dim, generator=generator), dim=1)
@@ -49,7 +49,7 @@ def find_problems(
         problems += _problems_of_mirror(engine, precision, device, rows.clone(), new, asked.clone(), k)
     if device.type == "cpu":
         similarities, positions = nearest_rows(asked.numpy(), rows.numpy(), k)
-        plain = Neighbors(torch.from_numpy(similarities), torch.from_numpy(positions))
+        plain = NearestRows(torch.from_numpy(similarities), torch.from_numpy(positions))
         problems += _compare("search of a gallery by FAISS", plain, asked, rows)
     return problems
 
@@ -89,8 +89,8 @@ def _problems_of_mirror(
     return problems
 
 
-def _compare(what: str, found: Neighbors, queries: Float32[Tensor, "q d"], rows: Float32[Tensor, "n d"]) -> list[str]:
-    """Compare neighbours with torch's in float64; rows of (nearly) equal similarity may stand for each other."""
+def _compare(what: str, found: NearestRows, queries: Float32[Tensor, "q d"], rows: Float32[Tensor, "n d"]) -> list[str]:
+    """Compare neighbors with torch's in float64; rows of (nearly) equal similarity may stand for each other."""
     truth: Float64[Tensor, "q n"] = queries.double() @ rows.double().T
     best = truth.topk(found.rows.shape[1], dim=1).values
     got_rows, got = found.rows.cpu(), found.similarities.cpu().double()

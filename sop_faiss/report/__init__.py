@@ -1,1 +1,1 @@
-"""Pictures and pages of results."""
+"""Images and pages of results."""

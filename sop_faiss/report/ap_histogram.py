@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 __all__ = ["draw_ap_histogram"]
 
-_COLOURS = ("#009e73", "#0072b2", "#d55e00")
+_COLORS = ("#009e73", "#0072b2", "#d55e00")
 _BINS = 20
 
 
@@ -25,8 +25,8 @@ def draw_ap_histogram(values: Mapping[str, Sequence[float]]) -> bytes:
     figure = Figure(figsize=(5.6, 0.7 + 1.25 * max(1, len(shown))), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, each), colour in zip(rows, shown.items(), _COLOURS, strict=False):
-        axes.hist(each, bins=np.linspace(0, 100, _BINS + 1), color=colour, edgecolor="white", linewidth=0.6)
+    for axes, (name, each), color in zip(rows, shown.items(), _COLORS, strict=False):
+        axes.hist(each, bins=np.linspace(0, 100, _BINS + 1), color=color, edgecolor="white", linewidth=0.6)
         axes.axvline(each.mean(), color="#1b1f26", linewidth=1.2, linestyle="--")
         title = f"mAP {each.mean():.1f}" if name == "all" else f"{name}: mAP {each.mean():.1f}"
         axes.set_title(title, loc="left", fontsize=9)

@@ -1,4 +1,4 @@
-"""Several retrieval results in one picture: mAP with its interval, and the differences to the first."""
+"""Several retrieval results in one image: mAP with its interval, and the differences to the first."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def draw_comparison(comparison: Comparison) -> bytes:
     return stream.getvalue()
 
 
-def _draw(axes: Axes, values: list[Interval], colour: str) -> None:
+def _draw(axes: Axes, values: list[Interval], color: str) -> None:
     for place, each in enumerate(values):
-        axes.plot([each.low, each.high], [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")
-        axes.plot([each.mean], [place], "o", color=colour, markersize=5.5)
+        axes.plot([each.low, each.high], [place, place], color=color, linewidth=2.2, solid_capstyle="butt")
+        axes.plot([each.mean], [place], "o", color=color, markersize=5.5)
     axes.grid(axis="x", color="#e3e6ea")
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelsize=8)

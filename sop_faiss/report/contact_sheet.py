@@ -17,13 +17,13 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.page import write_page
 from sop_faiss.report.thumbnails import Thumbnail, make_thumbnail, missing_thumbnail
 
-__all__ = ["Chart", "Hit", "Picture", "Strip", "Table", "Verdict", "show_strips", "write_contact_sheet"]
+__all__ = ["Chart", "SheetHit", "SheetImage", "SheetTable", "Strip", "Verdict", "show_strips", "write_contact_sheet"]
 
 TEMPLATE = "contact_sheet.html"
 
 
 class Verdict(StrEnum):
-    """Whether a found picture was wanted."""
+    """Whether a found image was wanted."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -32,8 +32,8 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture of a page."""
+class SheetImage:
+    """One image of a page."""
 
     name: str
     """Shown below it; any text."""
@@ -46,10 +46,10 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One found picture."""
+class SheetHit:
+    """One found image."""
 
-    picture: Picture
+    image: SheetImage
     similarity: float
     """Cosine."""
     verdict: Verdict | None = None
@@ -62,8 +62,8 @@ class Hit:
 class Strip:
     """One query and what was found, nearest first."""
 
-    query: Picture
-    hits: Sequence[Hit]
+    query: SheetImage
+    hits: Sequence[SheetHit]
     note: str = ""
     """A few words beside the query, as in `AP 43.2 %`."""
     empty: str = "Nothing found."
@@ -71,7 +71,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Table:
+class SheetTable:
     """A small table above the strips; the first column is set as row names."""
 
     columns: Sequence[str]
@@ -81,7 +81,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture above the strips, as `plot_training` makes them."""
+    """An image above the strips, as `plot_training` makes them."""
 
     title: str
     png: bytes
@@ -95,15 +95,15 @@ def write_contact_sheet(
     *,
     subtitle: str = "",
     legend: str = "Query on the left, nearest first; the number is the cosine similarity.",
-    summary: Sequence[Table] = (),
+    summary: Sequence[SheetTable] = (),
     charts: Sequence[Chart] = (),
     footer: str = "",
     progress: ProgressCallback | None = None,
 ) -> None:
     """Write the page, atomically: each strip a row with the query on the left and its ranked hits on the right.
 
-    Hits are framed green with a check mark where right, red with a cross where wrong, grey with a dash where junk,
-    plain where unknown. Pictures that cannot be read are shown as placeholders that say why.
+    Hits are framed green with a check mark where right, red with a cross where wrong, gray with a dash where junk,
+    plain where unknown. Images that cannot be read are shown as placeholders that say why.
 
     Args:
         path: the HTML file; its folder is made.
@@ -112,9 +112,9 @@ def write_contact_sheet(
         subtitle: one or two sentences below the title.
         legend: how to read a row.
         summary: tables above the strips.
-        charts: PNG pictures above the strips.
+        charts: PNG images above the strips.
         footer: how the page was made, as in the command and the date.
-        progress: called with the number of pictures read and their total.
+        progress: called with the number of images read and their total.
 
     Raises:
         OSError: the place cannot be written.
@@ -135,33 +135,33 @@ def write_contact_sheet(
 
 
 def show_strips(strips: Sequence[Strip], progress: ProgressCallback | None = None) -> list[dict[str, Any]]:
-    """Strips as the templates want them, with every picture read and shrunk.
+    """Strips as the templates want them, with every image read and shrunk.
 
     Args:
         strips: rows of a page.
-        progress: called with the number of pictures read and their total.
+        progress: called with the number of images read and their total.
     """
-    thumbnails = _read_thumbnails([picture for strip in strips for picture in _pictures(strip)], progress)
+    thumbnails = _read_thumbnails([image for strip in strips for image in _images(strip)], progress)
     return [_show_strip(strip, thumbnails) for strip in strips]
 
 
-def _pictures(strip: Strip) -> list[Picture]:
-    return [strip.query, *(hit.picture for hit in strip.hits)]
+def _images(strip: Strip) -> list[SheetImage]:
+    return [strip.query, *(hit.image for hit in strip.hits)]
 
 
-def _read_thumbnails(pictures: Sequence[Picture], progress: ProgressCallback | None) -> dict[int, Thumbnail]:
-    """The thumbnail of each picture by its `id`; equal bytes are decoded once."""
-    distinct = {id(picture): picture for picture in pictures}
+def _read_thumbnails(images: Sequence[SheetImage], progress: ProgressCallback | None) -> dict[int, Thumbnail]:
+    """The thumbnail of each image by its `id`; equal bytes are decoded once."""
+    distinct = {id(image): image for image in images}
     made: dict[tuple[bytes, object], Thumbnail] = {}
 
-    def read(picture: Picture) -> Thumbnail:
+    def read(image: SheetImage) -> Thumbnail:
         try:
-            encoded = picture.read()
+            encoded = image.read()
         except DataError as error:
             return missing_thumbnail(error)
-        key = hashlib.blake2b(encoded).digest(), picture.box
+        key = hashlib.blake2b(encoded).digest(), image.box
         if key not in made:
-            made[key] = make_thumbnail(encoded, picture.box)
+            made[key] = make_thumbnail(encoded, image.box)
         return made[key]
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
@@ -180,27 +180,27 @@ def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any
     judged = [hit for hit in strip.hits if hit.verdict in (Verdict.RIGHT, Verdict.WRONG)]
     right = sum(hit.verdict is Verdict.RIGHT for hit in judged)
     return {
-        "query": _show_picture(strip.query, thumbnails),
+        "query": _show_image(strip.query, thumbnails),
         "note": strip.note,
         "empty": strip.empty,
         "score": f"{right} of {len(judged)} right" if judged else "",
         "hits": [
-            _show_picture(hit.picture, thumbnails)
+            _show_image(hit.image, thumbnails)
             | {"similarity": similarity, "verdict": hit.verdict.value if hit.verdict else "", "note": hit.note}
             for hit, similarity in zip(strip.hits, _show_similarities(strip.hits), strict=True)
         ],
     }
 
 
-def _show_similarities(hits: Sequence[Hit]) -> list[str]:
+def _show_similarities(hits: Sequence[SheetHit]) -> list[str]:
     """With three decimals, or four where three would make different similarities of one query read alike."""
     short = [f"{hit.similarity:.3f}" for hit in hits]
     all_told_apart = len(set(short)) == len({hit.similarity for hit in hits})
     return short if all_told_apart else [f"{hit.similarity:.4f}" for hit in hits]
 
 
-def _show_picture(picture: Picture, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
-    return {"name": picture.name, "label": picture.label, "thumbnail": thumbnails[id(picture)]}
+def _show_image(image: SheetImage, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
+    return {"name": image.name, "label": image.label, "thumbnail": thumbnails[id(image)]}
 
 
 def _show_chart(chart: Chart) -> dict[str, Any]:

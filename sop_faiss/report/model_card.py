@@ -71,21 +71,21 @@ def _how_to_load(facts: ModelFacts, preprocess: Mapping[str, Any]) -> str:
         "```python",
         "import timm, torch",
         "from PIL import Image",
-        'picture = Image.open("photo.jpg").convert("RGB")',
+        'image = Image.open("photo.jpg").convert("RGB")',
         f'model = timm.create_model("local-dir:{facts.folder}", pretrained=True).eval()  # or "hf-hub:USER/NAME"',
         "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))",
-        "features = torch.nn.functional.normalize(model(transform(picture).unsqueeze(0)), dim=1)",
+        "features = torch.nn.functional.normalize(model(transform(image).unsqueeze(0)), dim=1)",
         "```\n",
         "With Hugging Face transformers (`pip install transformers timm`):\n",
         "```python",
         "from transformers import AutoImageProcessor, AutoModel",
         f'model = AutoModel.from_pretrained("{facts.folder}").eval()',
         f'processor = AutoImageProcessor.from_pretrained("{facts.folder}")',
-        'features = model(**processor(picture, return_tensors="pt")).pooler_output',
+        'features = model(**processor(image, return_tensors="pt")).pooler_output',
         "```\n",
         f"With sop_faiss: `sop-index build --model {facts.folder} --data photos/ --out photos.index`.\n",
-        f"Pictures are resized to {preprocess['resize']} pixels (shorter side, bicubic), cropped to {side} x {side} "
-        f"and normalised by mean {_numbers(preprocess['mean'])} and std {_numbers(preprocess['std'])}. The feature is "
+        f"Images are resized to {preprocess['resize']} pixels (shorter side, bicubic), cropped to {side} x {side} "
+        f"and normalized by mean {_numbers(preprocess['mean'])} and std {_numbers(preprocess['std'])}. The feature is "
         f"{_POOLINGS.get(facts.pooling, facts.pooling)}; compare features by cosine.",
     ]
     graphs = {"model.onnx": "ONNX", "model.pt2": "torch.export"}

@@ -1,4 +1,4 @@
-"""The labels of an index by name, and the pictures of each."""
+"""The labels of an index by name, and the images of each."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class LabelRows:
             self._rows[name] = part if before is None else np.sort(np.concatenate([before, part]))
 
     def counts(self) -> dict[str, int]:
-        """How many pictures each label has, sorted by name."""
+        """How many images each label has, sorted by name."""
         return {name: len(self._rows[name]) for name in sorted(self._rows)}
 
     def rows(self, name: str) -> Int64[np.ndarray, " n"]:
         """The rows of a label, rising.
 
         Raises:
-            Refused: no picture has it (404).
+            Refused: no image has it (404).
         """
         if name not in self._rows:
-            raise Refused(404, "no picture of the index has this label")
+            raise Refused(404, "no image of the index has this label")
         return self._rows[name]

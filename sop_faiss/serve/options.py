@@ -20,19 +20,19 @@ class ServeOptions:
     port: int = 8000
     """0: a free one."""
     images_root: Path | None = None
-    """Where the index's pictures are now; where they were when it was built, if None."""
+    """Where the index's images are now; where they were when it was built, if None."""
     max_upload_bytes: int = 16_000_000
-    """Largest picture file that is accepted."""
+    """Largest image file that is accepted."""
     max_upload_pixels: int = MAX_PIXELS
-    """Largest picture that is decoded, width times height."""
+    """Largest image that is decoded, width times height."""
     threads: int = 2
     """Searches that run at once; the encoder runs one of them at a time."""
     max_waiting: int = 256
     """Searches that may wait for their turn; more are told to come again."""
     max_buffered_bytes: int = 512_000_000
-    """Pictures that are being received or wait for their turn, together."""
+    """Images that are being received or wait for their turn, together."""
     upload_seconds: float = 60.0
-    """Longest that a picture may take to arrive."""
+    """Longest that an image may take to arrive."""
     header_seconds: float = 20.0
     """Longest that a connection may take to ask for something."""
     thumbnail_cache_bytes: int = 64_000_000
@@ -49,7 +49,7 @@ class ServeOptions:
         if self.max_buffered_bytes < self.max_upload_bytes:
             raise ConfigError(
                 f"max_upload_bytes = {self.max_upload_bytes}: wanted at most {self.max_buffered_bytes}, "
-                "the room for all pictures that wait"
+                "the room for all images that wait"
             )
         if self.max_upload_pixels > MAX_PIXELS:
             raise ConfigError(f"max_upload_pixels = {self.max_upload_pixels}: wanted at most {MAX_PIXELS}")
@@ -58,4 +58,4 @@ class ServeOptions:
         if self.thumbnail_cache_bytes < 0:
             raise ConfigError(f"thumbnail_cache_bytes = {self.thumbnail_cache_bytes}: wanted 0 or more")
         if self.images_root is not None and not self.images_root.is_dir():
-            raise DataError(f"--images-root {self.images_root} is not a folder: wanted the one the pictures are in")
+            raise DataError(f"--images-root {self.images_root} is not a folder: wanted the one the images are in")

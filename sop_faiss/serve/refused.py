@@ -5,10 +5,10 @@ from __future__ import annotations
 from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.errors import DataError, one_line
 
-__all__ = ["Refused", "refused_picture"]
+__all__ = ["Refused", "refused_image"]
 
 _STATUS = {"not-an-image": 415, "too-many-pixels": 413, "elongated": 413}
-"""By the reason of a picture that cannot be used; 400 for all others, which are damaged."""
+"""By the reason of an image that cannot be used; 400 for all others, which are damaged."""
 
 
 class Refused(Exception):
@@ -24,6 +24,6 @@ class Refused(Exception):
         self.status = status
 
 
-def refused_picture(error: DataError) -> Refused:
-    """What a client is told about a picture that it sent; the messages of the decoder name no files."""
+def refused_image(error: DataError) -> Refused:
+    """What a client is told about an image that it sent; the messages of the decoder name no files."""
     return Refused(_STATUS.get(drop_reason(error), 400), str(error))

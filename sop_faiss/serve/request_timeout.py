@@ -1,7 +1,7 @@
 """HTTP connections that must ask for something within a time: uvicorn itself waits for a request's headers for ever.
 
 Without this a client that opens connections and sends nothing, or a letter now and then, holds them all, and nobody
-else is served. The time of a picture's bytes is bounded in `uploads.py`.
+else is served. The time of an image's bytes is bounded in `uploads.py`.
 """
 
 from __future__ import annotations

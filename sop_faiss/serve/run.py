@@ -39,7 +39,7 @@ def serve(
 
     Args:
         directory: made by `sop-index build`.
-        encoder: the one that it was built with; None: only pictures of the index can be searched on.
+        encoder: the one that it was built with; None: only images of the index can be searched on.
         options: where, and how much of what is accepted.
         ready: called with the page's address when it can be opened.
 
@@ -53,7 +53,7 @@ def serve(
         index = FeatureIndex.open(directory)
         root = Path(index.manifest.root) if options.images_root is None else options.images_root
         if not root.is_dir():
-            _log.warning("the pictures are not at %s any more: give --images-root to show them", root)
+            _log.warning("the images are not at %s any more: give --images-root to show them", root)
         app = create_app(index, None if encoder is None else encoder_of_spec(encoder), options)
         config = uvicorn.Config(
             app,

@@ -1,4 +1,4 @@
-"""Search an opened index by its own pictures or by one that was sent; safe in threads."""
+"""Search an opened index by its own images or by one that was sent; safe in threads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sop_faiss.index.search import FeatureIndex, Neighbors
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
 from sop_faiss.serve.labels import LabelRows
-from sop_faiss.serve.refused import Refused, refused_picture
+from sop_faiss.serve.refused import Refused, refused_image
 
 __all__ = ["Hit", "Searcher", "Wanted"]
 
 _SCORED_ROWS = 20_000
-"""Of a label with no more pictures than this, each is compared; of a larger one, the nearest are sifted."""
+"""Of a label with no more images than this, each is compared; of a larger one, the nearest are sifted."""
 _BLOCK_ROWS = 4096
 
 
@@ -30,16 +30,16 @@ class Wanted:
     """What to find."""
 
     k: int
-    """Neighbours; fewer where the index, the label or the threshold leaves fewer."""
+    """Neighbors; fewer where the index, the label or the threshold leaves fewer."""
     label: str | None = None
-    """Only pictures of this label."""
+    """Only images of this label."""
     threshold: float | None = None
     """Only those of at least this cosine similarity."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One neighbour."""
+    """One neighbor."""
 
     row: int
     similarity: float
@@ -51,8 +51,8 @@ class Searcher:
 
     Args:
         index: what to search.
-        encoder: the one that the index was built with; None: only pictures of the index can be searched on.
-        max_pixels: larger pictures are refused before they are decoded.
+        encoder: the one that the index was built with; None: only images of the index can be searched on.
+        max_pixels: larger images are refused before they are decoded.
 
     Raises:
         IndexMismatchError: the encoder is not the index's.
@@ -71,34 +71,34 @@ class Searcher:
         index.features([0])
 
     def row_of(self, key: str) -> int:
-        """The row of a picture of the index.
+        """The row of an image of the index.
 
         Raises:
             Refused: there is none (404).
         """
         if not self.index.has(key):
-            raise Refused(404, "no picture of the index has this key")
+            raise Refused(404, "no image of the index has this key")
         return self.index.row_of(key)
 
     def near_row(self, row: int, wanted: Wanted) -> list[Hit]:
-        """The nearest other pictures of one of the index's own, nearest first; ties by rising row.
+        """The nearest other images of one of the index's own, nearest first; ties by rising row.
 
         Raises:
-            Refused: no picture has the label (404).
+            Refused: no image has the label (404).
         """
         return self._find(
             lambda k: self.index.search_rows([row], k), lambda: self.index.features([row])[0], wanted, itself=row
         )
 
-    def near_picture(self, encoded: bytes, wanted: Wanted) -> list[Hit]:
-        """The nearest pictures of an encoded one, nearest first; ties by rising row.
+    def near_image(self, encoded: bytes, wanted: Wanted) -> list[Hit]:
+        """The nearest images of an encoded one, nearest first; ties by rising row.
 
         Raises:
-            Refused: it cannot be decoded or is too large (400, 413, 415), no picture has the label (404), or there is
+            Refused: it cannot be decoded or is too large (400, 413, 415), no image has the label (404), or there is
                 no encoder (409).
         """
         if wanted.label is not None:
-            self.labels.rows(wanted.label)  # refused before the picture is encoded
+            self.labels.rows(wanted.label)  # refused before the image is encoded
         feature = self._embed(encoded)
         return self._find(lambda k: self.index.search(feature, k), lambda: feature, wanted, itself=None)
 
@@ -109,7 +109,7 @@ class Searcher:
             Refused: there is none (409).
         """
         if self.encoder is None:
-            raise Refused(409, "served without an encoder (--model): only pictures of the index can be searched on")
+            raise Refused(409, "served without an encoder (--model): only images of the index can be searched on")
         return self.encoder
 
     def _embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
@@ -122,9 +122,9 @@ class Searcher:
             with self._encoding:
                 features = embed_images(encoder, [image], preprocess=as_it_is)
         except DataError as error:
-            raise refused_picture(error) from None
+            raise refused_image(error) from None
         except FeatureError:
-            raise Refused(400, "the encoder has no usable feature for this picture") from None
+            raise Refused(400, "the encoder has no usable feature for this image") from None
         return features[0]
 
     def _find(

@@ -1,4 +1,4 @@
-"""Thumbnails of an index's pictures: made when first asked for, the latest kept in memory."""
+"""Thumbnails of an index's images: made when first asked for, the latest kept in memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import OrderedDict
 
 from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.errors import DataError
-from sop_faiss.index.images import IndexPictures
-from sop_faiss.report.thumbnails import shrink_picture
+from sop_faiss.index.images import IndexImages
+from sop_faiss.report.thumbnails import shrink_image
 from sop_faiss.serve.refused import Refused
 
 __all__ = ["SIDES", "Thumbnails"]
@@ -21,12 +21,12 @@ class Thumbnails:
     """JPEGs of rows; safe in threads.
 
     Args:
-        pictures: where they are read from.
+        images: where they are read from.
         max_bytes: of JPEGs kept; the one asked for longest ago goes first.
     """
 
-    def __init__(self, pictures: IndexPictures, max_bytes: int) -> None:
-        self._pictures = pictures
+    def __init__(self, images: IndexImages, max_bytes: int) -> None:
+        self._images = images
         self._room = max_bytes
         self._kept: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._keeping = threading.Lock()
@@ -42,12 +42,12 @@ class Thumbnails:
         """The JPEG, made anew and kept.
 
         Raises:
-            Refused: the picture is gone or cannot be decoded (404); where it should be is not told.
+            Refused: the image is gone or cannot be decoded (404); where it should be is not told.
         """
         try:
-            jpeg = shrink_picture(self._pictures.read(row), SIDES[size])
+            jpeg = shrink_image(self._images.read(row), SIDES[size])
         except DataError as error:
-            raise Refused(404, f"the picture cannot be shown: {drop_reason(error)}") from None
+            raise Refused(404, f"the image cannot be shown: {drop_reason(error)}") from None
         with self._keeping:
             self._room += len(self._kept.pop((row, size), b""))
             self._kept[row, size] = jpeg

@@ -40,11 +40,11 @@ class WorkQueue:
                 raise Refused(503, "too many searches wait: try again in a few seconds")
             self._unfinished += 1
         future = self._threads.submit(job)
-        future.add_done_callback(self._count_finished)  # also of one cancelled before it began
+        future.add_done_callback(self._count_finished)  # also of one canceled before it began
         try:
             return await asyncio.wrap_future(future)
         except MemoryError:
-            raise Refused(503, "not enough memory for this picture: try a smaller one") from None
+            raise Refused(503, "not enough memory for this image: try a smaller one") from None
 
     def close(self) -> None:
         """Finish what runs, drop what waits."""

@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.sop.member_weights import MemberShares
+from sop_faiss.sop.member_weights import MemberWeights
 
 __all__ = ["cross_entropy", "kernel_available", "log_assignment"]
 
@@ -78,7 +78,7 @@ def _cut(rows: int, count: int, device: torch.device) -> _Cut:
 
 
 def _arguments(
-    embeddings: Float32[Tensor, "n d"], shares: MemberShares, temperature: float, cut: _Cut
+    embeddings: Float32[Tensor, "n d"], shares: MemberWeights, temperature: float, cut: _Cut
 ) -> dict[str, Any]:
     """What passes 1 and 3 both take."""
     size, count, dim = shares.members.shape
@@ -127,7 +127,7 @@ def _assign(arguments: dict[str, Any], cut: _Cut, targets: Float32[Tensor, "n K"
 
 
 def log_assignment(
-    embeddings: Float32[Tensor, "n d"], shares: MemberShares, temperature: float
+    embeddings: Float32[Tensor, "n d"], shares: MemberWeights, temperature: float
 ) -> Float32[Tensor, "n K"]:
     """log P(u) of each embedding; not differentiable. See `loss.log_assignment`; n is 1 or more."""
     cut = _cut(len(embeddings), shares.count, embeddings.device)
@@ -139,7 +139,7 @@ def cross_entropy(
     embeddings: Float32[Tensor, "n d"],
     targets: Float32[Tensor, "n K"],
     row_weights: Float32[Tensor, " n"],
-    shares: MemberShares,
+    shares: MemberWeights,
     temperature: float,
     needs_gradient: bool,
 ) -> tuple[Float32[Tensor, ""], Float32[Tensor, "n d"] | None]:
@@ -226,7 +226,7 @@ def _self_test_error(device: torch.device) -> float:
     assigned = (p * (w - c)).sum(2) + (p * c).sum((1, 2)).unsqueeze(1)
     (exact_gradient,) = torch.autograd.grad(-(targets * assigned.log()).sum(), exact)
 
-    shares = MemberShares.of(members.to(device), contributions.to(device))
+    shares = MemberWeights.of(members.to(device), contributions.to(device))
     with torch.no_grad():
         ours = log_assignment(embeddings.to(device), shares, 0.1).exp()
         ones = torch.ones(40, device=device)

@@ -27,15 +27,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sop_faiss.sop import kernel
-from sop_faiss.sop.member_weights import MemberShares
+from sop_faiss.sop.member_weights import MemberWeights
 from sop_faiss.sop.prototypes import Prototypes
 
-__all__ = ["LevelLoss", "MemberShares", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
+__all__ = ["LevelLoss", "MemberWeights", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
 
 _BLOCK_ELEMENTS = 2**20  # logits held at once: 4 MB in float32
 
 
-def _block_rows(shares: MemberShares) -> int:
+def _block_rows(shares: MemberWeights) -> int:
     """Rows whose logits fit the block."""
     return max(1, _BLOCK_ELEMENTS // shares.log_own.numel())
 
@@ -57,7 +57,7 @@ class _Assigned(NamedTuple):
     """log sum_m c_m p_m: what every prototype gets from all members."""
 
 
-def _assign_block(embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float) -> _Assigned:
+def _assign_block(embeddings: Float[Tensor, "n d"], shares: MemberWeights, temperature: float) -> _Assigned:
     """The assignment of some rows, with two exponentials a logit.
 
     Where all p_m (w_m - c_m) underflow beside p_a, the largest member has w = c = 1/K, and `log_shared` is far greater
@@ -91,7 +91,7 @@ def _kernel_serves(embeddings: Float[Tensor, "n d"]) -> bool:
     return embeddings.dtype == torch.float32 and len(embeddings) > 0 and kernel.kernel_available(embeddings.device)
 
 
-def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float) -> Float[Tensor, "n K"]:
+def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberWeights, temperature: float) -> Float[Tensor, "n K"]:
     """log P(u): the soft assignment of each embedding to the K prototypes of a task (equation 4; docs/method.md, 3).
 
     Differentiable by autograd, which keeps the logits of all rows: losses use `assignment_cross_entropy`.
@@ -114,7 +114,7 @@ def _cross_entropy_by_blocks(
     embeddings: Float[Tensor, "n d"],
     targets: Float[Tensor, "n K"],
     row_weights: Float[Tensor, " n"],
-    shares: MemberShares,
+    shares: MemberWeights,
     temperature: float,
     needs_gradient: bool,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "n d"] | None]:
@@ -152,7 +152,7 @@ class _CrossEntropy(torch.autograd.Function):
         embeddings: Float[Tensor, "n d"],
         targets: Float[Tensor, "n K"],
         row_weights: Float[Tensor, " n"],
-        shares: MemberShares,
+        shares: MemberWeights,
         temperature: float,
     ) -> Float[Tensor, ""]:
         compute = kernel.cross_entropy if _kernel_serves(embeddings) else _cross_entropy_by_blocks
@@ -175,7 +175,7 @@ def assignment_cross_entropy(
     embeddings: Float[Tensor, "n d"],
     targets: Float[Tensor, "n K"],
     row_weights: Float[Tensor, " n"],
-    shares: MemberShares,
+    shares: MemberWeights,
     temperature: float,
 ) -> Float[Tensor, ""]:
     """sum_i weight_i * ( - sum_a target_ia log P_a(u_i) ), differentiable in the embeddings (once).
@@ -221,10 +221,10 @@ class LevelLoss:
         return torch.stack([number.float() for number in numbers])
 
 
-def _shares(prototypes: Prototypes, task: int, student: Float[Tensor, "*rows d"]) -> MemberShares:
+def _shares(prototypes: Prototypes, task: int, student: Float[Tensor, "*rows d"]) -> MemberWeights:
     """The members of one task and what they give; of float64 embeddings the logs are taken in float64, too."""
     dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
-    return MemberShares.of(prototypes.members(task).to(dtype), prototypes.contributions[task].to(dtype))
+    return MemberWeights.of(prototypes.members(task).to(dtype), prototypes.contributions[task].to(dtype))
 
 
 def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["LOG_OF_ZERO", "MemberShares"]
+__all__ = ["LOG_OF_ZERO", "MemberWeights"]
 
 LOG_OF_ZERO = -1e30  # finite, so that differences of two of them stay finite
 
@@ -23,7 +23,7 @@ def _safe_log(values: Float[Tensor, "S K"]) -> Float[Tensor, "S K"]:
 
 
 @dataclass(frozen=True)
-class MemberShares:
+class MemberWeights:
     """D of one task, and what its members give: log(w - c) to their own prototype, log c to every other.
 
     All contiguous, all first members (the anchors) before all second ones: what is summed over the members of each
@@ -35,7 +35,7 @@ class MemberShares:
     log_other: Float[Tensor, "S K"]
 
     @classmethod
-    def of(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberShares:
+    def of(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberWeights:
         """Split the contributions w into own and shared parts, in the precision of w.
 
         Members that lie in that order are not copied.
@@ -60,6 +60,6 @@ class MemberShares:
         """K, prototypes of the task."""
         return self.members.shape[1]
 
-    def to(self, dtype: torch.dtype) -> MemberShares:
+    def to(self, dtype: torch.dtype) -> MemberWeights:
         """The same in another precision; it has the digits of the one it was made in."""
-        return MemberShares(self.members.to(dtype), self.log_own.to(dtype), self.log_other.to(dtype))
+        return MemberWeights(self.members.to(dtype), self.log_own.to(dtype), self.log_other.to(dtype))

@@ -13,7 +13,7 @@ from sop_faiss.config import NeighborsConfig
 from sop_faiss.errors import CheckpointError
 from sop_faiss.neighbors.approximate import ApproximateSearch
 from sop_faiss.neighbors.incremental import NeighborLists
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror, ring_segments
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror, ring_segments
 
 __all__ = ["Memory"]
 
@@ -126,7 +126,7 @@ class Memory:
         """`count` different rows, uniformly; the same on all ranks when their generators agree."""
         return torch.randperm(self.capacity, generator=generator)[:count].to(self.image_ids.device)
 
-    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
+    def search(self, queries: Float32[Tensor, "q d"], k: int) -> NearestRows:
         """The k rows of largest inner product with each query, ties by rising row.
 
         Exact, but for candidates missed in bf16 or by an approximate index (`use_index`).
@@ -150,7 +150,7 @@ class Memory:
         """
         self._lists = NeighborLists(self._mirror, self.image_ids, k, exclude_same_image)
 
-    def nearest_others(self, rows: Int64[Tensor, " q"]) -> Neighbors:
+    def nearest_others(self, rows: Int64[Tensor, " q"]) -> NearestRows:
         """The k nearest other rows of each row; see `NeighborLists.nearest`.
 
         Raises:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sop_faiss import distributed
 from sop_faiss.data.batch import Batch
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.data.views.device_color import normalise
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.networks import update_teacher
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
@@ -35,7 +35,7 @@ __all__ = ["fill_memories", "train_step", "train_steps"]
 
 
 def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -> dict[str, Tensor | float]:
-    """One optimiser update (algorithm 1).
+    """One optimizer update (algorithm 1).
 
     Args:
         state: the run.
@@ -108,8 +108,8 @@ def _learn_from(
     temperatures = (config.loss.student_temp, settings.teacher_temp)
 
     # 2. Views: G global ones, seen whole by the teacher and masked by the student, and L local ones.
-    global_views = normalise(part.global_views, part.global_colours, config.views, device)
-    local_views = normalise(part.local_views, part.local_colours, config.views, device)
+    global_views = normalize(part.global_views, part.global_colors, config.views, device)
+    local_views = normalize(part.local_views, part.local_colors, config.views, device)
     masks = part.masks
     views, images, patches = masks.shape
     masked = masks.flatten().nonzero().squeeze(1)
@@ -198,7 +198,7 @@ def fill_memories(state: RunState, batches: Batches) -> None:
     for batch in batch_loader(batches, steps, pin_memory=state.device.type == "cuda"):
         views, images, patches = batch.masks.shape
         stored = [_stored_view(views)]
-        kept = normalise(batch.global_views[stored], batch.global_colours[stored], state.config.views, state.device)
+        kept = normalize(batch.global_views[stored], batch.global_colors[stored], state.config.views, state.device)
         rows = torch.arange(images, device=state.device) * patches + state.draw_stored_patches(images, patches)
         with _autocast(state):
             wanted = None if state.patch is None else rows

@@ -34,7 +34,7 @@ class Schedules:
 
     Args:
         config: sections optim, loss and train.
-        steps_per_epoch: optimiser updates per pass over the data.
+        steps_per_epoch: optimizer updates per pass over the data.
     """
 
     config: Config
@@ -42,7 +42,7 @@ class Schedules:
 
     @property
     def total_steps(self) -> int:
-        """Optimiser updates of the whole run."""
+        """Optimizer updates of the whole run."""
         return max(1, round(self.config.train.epochs * self.steps_per_epoch))
 
     def at(self, step: int) -> StepSettings:

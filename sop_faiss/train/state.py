@@ -1,4 +1,4 @@
-"""All that a run is made of and that survives a restart: networks, optimiser, memories, generators."""
+"""All that a run is made of and that survives a restart: networks, optimizer, memories, generators."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
 
 
 def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.device) -> bool:
-    """Whether a level's memory keeps its rows' neighbours from step to step, as `neighbors.refresh` means it.
+    """Whether a level's memory keeps its rows' neighbors from step to step, as `neighbors.refresh` means it.
 
     Args:
         config: of the run.
@@ -112,7 +112,7 @@ def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.devi
         device: where it lies.
 
     Raises:
-        ConfigError: neighbours shall be kept, of anchors that are no rows of the memory.
+        ConfigError: neighbors shall be kept, of anchors that are no rows of the memory.
     """
     level: LevelConfig = getattr(config.sop, name)
     refresh = config.neighbors.refresh
@@ -122,7 +122,7 @@ def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.devi
     if config.sop.anchors == "fixed_vectors":
         if refresh == "incremental":
             raise ConfigError(
-                "neighbors.refresh = incremental keeps the neighbours of a memory's rows, and sop.anchors = "
+                "neighbors.refresh = incremental keeps the neighbors of a memory's rows, and sop.anchors = "
                 "fixed_vectors are copies outside it: set neighbors.refresh=full or auto, or sop.anchors=fixed_rows"
             )
         return False
@@ -209,7 +209,7 @@ class RunState:
         because = f"neighbors.refresh={settings.refresh}, neighbors.index={settings.index}"
         if self.config.sop.anchors == "fixed_vectors":
             because += ", sop.anchors=fixed_vectors are no rows of the memory"
-        _log.info("%s neighbours are %s (%s)", name, how, because)
+        _log.info("%s neighbors are %s (%s)", name, how, because)
         if settings.index != "exact" and not index_pays(settings, rows):
             _log.info("neighbors.index=%s cannot save time in the %d rows of the %s memory", settings.index, rows, name)
 

@@ -1,4 +1,4 @@
-"""`make demo`: from pictures to a page of what the encoder finds, on built-in digits or a user's own pictures."""
+"""`make demo`: from images to a page of what the encoder finds, on built-in digits or a user's own images."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder, EncoderSpec, encoder_of_spec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback, Stage
-from sop_faiss.report.contact_sheet import Chart, Table
+from sop_faiss.report.contact_sheet import Chart, SheetTable
 from sop_faiss.report.plots import plot_training
 from sop_faiss.verbs.finding.index_build import build
-from sop_faiss.verbs.finding.index_search import search_by_key, search_by_pictures
+from sop_faiss.verbs.finding.index_search import search_by_images, search_by_key
 from sop_faiss.verbs.finding.search_output import write_search_page
 from sop_faiss.verbs.training.train import run_training
 
@@ -87,7 +87,7 @@ def _train(config: Config, out: Path, progress: ProgressCallback) -> None:
 def _pixels(source: ImageSource) -> Float32[np.ndarray, "n d"]:
     """Unit-norm raw pixels, the naive feature."""
     rows = np.stack([decode_image(source.read(i)).ravel() for i in range(len(source))]).astype(np.float32)
-    rows += 1.0  # a black picture still has a direction
+    rows += 1.0  # a black image still has a direction
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
@@ -139,39 +139,37 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
         and trained.mean_average_precision - untrained.mean_average_precision >= MAP_GAIN
     )
     rows = [[s.name, f"{s.knn_top1:.1f} %", f"{s.mean_average_precision:.1f} %"] for s in scores]
-    table = Table(("features", f"k-NN top-1 (k = {_K})", "mAP"), rows, "Before and after training, without labels")
+    table = SheetTable(("features", f"k-NN top-1 (k = {_K})", "mAP"), rows, "Before and after training, without labels")
     page = _index_and_page(out, str(data / "train"), open_source(data / "test"), [table], stage)
     return DemoResult(page, scores, reached)
 
 
 def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
-    """The same for a user's own pictures: no labels are needed, and none is used.
+    """The same for a user's own images: no labels are needed, and none is used.
 
     Args:
-        images: SRC of the pictures.
+        images: SRC of the images.
         out: folder for everything; one of an earlier demo is made anew.
         stage: shows what is going on.
 
     Raises:
         ConfigError: `out` holds something else.
-        DataError: there are too few pictures.
+        DataError: there are too few images.
         SopError: as the steps raise.
     """
     if real_path(out) in (real_path(images), *real_path(images).parents):
         raise ConfigError(
-            f"the pictures {images} lie inside --out {out}, which the demo writes anew: choose another --out"
+            f"the images {images} lie inside --out {out}, which the demo writes anew: choose another --out"
         )
     count = len(open_source(images))
     if count < _FEWEST_PHOTOS:
-        raise DataError(f"{images} has {count} pictures: the demo wants {_FEWEST_PHOTOS} or more to learn from")
+        raise DataError(f"{images} has {count} images: the demo wants {_FEWEST_PHOTOS} or more to learn from")
     _fresh_folder(out)
     with stage("packing", "images") as progress:
         packed = pack(images, out / "data", resize=160, progress=progress)
     usable = packed.samples
     if usable < _FEWEST_PHOTOS:
-        raise DataError(
-            f"only {usable} of the {count} pictures of {images} are usable: the demo wants {_FEWEST_PHOTOS}"
-        )
+        raise DataError(f"only {usable} of the {count} images of {images} are usable: the demo wants {_FEWEST_PHOTOS}")
     batch_size = min(64, usable)
     capacity = max(64, min(2048, usable))
     sizes = [
@@ -189,7 +187,7 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
 
 
 def _index_and_page(
-    out: Path, gallery: str, queries: ImageSource | None, summary: Sequence[Table], stage: Stage
+    out: Path, gallery: str, queries: ImageSource | None, summary: Sequence[SheetTable], stage: Stage
 ) -> Path:
     """Index the gallery and show the nearest of some queries: of another source, or of the index itself."""
     encoder = EncoderSpec(str(out / "run"), device="cpu")
@@ -201,9 +199,9 @@ def _index_and_page(
     if queries is None:
         result = search_by_key(index, [index.ids.keys[row] for row in shown], k)
     else:
-        result = search_by_pictures(index, encoder_of_spec(encoder), Subset(queries, shown), k)
+        result = search_by_images(index, encoder_of_spec(encoder), Subset(queries, shown), k)
     page = out / "results.html"
-    with stage("drawing the page", "pictures") as progress:
+    with stage("drawing the page", "images") as progress:
         write_search_page(
             page,
             index,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from sop_faiss.data.images.keys import PICTURE_SUFFIXES
+from sop_faiss.data.images.keys import IMAGE_SUFFIXES
 from sop_faiss.errors import ConfigError
 from sop_faiss.files import require_writable
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -17,7 +17,7 @@ __all__ = ["STDOUT", "check_outputs", "encoder_files", "ground_truth_files", "so
 STDOUT = Path("-")
 """Stands for stdout."""
 
-_DATA_SUFFIXES = (*PICTURE_SUFFIXES, ".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl")
+_DATA_SUFFIXES = (*IMAGE_SUFFIXES, ".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl")
 """Endings of files that are data, for messages."""
 _DATA_FILES = ("features-*.parquet", "*.tar", "state.json")
 """A directory with such a file is a whole, with its manifest: nothing is written into it."""
@@ -102,7 +102,7 @@ def source_files(src: str | None) -> list[Path]:
         return []
     path = Path(src)
     if path.is_dir() and not any(any(path.glob(pattern)) for pattern in _DATA_FILES):
-        return []  # pictures, which are guarded by their endings
+        return []  # images, which are guarded by their endings
     return [path] if path.exists() else []
 
 
@@ -118,7 +118,7 @@ def encoder_files(encoder: EncoderSpec | None) -> list[Path]:
 
 
 def ground_truth_files(dataset: str, data_root: Path | None, gnd: Path | None) -> list[Path]:
-    """What `check_outputs` shall guard of a retrieval data set: its ground truth; pictures are by their endings."""
+    """What `check_outputs` shall guard of a retrieval data set: its ground truth; images are by their endings."""
     place = (data_root or Path()) / dataset
     found = [place] if place.is_file() else [*place.glob("gnd*")]
     return [*found, *([gnd] if gnd is not None else [])]

@@ -1,4 +1,4 @@
-"""Encoded bytes to the picture a person sees: upright RGB, at a bounded size."""
+"""Encoded bytes to the image a person sees: upright RGB, at a bounded size."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
     "decode_pillow",
     "decode_whole",
     "drop_reason",
-    "open_picture",
+    "open_image",
     "size_problem",
 ]
 
 MAX_PIXELS = 64_000_000
-"""Largest picture that is decoded, width times height."""
+"""Largest image that is decoded, width times height."""
 MAX_ASPECT = 200
 """Longest side of an image that is decoded, in times of its shortest: a line of pixels shows nothing, and resizing its
 short side to what a network sees makes it enormous."""
@@ -56,9 +56,9 @@ class Decoded(NamedTuple):
 
 
 def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> UInt8[np.ndarray, "h w 3"]:
-    """Decode one picture to RGB as a person sees it.
+    """Decode one image to RGB as a person sees it.
 
-    EXIF orientation is applied, transparency laid over white, palettes, CMYK, grey and 16 bit converted; of an
+    EXIF orientation is applied, transparency laid over white, palettes, CMYK, gray and 16 bit converted; of an
     animation the first frame.
 
     Args:
@@ -79,7 +79,7 @@ def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float 
 
 
 def decode_pillow(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> Image.Image:
-    """As `decode_image`, to a PIL picture of mode RGB; the slow and the reference path."""
+    """As `decode_image`, to a PIL image of mode RGB; the slow and the reference path."""
     return decode_whole(encoded, max_pixels, top_value).image
 
 
@@ -88,11 +88,11 @@ def decode_whole(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float 
     if not encoded:
         raise DataError("empty: no bytes")
     try:
-        picture = open_picture(encoded, max_pixels)
-        picture.load()
-        deep = measure_deep(picture, top_value)
-        upright = _upright(picture)
-        return Decoded(picture.format, _to_rgb(upright) if deep is None else deep_to_rgb(upright, deep.white), deep)
+        image = open_image(encoded, max_pixels)
+        image.load()
+        deep = measure_deep(image, top_value)
+        upright = _upright(image)
+        return Decoded(image.format, _to_rgb(upright) if deep is None else deep_to_rgb(upright, deep.white), deep)
     except (DataError, MemoryError):
         raise
     except Exception as error:
@@ -106,8 +106,8 @@ def _damage(error: Exception) -> DataError:
     return DataError(f"{'truncated' if cut else 'damaged'}: {reason or type(error).__name__}")
 
 
-def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read the header of one picture: its format and size are known, nothing is decoded.
+def open_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read the header of one image: its format and size are known, nothing is decoded.
 
     Raises:
         DataError: `not-an-image`, `too-many-pixels`, `elongated`, `truncated` in the header, or `damaged`, as one
@@ -115,19 +115,19 @@ def open_picture(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """
     try:
         with _quiet():
-            picture = Image.open(io.BytesIO(encoded), formats=_known_formats())
+            image = Image.open(io.BytesIO(encoded), formats=_known_formats())
     except Image.DecompressionBombError:
         raise DataError(f"too-many-pixels: wanted at most {max_pixels}") from None
     except UnidentifiedImageError:
-        raise DataError("not-an-image: the bytes are no picture of a known format") from None
+        raise DataError("not-an-image: the bytes are no image of a known format") from None
     except MemoryError:
         raise
     except Exception as error:
         raise _damage(error) from None
-    problem = size_problem(*picture.size, max_pixels)
+    problem = size_problem(*image.size, max_pixels)
     if problem:
         raise DataError(problem)
-    return picture
+    return image
 
 
 def size_problem(width: int, height: int, max_pixels: int) -> str:
@@ -162,18 +162,18 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _upright(picture: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation of a loaded picture; damaged EXIF does not make the picture unusable."""
+def _upright(image: Image.Image) -> Image.Image:
+    """Apply the EXIF orientation of a loaded image; damaged EXIF does not make the image unusable."""
     with _quiet(), contextlib.suppress(Exception):
-        return ImageOps.exif_transpose(picture)
-    return picture
+        return ImageOps.exif_transpose(image)
+    return image
 
 
-def _to_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode == "RGB" and "transparency" not in picture.info:
-        return picture
-    if picture.has_transparency_data:
-        layer = picture.convert("RGBA")
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")
-    return picture.convert("RGB")
+    return image.convert("RGB")

@@ -102,30 +102,30 @@ def require_top_value(value: float) -> None:
     require(0 <= value < math.inf, f"top_value = {value}: wanted the value of white, above 0, or 0 for the file's own")
 
 
-def measure_deep(picture: Image.Image, top_value: float) -> DeepImage | None:
+def measure_deep(image: Image.Image, top_value: float) -> DeepImage | None:
     """What is white in a loaded image, as it came from its file; None for an image of 8 bits.
 
     Args:
-        picture: of any mode.
+        image: of any mode.
         top_value: white, by the user; 0: the file's own.
     """
-    if not picture.mode.startswith(("I", "F")):
+    if not image.mode.startswith(("I", "F")):
         return None
-    values: np.ndarray = np.asarray(picture)
-    finite = values if picture.mode != "F" else values[np.isfinite(values)]
+    values: np.ndarray = np.asarray(image)
+    finite = values if image.mode != "F" else values[np.isfinite(values)]
     largest = float(finite.max(initial=0))
     if top_value:
         return DeepImage(largest, top_value, True)
-    stated = _stated_top(picture)
+    stated = _stated_top(image)
     if largest <= stated < math.inf:  # what a file's own values belie is no statement
         return DeepImage(largest, stated, True)
-    usual = {"F": (1, 255, _TYPE_TOP), "I": (255, _TYPE_TOP)}.get(picture.mode, (_TYPE_TOP,))
+    usual = {"F": (1, 255, _TYPE_TOP), "I": (255, _TYPE_TOP)}.get(image.mode, (_TYPE_TOP,))
     return DeepImage(largest, float(next((top for top in usual if largest <= top), _TYPE_TOP)), False)
 
 
-def _stated_top(picture: Image.Image) -> float:
+def _stated_top(image: Image.Image) -> float:
     """The largest value that a TIFF says it can have; 0 where it says nothing."""
-    tags: Any = getattr(picture, "tag_v2", {})
+    tags: Any = getattr(image, "tag_v2", {})
     for tag in (_TIFF_SAMPLE_TOP, _TIFF_TOP):
         values = np.atleast_1d(tags.get(tag, 0))
         if values.dtype.kind in "iuf" and values.size and values.max() > 1:  # 1, of floats, is what is assumed anyway
@@ -134,13 +134,13 @@ def _stated_top(picture: Image.Image) -> float:
     return float(2 ** int(bits[0]) - 1) if bits.size and 8 < bits[0] < 16 else 0.0
 
 
-def deep_to_rgb(picture: Image.Image, white: float) -> Image.Image:
+def deep_to_rgb(image: Image.Image, white: float) -> Image.Image:
     """Scale a deep image to 8 bits; 0 and less become black, `white` and more become white.
 
     Whole numbers keep their highest bits, as where 16 bits become 8 by the high byte.
     """
-    values: np.ndarray = np.asarray(picture)
-    whole = picture.mode != "F" and white >= 255
+    values: np.ndarray = np.asarray(image)
+    whole = image.mode != "F" and white >= 255
     scaled = np.nan_to_num(values.astype(np.float32), posinf=white) * np.float32(
         (256 if whole else 255) / (white + whole)
     )

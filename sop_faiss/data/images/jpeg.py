@@ -23,8 +23,8 @@ _MARKER_IN_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")  # neither stuffing, 
 def plain_jpeg_size(encoded: bytes) -> tuple[int, int] | None:
     """Width and height of a JPEG that OpenCV decodes as PIL does; None for all else.
 
-    That is: 8 bits, grey or YCbCr, and one scan that runs to the end mark. A cut file, or one with a stray marker in
-    its scan, is none: OpenCV fills what is missing with grey instead of failing. Walks the marker segments up to the
+    That is: 8 bits, gray or YCbCr, and one scan that runs to the end mark. A cut file, or one with a stray marker in
+    its scan, is none: OpenCV fills what is missing with gray instead of failing. Walks the marker segments up to the
     scan (ITU T.81, B.2) and searches that for its end; touches no pixel.
     """
     if encoded[:2] != b"\xff\xd8":

@@ -1,4 +1,4 @@
-"""Which files are pictures, and how pictures get unique keys."""
+"""Which files are images, and how images get unique keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from sop_faiss.errors import DataError
 
 __all__ = [
-    "PICTURE_SUFFIXES",
+    "IMAGE_SUFFIXES",
     "SHARD_SUFFIXES",
     "UNREAD_SUFFIXES",
     "first_part",
@@ -20,13 +20,13 @@ __all__ = [
 ]
 
 SHARD_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-"""Picture members of a shard, in lower case."""
+"""Image members of a shard, in lower case."""
 
-PICTURE_SUFFIXES = (*SHARD_SUFFIXES, ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
-"""Picture files of a folder, in lower case."""
+IMAGE_SUFFIXES = (*SHARD_SUFFIXES, ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+"""Image files of a folder, in lower case."""
 
 UNREAD_SUFFIXES = (".heic", ".heif", ".hif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
-"""Picture files of telephones and cameras that are not read, in lower case."""
+"""Image files of telephones and cameras that are not read, in lower case."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -51,10 +51,10 @@ def is_hidden(path: str) -> bool:
 
 
 def unique_keys(stems: Sequence[str], *longer: Callable[[int], str]) -> list[str]:
-    """Give every picture a unique key: its stem or, where stems collide, the first longer name that is unique.
+    """Give every image a unique key: its stem or, where stems collide, the first longer name that is unique.
 
     Args:
-        stems: the shortest name of each picture.
+        stems: the shortest name of each image.
         longer: name a position in more and more words, such as with its folder, then with its suffix too.
 
     Raises:
@@ -72,7 +72,7 @@ def unique_keys(stems: Sequence[str], *longer: Callable[[int], str]) -> list[str
         keys = [longer[-1](position) for position in range(len(keys))] if longer else keys
         repeated = next((key for key, count in Counter(keys).items() if count > 1), None)
         if repeated is not None:
-            raise DataError(f"two pictures have the key {repeated}: keys must be unique, rename one")
+            raise DataError(f"two images have the key {repeated}: keys must be unique, rename one")
     return keys
 
 

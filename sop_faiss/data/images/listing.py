@@ -1,4 +1,4 @@
-"""Pictures as files: a folder (class sub-folders optional), a list, or a single picture."""
+"""Images as files: a folder (class sub-folders optional), a list, or a single image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.class_numbers import whole_numbers
 from sop_faiss.data.images.keys import (
-    PICTURE_SUFFIXES,
+    IMAGE_SUFFIXES,
     UNREAD_SUFFIXES,
     is_hidden,
     split_name,
@@ -41,9 +41,9 @@ _NEGATIVE = re.compile(r"-[0-9]+")
 
 @dataclass(eq=False)
 class FileSource:
-    """Pictures that are files of their own; `members` are their paths relative to `root`, as the file system has them.
+    """Images that are files of their own; `members` are their paths relative to `root`, as the file system has them.
 
-    A name that is not UTF-8, or a folder that may not be read, stands among them as a picture that cannot be read.
+    A name that is not UTF-8, or a folder that may not be read, stands among them as an image that cannot be read.
     """
 
     description: str
@@ -57,7 +57,7 @@ class FileSource:
         return len(self.keys)
 
     def read(self, position: int) -> bytes:
-        """The bytes of one picture file.
+        """The bytes of one image file.
 
         Raises:
             DataError: the file is missing, empty, not a regular file or not readable, or its name is not UTF-8; the
@@ -85,7 +85,7 @@ class FileSource:
         return encoded
 
     def source_of(self, position: int) -> str:
-        """Always "": the picture is not in a shard."""
+        """Always "": the image is not in a shard."""
         return ""
 
     def member_of(self, position: int) -> str:
@@ -93,7 +93,7 @@ class FileSource:
         return utf8_names([self.members[position]])[0]
 
     def offset_of(self, position: int) -> int:
-        """Always 0: the picture is the whole file."""
+        """Always 0: the image is the whole file."""
         return 0
 
 
@@ -115,28 +115,28 @@ def open_files(
 
 
 def open_folder(description: str, folder: Path) -> FileSource:
-    """All pictures below a folder, sorted by path; each first-level sub-folder is a class, numbered by sorted name.
+    """All images below a folder, sorted by path; each first-level sub-folder is a class, numbered by sorted name.
 
     Names that are all whole numbers are the labels themselves.
 
     Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are passed over; so are
-    pictures of kinds that are not read, with a warning. A sub-folder that may not be read, and a link that leads back
-    to itself, stand among the pictures as one that cannot be read.
+    images of kinds that are not read, with a warning. A sub-folder that may not be read, and a link that leads back
+    to itself, stand among the images as one that cannot be read.
 
     Raises:
-        DataError: the folder itself cannot be read, holds no picture, or holds shards in a sub-folder.
+        DataError: the folder itself cannot be read, holds no image, or holds shards in a sub-folder.
     """
     root = folder.absolute()
     members, shards, unread = _walk_folder(root)
     if unread:
         kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items()))
-        _log.warning("folder %s: pictures that cannot be read are passed over (%s): save as JPEG", description, kinds)
+        _log.warning("folder %s: images that cannot be read are passed over (%s): save as JPEG", description, kinds)
     if shards:
-        what = "both pictures and shards" if members else "shards only"
+        what = "both images and shards" if members else "shards only"
         raise DataError(f"folder {description} has {what} in its sub-folders: name one, such as {min(shards)}")
     if not members:
-        wanted = f"wanted {', '.join(PICTURE_SUFFIXES)}, or .tar shards"
-        raise DataError(f"folder {description} {'holds no picture' if any(root.iterdir()) else 'is empty'}: {wanted}")
+        wanted = f"wanted {', '.join(IMAGE_SUFFIXES)}, or .tar shards"
+        raise DataError(f"folder {description} {'holds no image' if any(root.iterdir()) else 'is empty'}: {wanted}")
     members.sort()
     tops = [name.partition("/")[0] if "/" in name else None for name in utf8_names(members)]
     members = [member.removesuffix("/") for member in members]  # of folders that may not be read
@@ -150,9 +150,9 @@ def open_folder(description: str, folder: Path) -> FileSource:
 
 
 def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
-    """The pictures below a folder, relative to it, the folders that hold shards, and what is not read, by suffix.
+    """The images below a folder, relative to it, the folders that hold shards, and what is not read, by suffix.
 
-    Among the pictures, with a slash at the end, are the folders that may not be read.
+    Among the images, with a slash at the end, are the folders that may not be read.
     """
     members: list[str] = []
     shards: list[str] = []
@@ -183,7 +183,7 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
                 continue
             if is_folder:
                 waiting.append((f"{prefix}{entry.name}/", (*above, identity)))
-            elif suffix in PICTURE_SUFFIXES:  # broken links and pipes too: they are dropped, and counted, when read
+            elif suffix in IMAGE_SUFFIXES:  # broken links and pipes too: they are dropped, and counted, when read
                 members.append(prefix + entry.name)
             elif suffix == ".tar":
                 shards.append(str(folder))
@@ -193,7 +193,7 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
 
 
 class _Line(NamedTuple):
-    """One picture of a list."""
+    """One image of a list."""
 
     number: int  # of the line in the file, from 1
     path: str
@@ -201,7 +201,7 @@ class _Line(NamedTuple):
 
 
 def open_list(description: str, file: Path) -> FileSource:
-    """The pictures of a list: `path` or `path,label` a line; paths relative to the list's folder, or absolute.
+    """The images of a list: `path` or `path,label` a line; paths relative to the list's folder, or absolute.
 
     All may have a heading, as `path,label`. `.csv` is read as CSV (quotes allowed). Elsewhere a label follows a tab, or
     the last comma of a line that is not itself a file. Labels are integers of 0 or more, or else class names; an empty
@@ -213,7 +213,7 @@ def open_list(description: str, file: Path) -> FileSource:
     """
     lines = _read_lines(description, file)
     if not lines:
-        raise DataError(f"list {description} names no picture: wanted one `path` or `path,label` a line")
+        raise DataError(f"list {description} names no image: wanted one `path` or `path,label` a line")
     base = file.absolute().parent
     paths = [os.path.normpath(base / line.path) for line in lines]
     _check_paths(description, base, lines, paths)
@@ -227,7 +227,7 @@ def open_list(description: str, file: Path) -> FileSource:
 def _read_lines(description: str, file: Path) -> list[_Line]:
     try:
         if file.stat().st_size > _LIST_BYTES_LIMIT:
-            raise DataError(f"list {description} is larger than 4 GiB: wanted a list of pictures")
+            raise DataError(f"list {description} is larger than 4 GiB: wanted a list of images")
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(f"list {description} is not UTF-8 text: save it as UTF-8") from None
@@ -279,12 +279,12 @@ def _check_paths(description: str, base: Path, lines: Sequence[_Line], paths: Se
         if first_line.setdefault(path, line.number) != line.number:
             raise DataError(
                 f"list {description} line {line.number}: {line.path} is already on line {first_line[path]}; "
-                "name each picture once"
+                "name each image once"
             )
         if not os.path.exists(path):  # noqa: PTH110  (a third of pathlib's time, for each of millions)
             missing.append(line)
         elif line.path.endswith("/") or os.path.isdir(path):  # noqa: PTH112
-            raise DataError(f"list {description} line {line.number}: {line.path} is a folder, wanted a picture")
+            raise DataError(f"list {description} line {line.number}: {line.path} is a folder, wanted an image")
     if missing:
         more = f" ({len(missing)} of {len(lines)} listed files are missing)" if len(missing) > 1 else ""
         number, path, _ = missing[0]

@@ -1,8 +1,8 @@
-"""Pictures that are there twice: the same bytes, or nearly the same picture.
+"""Images that are there twice: the same bytes, or nearly the same image.
 
-Nearly the same: 64-bit difference hashes (dHash: is each of 8 x 8 grey cells darker than its right neighbour?) that
-differ in 3 bits at most, and mean colours that are equal or neighbours in steps of 16 levels. Of two hashes that differ
-in 3 bits, one of four 16-bit parts is equal (pigeonhole), so only pictures that share a part are compared: all pairs
+Nearly the same: 64-bit difference hashes (dHash: is each of 8 x 8 gray cells darker than its right neighbor?) that
+differ in 3 bits at most, and mean colors that are equal or neighbors in steps of 16 levels. Of two hashes that differ
+in 3 bits, one of four 16-bit parts is equal (pigeonhole), so only images that share a part are compared: all pairs
 are found, without comparing all.
 """
 
@@ -18,12 +18,12 @@ import numpy as np
 from jaxtyping import Bool, Int8, Int64, UInt64
 from PIL import Image
 
-__all__ = ["NEAR_BITS", "Duplicates", "Signature", "find_near", "join_groups", "picture_signature"]
+__all__ = ["NEAR_BITS", "Duplicates", "Signature", "find_near", "image_signature", "join_groups"]
 
 NEAR_BITS = 3
 """Hashes of near duplicates differ in so many bits at most; with four parts one more would miss pairs."""
 
-_COLOUR_STEP = 16  # levels of 255; near duplicates differ by one step at most: flat pictures have equal hashes
+_COLOR_STEP = 16  # levels of 255; near duplicates differ by one step at most: flat images have equal hashes
 _PARTS = 4
 _HASH_BITS = 64
 _LARGE_GROUP = 2048  # larger ones are split by a second pigeonhole over the bits outside the shared part
@@ -37,22 +37,22 @@ class Signature(NamedTuple):
 
     digest: bytes  # sha256 of the encoded bytes
     dhash: int  # 64 bits
-    colour: tuple[int, int, int]  # mean of the picture, 0 to 255
+    color: tuple[int, int, int]  # mean of the image, 0 to 255
 
 
-def picture_signature(encoded: bytes, picture: Image.Image) -> Signature:
-    """The signature of a picture, of its bytes and of what they decode to (mode RGB)."""
+def image_signature(encoded: bytes, image: Image.Image) -> Signature:
+    """The signature of an image, of its bytes and of what they decode to (mode RGB)."""
     # to 4 x 4 pixels a cell, then averaged without rounding: straight to 9 x 8, copies of another size differ more
-    small = picture.resize((9 * 4, 8 * 4), Image.Resampling.BILINEAR, reducing_gap=2.0)
-    grey = np.asarray(small.convert("L"), np.float32).reshape(8, 4, 9, 4).mean(axis=(1, 3))
-    bits = np.packbits(grey[:, :-1] < grey[:, 1:])
+    small = image.resize((9 * 4, 8 * 4), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    gray = np.asarray(small.convert("L"), np.float32).reshape(8, 4, 9, 4).mean(axis=(1, 3))
+    bits = np.packbits(gray[:, :-1] < gray[:, 1:])
     red, green, blue = (round(float(mean)) for mean in np.asarray(small).mean(axis=(0, 1)))
     return Signature(hashlib.sha256(encoded).digest(), int.from_bytes(bits.tobytes(), "big"), (red, green, blue))
 
 
 @dataclass
 class Duplicates:
-    """Collects signatures in order, and tells which pictures are alike."""
+    """Collects signatures in order, and tells which images are alike."""
 
     names: list[str] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -61,12 +61,12 @@ class Duplicates:
     _copies: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, name: str, label: int, signature: Signature) -> bool:
-        """Take in one picture; whether the same bytes were there before.
+        """Take in one image; whether the same bytes were there before.
 
         Args:
             name: as the report shall name it.
             label: class number, -1 for none.
-            signature: of the picture.
+            signature: of the image.
         """
         position = len(self.names)
         self.names.append(name)
@@ -78,7 +78,7 @@ class Duplicates:
         return first != position
 
     def report(self) -> dict[str, Any]:
-        """The groups of exact and of near duplicates as plain JSON types, each group in order of the pictures.
+        """The groups of exact and of near duplicates as plain JSON types, each group in order of the images.
 
         Of exact duplicates only the first can be in a near group. A near group holds all that are joined by near
         pairs, so its ends may differ in more bits. `labels_differ` marks groups whose labels contradict each other.
@@ -87,7 +87,7 @@ class Duplicates:
         firsts = list(self._first.values())
         near = [[firsts[member] for member in group] for group in find_near([self.signatures[i] for i in firsts])]
         return {
-            "pictures": len(self.names),
+            "images": len(self.names),
             "exact": self._summary(exact),
             "near": {"differing_bits": NEAR_BITS, **self._summary(near)},
         }
@@ -95,10 +95,10 @@ class Duplicates:
     def _summary(self, groups: Sequence[Sequence[int]]) -> dict[str, Any]:
         return {
             "groups": len(groups),
-            "pictures_beyond_the_first": sum(len(group) - 1 for group in groups),
+            "images_beyond_the_first": sum(len(group) - 1 for group in groups),
             "found": [
                 {
-                    "pictures": [self.names[position] for position in group],
+                    "images": [self.names[position] for position in group],
                     "labels_differ": len({self.labels[position] for position in group} - {-1}) > 1,
                 }
                 for group in groups
@@ -110,11 +110,11 @@ def find_near(signatures: Sequence[Signature]) -> list[list[int]]:
     """Groups of two or more near duplicates, joined by near pairs; positions rise in a group, groups by their first."""
     if len(signatures) < 2:
         return []
-    steps = [(s.dhash, *(level // _COLOUR_STEP for level in s.colour)) for s in signatures]
+    steps = [(s.dhash, *(level // _COLOR_STEP for level in s.color)) for s in signatures]
     distinct, group_of = np.unique(np.array(steps, dtype=np.uint64), axis=0, return_inverse=True)
-    hashes, colours = distinct[:, 0].copy(), distinct[:, 1:].astype(np.int8)
+    hashes, colors = distinct[:, 0].copy(), distinct[:, 1:].astype(np.int8)
     lowest = np.arange(len(distinct))
-    for ones, twos in _near_pairs(hashes, colours):
+    for ones, twos in _near_pairs(hashes, colors):
         join_groups(lowest, ones, twos)
     groups: dict[int, list[int]] = {}
     for position, group in enumerate(lowest[group_of.ravel()].tolist()):
@@ -134,7 +134,7 @@ def join_groups(lowest: Int64[np.ndarray, " u"], ones: Int64[np.ndarray, " p"], 
             lowest[:] = lowest[lowest]
 
 
-def _near_pairs(hashes: UInt64[np.ndarray, " u"], colours: Int8[np.ndarray, "u 3"]) -> Iterator[_Pairs]:
+def _near_pairs(hashes: UInt64[np.ndarray, " u"], colors: Int8[np.ndarray, "u 3"]) -> Iterator[_Pairs]:
     """All pairs that are near, some more than once."""
     everyone = np.arange(len(hashes))
     bits = range(_HASH_BITS)
@@ -148,7 +148,7 @@ def _near_pairs(hashes: UInt64[np.ndarray, " u"], colours: Int8[np.ndarray, "u 3
             for ones, twos in _pairs_within(members, ends):
                 alike = _differ_little(hashes[ones] ^ hashes[twos])
                 ones, twos = ones[alike], twos[alike]
-                alike = np.abs(colours[ones] - colours[twos]).max(axis=1, initial=0) <= 1
+                alike = np.abs(colors[ones] - colors[twos]).max(axis=1, initial=0) <= 1
                 if alike.any():
                     yield ones[alike], twos[alike]
 

@@ -1,4 +1,4 @@
-"""Any SRC a user can name, behind one interface: shards, a folder of pictures, a list, one picture."""
+"""Any SRC a user can name, behind one interface: shards, a folder of images, a list, one image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.config import DataConfig
-from sop_faiss.data.images.keys import PICTURE_SUFFIXES
+from sop_faiss.data.images.keys import IMAGE_SUFFIXES
 from sop_faiss.data.images.listing import open_files, open_folder, open_list
 from sop_faiss.data.shards.address import hide_secrets, is_address, path_of_file_address, refuse_commands
 from sop_faiss.data.shards.patterns import expand_braces, has_braces
@@ -29,7 +29,7 @@ _LIST_SUFFIXES = (".txt", ".csv", ".tsv")
 
 @runtime_checkable
 class ImageSource(Protocol):
-    """Encoded pictures by position, with unique keys. Picklable; safe in forked workers and threads."""
+    """Encoded images by position, with unique keys. Picklable; safe in forked workers and threads."""
 
     @property
     def description(self) -> str:
@@ -38,12 +38,12 @@ class ImageSource(Protocol):
 
     @property
     def keys(self) -> list[str]:
-        """A unique name of each picture; where names collide, with the shard or relative folder before it."""
+        """A unique name of each image; where names collide, with the shard or relative folder before it."""
         ...
 
     @property
     def labels(self) -> Int64[np.ndarray, " n"] | None:
-        """A class number for each picture, -1 for one without; None when none has one."""
+        """A class number for each image, -1 for one without; None when none has one."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, position: int) -> bytes:
-        """The encoded bytes of one picture.
+        """The encoded bytes of one image.
 
         Raises:
             DataError: it is empty, missing or changed; the first word of the message is the reason.
@@ -67,7 +67,7 @@ class ImageSource(Protocol):
         ...
 
     def source_of(self, position: int) -> str:
-        """The shard of a picture relative to `root`, or "" for a picture that is a file."""
+        """The shard of an image relative to `root`, or "" for an image that is a file."""
         ...
 
     def member_of(self, position: int) -> str:
@@ -75,18 +75,18 @@ class ImageSource(Protocol):
         ...
 
     def offset_of(self, position: int) -> int:
-        """Where the picture begins in its shard, in bytes; 0 for a picture that is a file."""
+        """Where the image begins in its shard, in bytes; 0 for an image that is a file."""
         ...
 
 
 def open_source(src: str | Path, settings: DataConfig | None = None) -> ImageSource:
-    """Open the pictures a user names.
+    """Open the images a user names.
 
     Args:
         src: a .tar shard, a pattern of shards (`photos-{000..012}.tar`, `photos-*.tar`), a folder with .tar shards, the
-            address of any of these (`https://...`, `s3://...`, and what else fsspec has), a folder of pictures (class
+            address of any of these (`https://...`, `s3://...`, and what else fsspec has), a folder of images (class
             sub-folders optional; used where the folder itself holds no .tar), a .txt, .tsv or .csv list of
-            `path[,label]` lines, or one picture.
+            `path[,label]` lines, or one image.
         settings: where fetched shards are kept; None for the defaults.
 
     Raises:
@@ -130,7 +130,7 @@ def _checked(src: str | Path) -> str:
 
 
 def find_shards(src: str | Path) -> list[Path]:
-    """The shards of this machine that a source means, in order; none for a folder of pictures, a list or a picture.
+    """The shards of this machine that a source means, in order; none for a folder of images, a list or an image.
 
     Raises:
         DataError: nothing is there, a shard of the pattern or of the folder's manifest is missing, or `src` is an
@@ -148,7 +148,7 @@ def find_shards(src: str | Path) -> list[Path]:
         return [path] if path.suffix.lower() == ".tar" else []
     if has_braces(text) or glob.has_magic(text):
         return _expand_pattern(text)
-    wanted = "wanted .tar shards, a folder of pictures or a .txt or .csv list"
+    wanted = "wanted .tar shards, a folder of images or a .txt or .csv list"
     raise DataError(f"source {text} {path_state(path)}: {wanted}")
 
 
@@ -156,11 +156,11 @@ def _open_file(text: str, path: Path) -> ImageSource:
     suffix = path.suffix.lower()
     if suffix in _LIST_SUFFIXES:
         return open_list(text, path)
-    if suffix in PICTURE_SUFFIXES:
+    if suffix in IMAGE_SUFFIXES:
         return open_files(text, path.absolute().parent, [path.name], None, None)
     if path.name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
         raise DataError(f"source {text} is a compressed tar, which has no random access: unpack it to a .tar")
-    raise DataError(f"source {text} is of an unknown kind: wanted .tar, .txt, .csv, a picture or a folder")
+    raise DataError(f"source {text} is of an unknown kind: wanted .tar, .txt, .csv, an image or a folder")
 
 
 def _check_complete(folder: Path, shards: set[str]) -> None:
@@ -196,7 +196,7 @@ def _expand_pattern(text: str) -> list[Path]:
             paths.append(Path(pattern))
     for path in paths:
         if path.suffix.lower() != ".tar":
-            raise DataError(f"pattern {text} matches {path}, wanted only .tar shards (name a folder for pictures)")
+            raise DataError(f"pattern {text} matches {path}, wanted only .tar shards (name a folder for images)")
         if not path.is_file():
             raise DataError(f"shard {path} of the pattern {text} {path_state(path)}: wanted a .tar file")
     return paths

@@ -1,4 +1,4 @@
-"""Some of a source's pictures as a source of their own."""
+"""Some of a source's images as a source of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Subset"]
 
 @dataclass(frozen=True)
 class Subset:
-    """The pictures of `source` at `positions`, in that order; an `ImageSource` itself."""
+    """The images of `source` at `positions`, in that order; an `ImageSource` itself."""
 
     source: ImageSource
     positions: Int64[np.ndarray, " m"]

@@ -56,7 +56,7 @@ def refuse_commands(text: str) -> None:
         DataError: a command, an address inside an address, or something with control characters.
     """
     if "\0" in text or not text.strip():
-        raise DataError(f"source {text!r} is not a path: wanted shards, a folder of pictures or a list")
+        raise DataError(f"source {text!r} is not a path: wanted shards, a folder of images or a list")
     address = "://" in text
     if text.lstrip().startswith("pipe:"):
         raise DataError(f"source {hide_secrets(text)!r} is a command: commands are never run, name files")

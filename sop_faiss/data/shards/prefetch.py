@@ -18,7 +18,7 @@ _THREADS = 4  # waiting for the network
 
 
 def shards_by_need(source: ShardSource, positions: Int64[np.ndarray, " n"]) -> list[int]:
-    """The numbers of the shards that hold these pictures, each once, in the order of the first picture of each."""
+    """The numbers of the shards that hold these images, each once, in the order of the first image of each."""
     numbers, first = np.unique(source.shard_numbers[positions], return_index=True)
     return [int(number) for number in numbers[np.argsort(first)]]
 
@@ -27,7 +27,7 @@ def shards_by_need(source: ShardSource, positions: Int64[np.ndarray, " n"]) -> l
 def fetch_ahead(source: object, positions: Callable[[], Int64[np.ndarray, " n"]]) -> Iterator[None]:
     """Fetch the shards of a source beside what goes on inside; nothing is done where all of them are here.
 
-    Whoever reads a picture fetches its shard if it is not here yet, or waits for the one who is at it. So nothing
+    Whoever reads an image fetches its shard if it is not here yet, or waits for the one who is at it. So nothing
     depends on these threads but time; what they cannot fetch, the reader will tell. Threads and forks do not mix: enter
     it when all worker processes have been started. When it is left without an error, the threads have ended.
 

@@ -112,7 +112,7 @@ def open_remote_shards(description: str, addresses: Sequence[str], settings: Dat
         settings: of the cache.
 
     Raises:
-        DataError: the shards do not fit into the cache, are damaged, or hold no picture.
+        DataError: the shards do not fit into the cache, are damaged, or hold no image.
         UnreachableError: the server does not answer.
     """
     manifests = {folder: _read_manifest(folder) for folder in dict.fromkeys(map(folder_of_address, addresses))}

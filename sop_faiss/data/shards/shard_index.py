@@ -1,4 +1,4 @@
-"""What one walk over the headers of a shard finds: which pictures it holds, and where each lies."""
+"""What one walk over the headers of a shard finds: which images it holds, and where each lies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sop_faiss.data.images.keys import SHARD_SUFFIXES, first_part, is_hidden, sp
 from sop_faiss.data.shards.tar import Member, require_regular_file, walk_tar
 from sop_faiss.errors import DataError
 
-__all__ = ["LINK", "STRAY_LABEL", "ShardIndex", "check_picture", "link_error", "walk_shard"]
+__all__ = ["LINK", "STRAY_LABEL", "ShardIndex", "check_image", "link_error", "walk_shard"]
 
 LINK = -1
-"""The size of a picture that cannot be read from the shard, since it or its label is a link or a sparse file."""
+"""The size of an image that cannot be read from the shard, since it or its label is a link or a sparse file."""
 
-STRAY_LABEL = ".cls without a picture"
-"""What labels that belong to no picture are counted as."""
+STRAY_LABEL = ".cls without an image"
+"""What labels that belong to no image are counted as."""
 
 _LONGEST_LABEL_BYTES = 20
 _LINKED_LABEL = -2
@@ -28,23 +28,23 @@ _LINKED_LABEL = -2
 
 @dataclass
 class ShardIndex:
-    """The pictures of one shard, in file order."""
+    """The images of one shard, in file order."""
 
     size: int  # of the shard, bytes
     changed_ns: int  # its modification time
     stems: list[str] = field(default_factory=list)
     suffixes: list[str] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)  # of each picture's first byte
-    sizes: list[int] = field(default_factory=list)  # of each picture, bytes, or `LINK`
+    offsets: list[int] = field(default_factory=list)  # of each image's first byte
+    sizes: list[int] = field(default_factory=list)  # of each image, bytes, or `LINK`
     labels: list[int] = field(default_factory=list)  # -1 for none
     ignored: Counter[str] = field(default_factory=Counter)  # members that are not read, by suffix
-    stray_label: str = ""  # the first label that belongs to no picture, without its suffix
+    stray_label: str = ""  # the first label that belongs to no image, without its suffix
 
 
 def walk_shard(path: Path, name: str = "") -> ShardIndex:
     """Walk the headers of a shard; hidden members are passed over, as in a folder.
 
-    A picture has the label of its own name (`a.b.jpg`, `a.b.cls`). A label without such a picture goes to those of its
+    An image has the label of its own name (`a.b.jpg`, `a.b.cls`). A label without such an image goes to those of its
     name up to the first dot, as webdataset reads names: `KEY.cls` to each `KEY.*.jpg` without a label of its own;
     `KEY.label.cls` to a `KEY.input.jpg` where these are the only two.
 
@@ -78,7 +78,7 @@ def _index_members(members: Iterator[Member], index: ShardIndex, name: str) -> S
         if is_hidden(member.name):
             index.ignored["hidden"] += 1
         elif suffix in SHARD_SUFFIXES:
-            check_picture(member, stem, seen, name)
+            check_image(member, stem, seen, name)
             index.stems.append(stem)
             index.suffixes.append(intern(member.name[len(stem) :]))
             index.offsets.append(member.offset)
@@ -101,15 +101,15 @@ def _index_members(members: Iterator[Member], index: ShardIndex, name: str) -> S
 
 
 def _join_by_first_part(stems: Sequence[str], labels: dict[str, int]) -> list[str]:
-    """Give labels that have no picture of the same stem to pictures of the same first part; `labels` is added to.
+    """Give labels that have no image of the same stem to images of the same first part; `labels` is added to.
 
     Returns:
-        The labels that belong to no picture.
+        The labels that belong to no image.
     """
-    pictures = set(stems)
+    images = set(stems)
     strays: dict[str, list[str]] = {}
     for stem in labels:
-        if stem not in pictures:
+        if stem not in images:
             strays.setdefault(first_part(stem), []).append(stem)
     if not strays:
         return []
@@ -125,8 +125,8 @@ def _join_by_first_part(stems: Sequence[str], labels: dict[str, int]) -> list[st
     return [stem for stems_of_part in strays.values() for stem in stems_of_part if stem not in joined]
 
 
-def check_picture(member: Member, stem: str, seen: set[str], shard: str) -> None:
-    """Refuse a picture whose name points out of the shard, or whose key is in `seen`; add it there.
+def check_image(member: Member, stem: str, seen: set[str], shard: str) -> None:
+    """Refuse an image whose name points out of the shard, or whose key is in `seen`; add it there.
 
     Raises:
         DataError: it is one of these.
@@ -134,14 +134,14 @@ def check_picture(member: Member, stem: str, seen: set[str], shard: str) -> None
     if member.name.startswith("/") or ".." in stem.split("/"):
         raise DataError(f"shard {shard}: member {member.name!r} points out of the shard; pack it again")
     if stem in seen:
-        raise DataError(f"shard {shard} has two pictures with the key {stem}: keys must be unique, pack it again")
+        raise DataError(f"shard {shard} has two images with the key {stem}: keys must be unique, pack it again")
     seen.add(stem)
 
 
-def link_error(picture: str) -> DataError:
-    """What is wrong with a picture whose size is `LINK`."""
+def link_error(image: str) -> DataError:
+    """What is wrong with an image whose size is `LINK`."""
     return DataError(
-        f"link: {picture} or its label is a link or sparse: make the tar with --dereference --hard-dereference, "
+        f"link: {image} or its label is a link or sparse: make the tar with --dereference --hard-dereference, "
         "without --sparse"
     )
 

@@ -1,4 +1,4 @@
-"""Pictures in webdataset shards: an index of every shard, then any picture by one positioned read."""
+"""Images in webdataset shards: an index of every shard, then any image by one positioned read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _OpenFile:
 
 @dataclass(eq=False)
 class ShardSource:
-    """The pictures of tar shards, in the order of the shards and of the members in each.
+    """The images of tar shards, in the order of the shards and of the members in each.
 
     Reading is by position in the file: safe in forked workers and in threads, and picklable.
     """
@@ -66,7 +66,7 @@ class ShardSource:
     offsets: Int64[np.ndarray, " n"]
     sizes: Int64[np.ndarray, " n"]
     ignored: Counter[str]  # members that are never read, by suffix
-    stray_labels: str  # what is to be said of labels that belong to no picture; "" where there are none
+    stray_labels: str  # what is to be said of labels that belong to no image; "" where there are none
     fetch: Callable[[int], None] | None = None  # brings a shard that is not here; None: all are
     _open: dict[int, _OpenFile] = field(default_factory=dict, repr=False)
 
@@ -77,7 +77,7 @@ class ShardSource:
         return self.__dict__ | {"_open": {}}
 
     def read(self, position: int) -> bytes:
-        """The encoded bytes of one picture.
+        """The encoded bytes of one image.
 
         Raises:
             DataError: the member is empty or a link, or the shard is gone or changed since it was opened; the first
@@ -100,15 +100,15 @@ class ShardSource:
         return encoded
 
     def source_of(self, position: int) -> str:
-        """The shard of a picture, relative to `root`."""
+        """The shard of an image, relative to `root`."""
         return self.shards[self.shard_numbers[position]].relative_to(self.root).as_posix()
 
     def member_of(self, position: int) -> str:
-        """The tar member of a picture."""
+        """The tar member of an image."""
         return self.stems[position] + self.suffixes[position]
 
     def offset_of(self, position: int) -> int:
-        """Where the picture begins in its shard, in bytes."""
+        """Where the image begins in its shard, in bytes."""
         return int(self.offsets[position])
 
     def _name(self, position: int) -> str:
@@ -146,7 +146,7 @@ def open_shards(description: str, paths: Sequence[Path], *, walk_anew: bool = Fa
         walk_anew: walk the headers even where a sidecar says what they hold.
 
     Raises:
-        DataError: a shard is missing, cut, damaged or named twice, none holds a picture, a label is no integer, a name
+        DataError: a shard is missing, cut, damaged or named twice, none holds an image, a label is no integer, a name
             is not UTF-8, or a key occurs twice in a shard.
     """
     paths = [path.absolute() for path in paths]
@@ -159,10 +159,10 @@ def open_shards(description: str, paths: Sequence[Path], *, walk_anew: bool = Fa
 
 
 def join_shards(description: str, paths: list[Path], shards: Sequence[ShardIndex]) -> ShardSource:
-    """The pictures of shards as one source; `paths` are absolute.
+    """The images of shards as one source; `paths` are absolute.
 
     Raises:
-        DataError: there is no picture, or a name is not UTF-8.
+        DataError: there is no image, or a name is not UTF-8.
     """
     root = common_folder([path.parent for path in paths])
     numbers = np.repeat(np.arange(len(shards), dtype=np.int64), [len(shard.stems) for shard in shards])
@@ -170,7 +170,7 @@ def join_shards(description: str, paths: list[Path], shards: Sequence[ShardIndex
     if not stems:
         hidden = sum(shard.ignored["hidden"] for shard in shards)
         but = f" but {hidden} hidden members" if hidden else ""
-        raise DataError(f"{description} holds no picture{but}: wanted members KEY.jpg, .jpeg, .png or .webp")
+        raise DataError(f"{description} holds no image{but}: wanted members KEY.jpg, .jpeg, .png or .webp")
     require_utf8(stems)
     labels = np.array([label for shard in shards for label in shard.labels], dtype=np.int64)
     return ShardSource(

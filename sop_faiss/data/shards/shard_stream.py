@@ -1,6 +1,6 @@
-"""Pictures of shards read from front to back: no index, no random access, nothing kept.
+"""Images of shards read from front to back: no index, no random access, nothing kept.
 
-The order is webdataset's shuffle buffer over our own reading of the tar: webdataset is given pictures, never an
+The order is webdataset's shuffle buffer over our own reading of the tar: webdataset is given images, never an
 address (it would run a command to open one) and never a member to decode (it would unpickle some).
 """
 
@@ -17,21 +17,21 @@ from functools import partial
 from sop_faiss.data.images.keys import SHARD_SUFFIXES, is_hidden, split_name
 from sop_faiss.data.shards.address import hide_secrets, name_of_address
 from sop_faiss.data.shards.remote import RemoteStream
-from sop_faiss.data.shards.shard_index import check_picture, link_error
+from sop_faiss.data.shards.shard_index import check_image, link_error
 from sop_faiss.data.shards.tar import walk_tar
 from sop_faiss.data.views.crops import view_generator
 from sop_faiss.errors import DataError, UnreachableError
 
-__all__ = ["Damage", "ShardStream", "StreamedPicture", "stable_image_id"]
+__all__ = ["Damage", "ShardStream", "StreamedImage", "stable_image_id"]
 
-_LARGEST_PICTURE_BYTES = 256 << 20
+_LARGEST_IMAGE_BYTES = 256 << 20
 _SHARD_ORDER = 2**63 + 3  # beside the keys of other draws in stream.py
-_INITIAL = 100  # pictures in the shuffle buffer before the first leaves it
+_INITIAL = 100  # images in the shuffle buffer before the first leaves it
 
 
 @dataclass(frozen=True)
-class StreamedPicture:
-    """An encoded picture."""
+class StreamedImage:
+    """An encoded image."""
 
     key: str  # its shard's name and its own
     shard: str  # name of the file
@@ -42,9 +42,9 @@ class StreamedPicture:
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that could not be read: one picture, or the rest of a shard."""
+    """Something that could not be read: one image, or the rest of a shard."""
 
-    key: str  # of the picture, or the shard's name
+    key: str  # of the image, or the shard's name
     shard: str
     member: str  # "" for the rest of a shard
     offset: int  # in the shard, bytes; 0 where it is not known
@@ -73,20 +73,20 @@ class ShardStream:
         """Which shards these are, as 64 hex digits."""
         return hashlib.sha256("\n".join(map(hide_secrets, self.addresses)).encode()).hexdigest()
 
-    def pictures(
+    def images(
         self, consumer: int, consumers: int, buffer: int, seed: int, start: int
-    ) -> Iterator[StreamedPicture | Damage]:
-        """One consumer's part, without end. In a pass over its shards it meets each of its pictures once.
+    ) -> Iterator[StreamedImage | Damage]:
+        """One consumer's part, without end. In a pass over its shards it meets each of its images once.
 
         Args:
-            consumer: 0 and up, below `consumers`. Shards are dealt out, or pictures where there are too few shards.
+            consumer: 0 and up, below `consumers`. Shards are dealt out, or images where there are too few shards.
             consumers: all ranks' workers.
-            buffer: pictures that wait to be drawn.
+            buffer: images that wait to be drawn.
             seed: of the orders.
             start: another start gives other orders; the same for all consumers.
 
         Raises:
-            DataError: as many shards in a row as there are hold no picture.
+            DataError: as many shards in a row as there are hold no image.
             UnreachableError: a shard cannot be read.
         """
         from webdataset import DataPipeline, shuffle  # here, because it is slow to import
@@ -100,26 +100,26 @@ class ShardStream:
             trailing = len(list(itertools.takewhile(lambda count: count == 0, reversed(counts))))
             empty = trailing if trailing < len(counts) else empty + trailing
             if empty >= len(self.addresses):
-                raise DataError(f"{empty} shards of {self.description} in a row hold no picture: name others")
+                raise DataError(f"{empty} shards of {self.description} in a row hold no image: name others")
 
     def _one_pass(
         self, consumer: int, consumers: int, seed: int, start: int, number: int, counts: list[int]
-    ) -> Iterator[StreamedPicture | Damage]:
-        """Pass `number`; how many pictures each shard held goes into `counts`."""
+    ) -> Iterator[StreamedImage | Damage]:
+        """Pass `number`; how many images each shard held goes into `counts`."""
         order = view_generator(seed, number, start, _SHARD_ORDER).permutation(len(self.addresses))
         whole_shards = len(self.addresses) >= consumers
-        turn = number  # so that even a handful of pictures comes to all consumers in the end
+        turn = number  # so that even a handful of images comes to all consumers in the end
         for shard in order[consumer::consumers] if whole_shards else order:
             counts.append(0)
             for item in _read_shard(self.addresses[shard]):
-                counts[-1] += isinstance(item, StreamedPicture)
+                counts[-1] += isinstance(item, StreamedImage)
                 if whole_shards or turn % consumers == consumer:
                     yield item
                 turn += 1
 
 
-def _read_shard(address: str) -> Iterator[StreamedPicture | Damage]:
-    """The pictures of one shard, in file order; what cannot be read is named. A damaged header ends the shard."""
+def _read_shard(address: str) -> Iterator[StreamedImage | Damage]:
+    """The images of one shard, in file order; what cannot be read is named. A damaged header ends the shard."""
     shard = hide_secrets(address)
     file = name_of_address(address)
     name = file.removesuffix(".tar")
@@ -134,21 +134,21 @@ def _read_shard(address: str) -> Iterator[StreamedPicture | Damage]:
             key = f"{name}/{stem.removeprefix('./')}"
             place = (key, file, member.name, member.offset)
             try:
-                check_picture(member, stem, seen, shard)
+                check_image(member, stem, seen, shard)
             except DataError as error:
                 yield Damage(*place, "bad-member", str(error))
                 continue
             if member.is_link:
                 yield Damage(*place, "link", str(link_error(f"{member.name} in {file}")))
                 continue
-            if member.size > _LARGEST_PICTURE_BYTES:
-                told = f"too-large: {member.size} bytes, wanted {_LARGEST_PICTURE_BYTES} at most"
+            if member.size > _LARGEST_IMAGE_BYTES:
+                told = f"too-large: {member.size} bytes, wanted {_LARGEST_IMAGE_BYTES} at most"
                 yield Damage(*place, "too-large", told)
                 continue
             encoded = forward.read_at(member.size, member.offset)
             if len(encoded) < member.size:
                 raise DataError(f"shard {shard} is cut off in {member.name}; copy or make it again")
-            yield StreamedPicture(*place, encoded)
+            yield StreamedImage(*place, encoded)
     except UnreachableError:
         raise
     except DataError as error:

@@ -19,12 +19,12 @@ from sop_faiss.files import write_json
 __all__ = ["SHARD_BYTES", "Sample", "ShardEntry", "ShardWriter", "write_manifest"]
 
 SHARD_BYTES = 1 << 30
-"""A shard is closed when its pictures reach this many bytes, whatever its number of samples."""
+"""A shard is closed when its images reach this many bytes, whatever its number of samples."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture as it goes into a shard; `key` has no dot in its basename, or webdataset would cut it there."""
+    """One image as it goes into a shard; `key` has no dot in its basename, or webdataset would cut it there."""
 
     key: str
     suffix: str  # "jpg", "png" or "webp"
@@ -66,7 +66,7 @@ class ShardWriter:
         folder: must exist.
         name: first part of the names of the shards.
         samples_per_shard: a new shard begins after so many samples.
-        shard_bytes: or after so many bytes of pictures.
+        shard_bytes: or after so many bytes of images.
     """
 
     def __init__(self, folder: Path, name: str, samples_per_shard: int, shard_bytes: int = SHARD_BYTES) -> None:

@@ -2,7 +2,7 @@
 
 JSON, since it is read from places that are not ours. A sidecar speaks for one size and modification time of its shard;
 one that is stale, damaged or of another kind is as good as none. What it says is checked before it is used: the worst
-that a false one can do is to name wrong bytes inside the shard, which then are no picture.
+that a false one can do is to name wrong bytes inside the shard, which then are no image.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIDECAR_SUFFIX = ".index"
 """After the whole name of the shard."""
 
 LONGEST_SIDECAR_BYTES = 64 << 20
-"""Longer ones (a million pictures in a shard) are neither written nor read."""
+"""Longer ones (a million images in a shard) are neither written nor read."""
 
 _FORMAT = "sop_faiss shard index 2"
 _COLUMNS = {"stems": str, "suffixes": str, "offsets": int, "sizes": int, "labels": int}
@@ -160,7 +160,7 @@ def _is_possible(columns: dict[str, Any], size: int) -> bool:
 
 
 def index_digest(index: ShardIndex) -> bytes:
-    """Equal for indices that name the same pictures at the same places."""
+    """Equal for indices that name the same images at the same places."""
     digest = hashlib.sha256(np.array([index.offsets, index.sizes, index.labels], np.int64).tobytes())
     names = "\0".join(starmap(add, zip(index.stems, index.suffixes, strict=True)))
     digest.update(names.encode("utf-8", "surrogatepass"))

@@ -1,6 +1,6 @@
-"""The colours of one view: what is drawn, and how it is done in uint8 with OpenCV (docs/method.md, 1).
+"""The colors of one view: what is drawn, and how it is done in uint8 with OpenCV (docs/method.md, 1).
 
-Drawing and doing are apart, so that the device can do for whole batches what was drawn here (`device_colour`).
+Drawing and doing are apart, so that the device can do for whole batches what was drawn here (`device_color`).
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from jaxtyping import UInt8
 from sop_faiss.config import ViewsConfig
 from sop_faiss.data.views.fast_random import uniform
 
-__all__ = ["COLUMNS", "UNCHANGED", "Colours", "augment_colours", "blur_reach", "draw_colours"]
+__all__ = ["COLUMNS", "UNCHANGED", "Colors", "augment_colors", "blur_reach", "draw_colors"]
 
 _LEVELS = np.arange(256, dtype=np.float32)
 _SOLARIZED = np.where(_LEVELS >= 128, 255 - _LEVELS, _LEVELS).astype(np.uint8)
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as PIL's mode L
-_GREY = np.tile(_LUMA, (3, 1))
+_GRAY = np.tile(_LUMA, (3, 1))
 _CUT = -0.499  # added before OpenCV rounds: decimals are cut off, as in PIL's blends; rounding would be 1 level off PIL
 
 
-class Colours(NamedTuple):
-    """What was drawn for the colours of a view; as it stands, nothing is changed."""
+class Colors(NamedTuple):
+    """What was drawn for the colors of a view; as it stands, nothing is changed."""
 
     brightness: float = 1.0
     """Factor."""
     contrast: float = 1.0
-    """Factor on the difference from the mean grey."""
+    """Factor on the difference from the mean gray."""
     saturation: float = 1.0
-    """Factor on the difference from the pixel's grey."""
+    """Factor on the difference from the pixel's gray."""
     hue: float = 0.0
-    """Shift in turns of the colour circle."""
+    """Shift in turns of the color circle."""
     first: float = 0
     """The four above are done in this order: 0 is brightness, 3 hue."""
     second: float = 1
     third: float = 2
     fourth: float = 3
-    grey: float = 0
-    """1: colour is dropped."""
+    gray: float = 0
+    """1: color is dropped."""
     blur_sigma: float = 0.0
     """Standard deviation in pixels; 0: no blur."""
     solarize: float = 0
     """1: levels of 128 and more are inverted."""
 
 
-UNCHANGED = Colours()
-"""The parameters of a view whose colours are left alone."""
-COLUMNS = {name: column for column, name in enumerate(Colours._fields)}
+UNCHANGED = Colors()
+"""The parameters of a view whose colors are left alone."""
+COLUMNS = {name: column for column, name in enumerate(Colors._fields)}
 """Where each stands in a row of a batch's table."""
 
 
-def draw_colours(index: int, config: ViewsConfig, generator: np.random.Generator) -> Colours:
-    """Draw jitter, grey, blur and solarization, as the place of a view among the views prescribes.
+def draw_colors(index: int, config: ViewsConfig, generator: np.random.Generator) -> Colors:
+    """Draw jitter, gray, blur and solarization, as the place of a view among the views prescribes.
 
     Args:
         index: number of the view; global ones first.
@@ -71,10 +71,10 @@ def draw_colours(index: int, config: ViewsConfig, generator: np.random.Generator
         ]
         hue = uniform(generator, -config.hue, config.hue)
         jitter = (*factors, hue, *generator.permutation(4).tolist())
-    grey = generator.random() < config.grey
+    gray = generator.random() < config.gray
     sigma = uniform(generator, *config.blur_sigma) if generator.random() < blur else 0.0
     solarize = is_global and index > 0 and generator.random() < config.solarize_global2
-    return Colours._make((*jitter, grey, sigma, solarize))
+    return Colors._make((*jitter, gray, sigma, solarize))
 
 
 def blur_reach(sigma: float) -> int:
@@ -82,17 +82,17 @@ def blur_reach(sigma: float) -> int:
     return (round(6 * sigma + 1) | 1) // 2
 
 
-def augment_colours(view: UInt8[np.ndarray, "h w 3"], colours: Colours) -> None:
+def augment_colors(view: UInt8[np.ndarray, "h w 3"], colors: Colors) -> None:
     """Change an RGB view in place, as drawn. Each step leaves whole levels, rounded or cut off as PIL does."""
-    for which in colours[4:8]:
+    for which in colors[4:8]:
         number = int(which)
-        if colours[number] != UNCHANGED[number]:
-            _STEPS[number](view, colours[number])
-    if colours.grey:
-        cv2.transform(view, _GREY, dst=view)
-    if colours.blur_sigma:
-        _blur(view, colours.blur_sigma)
-    if colours.solarize:
+        if colors[number] != UNCHANGED[number]:
+            _STEPS[number](view, colors[number])
+    if colors.gray:
+        cv2.transform(view, _GRAY, dst=view)
+    if colors.blur_sigma:
+        _blur(view, colors.blur_sigma)
+    if colors.solarize:
         cv2.LUT(view, _SOLARIZED, dst=view)
 
 
@@ -112,7 +112,7 @@ def _contrast(view: UInt8[np.ndarray, "h w 3"], factor: float) -> None:
 
 
 def _saturate(view: UInt8[np.ndarray, "h w 3"], factor: float) -> None:
-    """Blend with the grey of each pixel."""
+    """Blend with the gray of each pixel."""
     matrix = np.full((3, 4), _CUT)
     matrix[:, :3] = factor * np.eye(3) + (1.0 - factor) * _LUMA
     cv2.transform(view, matrix, dst=view)

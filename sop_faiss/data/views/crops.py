@@ -1,7 +1,7 @@
-"""Multi-crop views of one picture in uint8 on the CPU (docs/method.md, 1; iBOT's augmentations).
+"""Multi-crop views of one image in uint8 on the CPU (docs/method.md, 1; iBOT's augmentations).
 
 Every view has a generator of its own, keyed by (seed, epoch, image, view): a view is a pure function of these four,
-whatever process or thread makes it and whenever. What a view is to be is drawn first, from the size of the picture
+whatever process or thread makes it and whenever. What a view is to be is drawn first, from the size of the image
 alone; then it is made.
 """
 
@@ -16,15 +16,15 @@ import torch
 from jaxtyping import UInt8
 
 from sop_faiss.config import ViewsConfig
-from sop_faiss.data.views.color import Colours, augment_colours, draw_colours
+from sop_faiss.data.views.color import Colors, augment_colors, draw_colors
 from sop_faiss.data.views.fast_random import philox, uniform
 
-__all__ = ["Box", "View", "draw_crop", "draw_view", "view_generator", "write_view"]
+__all__ = ["CropBox", "View", "draw_crop", "draw_view", "view_generator", "write_view"]
 
 _CROP_TRIES = 10
 
 
-class Box(NamedTuple):
+class CropBox(NamedTuple):
     """Pixels of a crop: `top` and `left` inclusive, with its size."""
 
     top: int
@@ -34,16 +34,16 @@ class Box(NamedTuple):
 
 
 class View(NamedTuple):
-    """What was drawn for one view of a picture."""
+    """What was drawn for one view of an image."""
 
     angle: float
-    """Rotation about the centre, radians."""
+    """Rotation about the center, radians."""
     shear: float
     """Tangent of the shearing angle."""
-    box: Box
-    """In the rotated and sheared picture."""
+    box: CropBox
+    """In the rotated and sheared image."""
     flipped: bool
-    colours: Colours
+    colors: Colors
 
 
 def view_generator(seed: int, epoch: int, image_id: int, view: int) -> np.random.Generator:
@@ -53,13 +53,13 @@ def view_generator(seed: int, epoch: int, image_id: int, view: int) -> np.random
 
 def draw_crop(
     height: int, width: int, scale: tuple[float, float], aspect: tuple[float, float], generator: np.random.Generator
-) -> Box:
-    """A box of random area and aspect inside the picture; the largest central one when ten draws do not fit.
+) -> CropBox:
+    """A box of random area and aspect inside the image; the largest central one when ten draws do not fit.
 
     Args:
-        height: of the picture, in pixels.
-        width: of the picture, in pixels.
-        scale: area of the box as a share of the picture, uniform.
+        height: of the image, in pixels.
+        width: of the image, in pixels.
+        scale: area of the box as a share of the image, uniform.
         aspect: width over height, log-uniform.
         generator: the view's own.
     """
@@ -71,36 +71,36 @@ def draw_crop(
         if 0 < box_width <= width and 0 < box_height <= height:
             top = int(generator.integers(height - box_height + 1))
             left = int(generator.integers(width - box_width + 1))
-            return Box(top, left, box_height, box_width)
+            return CropBox(top, left, box_height, box_width)
     ratio = min(max(width / height, aspect[0]), aspect[1])
     box_width, box_height = min(width, round(height * ratio)), min(height, round(width / ratio))
-    return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
+    return CropBox((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
 
 
-def _resize_into(picture: UInt8[np.ndarray, "h w 3"], box: Box, out: UInt8[np.ndarray, "side side 3"]) -> None:
+def _resize_into(image: UInt8[np.ndarray, "h w 3"], box: CropBox, out: UInt8[np.ndarray, "side side 3"]) -> None:
     """Antialiased bicubic, straight into `out`. The order of unsqueeze and permute keeps torch on channels-last."""
-    crop = picture[box.top : box.top + box.height, box.left : box.left + box.width]
+    crop = image[box.top : box.top + box.height, box.left : box.left + box.width]
     source = torch.from_numpy(crop).unsqueeze(0).permute(0, 3, 1, 2)
     target = torch.from_numpy(out).unsqueeze(0).permute(0, 3, 1, 2)
     torch.ops.aten._upsample_bicubic2d_aa.out(source, list(out.shape[:2]), False, None, None, out=target)
 
 
-def _tilt(picture: UInt8[np.ndarray, "h w 3"], angle: float, shear: float) -> UInt8[np.ndarray, "h w 3"]:
-    """Rotate and shear about the centre; the border is continued."""
-    height, width = picture.shape[:2]
+def _tilt(image: UInt8[np.ndarray, "h w 3"], angle: float, shear: float) -> UInt8[np.ndarray, "h w 3"]:
+    """Rotate and shear about the center; the border is continued."""
+    height, width = image.shape[:2]
     cos, sin = math.cos(angle), math.sin(angle)
     linear = np.array([[cos, -sin + shear * cos], [sin, cos + shear * sin]])
-    centre = np.array([(width - 1) / 2, (height - 1) / 2])
-    matrix = np.column_stack([linear, centre - linear @ centre])
-    return cv2.warpAffine(picture, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    center = np.array([(width - 1) / 2, (height - 1) / 2])
+    matrix = np.column_stack([linear, center - linear @ center])
+    return cv2.warpAffine(image, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
 
 
 def draw_view(height: int, width: int, index: int, config: ViewsConfig, generator: np.random.Generator) -> View:
-    """Draw view number `index` (global ones first) of a picture of this size.
+    """Draw view number `index` (global ones first) of an image of this size.
 
     Args:
-        height: of the picture, in pixels.
-        width: of the picture, in pixels.
+        height: of the image, in pixels.
+        width: of the image, in pixels.
         index: its place among the views; it decides on the size of the crop, on blur and on solarization.
         config: probabilities, strengths and sizes.
         generator: the view's own.
@@ -112,27 +112,27 @@ def draw_view(height: int, width: int, index: int, config: ViewsConfig, generato
     scale = config.global_scale if index < config.global_count else config.local_scale
     box = draw_crop(height, width, scale, config.aspect, generator)
     flipped = generator.random() < config.flip
-    return View(angle, shear, box, flipped, draw_colours(index, config, generator))
+    return View(angle, shear, box, flipped, draw_colors(index, config, generator))
 
 
 def write_view(
-    picture: UInt8[np.ndarray, "h w 3"], view: View, out: UInt8[np.ndarray, "side side 3"], *, coloured: bool = True
+    image: UInt8[np.ndarray, "h w 3"], view: View, out: UInt8[np.ndarray, "side side 3"], *, colored: bool = True
 ) -> None:
-    """Make a view of the picture that it was drawn for.
+    """Make a view of the image that it was drawn for.
 
     Args:
-        picture: RGB.
+        image: RGB.
         view: as drawn.
         out: where it is written, in one piece; its side says its size.
-        coloured: whether its colours are changed here; if not, they are left to the device.
+        colored: whether its colors are changed here; if not, they are left to the device.
     """
     if view.angle or view.shear:
-        picture = _tilt(picture, view.angle, view.shear)
+        image = _tilt(image, view.angle, view.shear)
     if view.flipped:
         crop = np.empty_like(out)
-        _resize_into(picture, view.box, crop)
+        _resize_into(image, view.box, crop)
         cv2.flip(crop, 1, dst=out)
     else:
-        _resize_into(picture, view.box, out)
-    if coloured:
-        augment_colours(out, view.colours)
+        _resize_into(image, view.box, out)
+    if colored:
+        augment_colors(out, view.colors)

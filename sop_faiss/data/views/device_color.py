@@ -1,6 +1,6 @@
-"""Views as the networks take them: colours of whole batches on the device (`views.colour: device`), and normalised.
+"""Views as the networks take them: colors of whole batches on the device (`views.color: device`), and normalized.
 
-The draws are those that the workers made (`colour.draw_colours`); the formulas are those of the uint8 path, in float32
+The draws are those that the workers made (`color.draw_colors`); the formulas are those of the uint8 path, in float32
 on levels of 0 to 255 and cut to whole levels where it cuts them.
 """
 
@@ -15,40 +15,40 @@ from torch import Tensor
 from sop_faiss.config import ViewsConfig
 from sop_faiss.data.views.color import COLUMNS, UNCHANGED, blur_reach
 
-__all__ = ["augment_colours_on_device", "colours_on_device", "normalise"]
+__all__ = ["augment_colors_on_device", "colors_on_device", "normalize"]
 
 Pixels = Float32[Tensor, "n s s2 3"]
 Table = Float32[Tensor, "n c"]
 
 
-def colours_on_device(config: ViewsConfig, device: torch.device) -> bool:
-    """Whether colours are the device's work: as `views.colour` says, and for `auto` on a CUDA device alone.
+def colors_on_device(config: ViewsConfig, device: torch.device) -> bool:
+    """Whether colors are the device's work: as `views.color` says, and for `auto` on a CUDA device alone.
 
     On a CPU the batched form takes about ten times as long as OpenCV's uint8.
     """
-    return device.type == "cuda" if config.colour == "auto" else config.colour == "device"
+    return device.type == "cuda" if config.color == "auto" else config.color == "device"
 
 
-def normalise(
-    views: UInt8[Tensor, "v b s s2 3"], colours: Float32[Tensor, "v b c"], config: ViewsConfig, device: torch.device
+def normalize(
+    views: UInt8[Tensor, "v b s s2 3"], colors: Float32[Tensor, "v b c"], config: ViewsConfig, device: torch.device
 ) -> Float32[Tensor, "v b 3 s s2"]:
-    """Views as the networks take them: moved to the device in uint8, coloured there if need be, centred and scaled.
+    """Views as the networks take them: moved to the device in uint8, colored there if need be, centered and scaled.
 
     Args:
         views: levels of 0 to 255.
-        colours: a row of `Colours` for each view, on the CPU; no columns where the views have their colours already.
+        colors: a row of `Colors` for each view, on the CPU; no columns where the views have their colors already.
         config: mean and standard deviation of the channels.
         device: where the networks are.
     """
     pixels = views.to(device, non_blocking=True).float()
-    if colours.shape[-1]:
-        pixels = augment_colours_on_device(pixels.flatten(0, 1), colours.flatten(0, 1)).view(pixels.shape)
+    if colors.shape[-1]:
+        pixels = augment_colors_on_device(pixels.flatten(0, 1), colors.flatten(0, 1)).view(pixels.shape)
     mean = torch.tensor(config.mean, device=device) * 255
     std = torch.tensor(config.std, device=device) * 255
     return ((pixels - mean) / std).movedim(-1, 2)
 
 
-def augment_colours_on_device(pixels: Pixels, table: Table) -> Pixels:
+def augment_colors_on_device(pixels: Pixels, table: Table) -> Pixels:
     """Each step on the views that drew it, in the order that each view drew; which they are is known on the CPU."""
     columns = dict(zip(COLUMNS, table.unbind(1), strict=True))
     steps: list[tuple[Callable[[Pixels, Table], Pixels], Tensor]] = []
@@ -56,7 +56,7 @@ def augment_colours_on_device(pixels: Pixels, table: Table) -> Pixels:
         for number, (name, step) in enumerate(_JITTER.items()):
             steps.append((step, (columns[place] == number) & (columns[name] != UNCHANGED[COLUMNS[name]])))
     reach = blur_reach(float(columns["blur_sigma"].max())) if len(table) else 0
-    steps.append((_drop_colour, columns["grey"] > 0))
+    steps.append((_drop_color, columns["gray"] > 0))
     steps.append((lambda part, drawn: _blur(part, drawn[:, COLUMNS["blur_sigma"]], reach), columns["blur_sigma"] > 0))
     steps.append((_solarize, columns["solarize"] > 0))
     chosen = [rows.nonzero().squeeze(1) for _, rows in steps]
@@ -72,7 +72,7 @@ def _factor(drawn: Table, name: str) -> Float32[Tensor, "n 1 1 1"]:
     return drawn[:, COLUMNS[name], None, None, None]
 
 
-def _grey(pixels: Pixels) -> Float32[Tensor, "n s s2 1"]:
+def _gray(pixels: Pixels) -> Float32[Tensor, "n s s2 1"]:
     """Luma of ITU-R BT.601 in whole levels, as PIL's mode L."""
     red, green, blue = pixels.unbind(-1)
     return (0.299 * red + 0.587 * green + 0.114 * blue).round_().unsqueeze(-1)
@@ -83,12 +83,12 @@ def _brighten(pixels: Pixels, drawn: Table) -> Pixels:
 
 
 def _contrast(pixels: Pixels, drawn: Table) -> Pixels:
-    mean = _grey(pixels).mean((1, 2), keepdim=True).round_()
+    mean = _gray(pixels).mean((1, 2), keepdim=True).round_()
     return torch.lerp(mean, pixels, _factor(drawn, "contrast")).clamp_(0, 255).floor_()
 
 
 def _saturate(pixels: Pixels, drawn: Table) -> Pixels:
-    return torch.lerp(_grey(pixels), pixels, _factor(drawn, "saturation")).clamp_(0, 255).floor_()
+    return torch.lerp(_gray(pixels), pixels, _factor(drawn, "saturation")).clamp_(0, 255).floor_()
 
 
 def _shift_hue(pixels: Pixels, drawn: Table) -> Pixels:
@@ -96,7 +96,7 @@ def _shift_hue(pixels: Pixels, drawn: Table) -> Pixels:
     red, green, blue = pixels.unbind(-1)
     value, smallest = pixels.amax(-1), pixels.amin(-1)
     chroma = value - smallest
-    divisor = chroma.clamp(min=1e-6)  # where chroma is 0 so are the differences, and any hue gives the same grey
+    divisor = chroma.clamp(min=1e-6)  # where chroma is 0 so are the differences, and any hue gives the same gray
     sixths = torch.where(
         value == red,
         (green - blue) / divisor,
@@ -110,8 +110,8 @@ def _shift_hue(pixels: Pixels, drawn: Table) -> Pixels:
     return torch.stack(turned, dim=-1).round_()
 
 
-def _drop_colour(pixels: Pixels, drawn: Table) -> Pixels:
-    return _grey(pixels).expand_as(pixels)
+def _drop_color(pixels: Pixels, drawn: Table) -> Pixels:
+    return _gray(pixels).expand_as(pixels)
 
 
 def _solarize(pixels: Pixels, drawn: Table) -> Pixels:

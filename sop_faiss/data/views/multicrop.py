@@ -15,9 +15,9 @@ from sop_faiss.data.views.crops import View, draw_view, view_generator, write_vi
 from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.data.views.scaled_decoding import decode_scaled, scale_box, scale_denominator, upright_jpeg_size
 
-__all__ = ["DrawnView", "MultiCrop", "Picture"]
+__all__ = ["DrawnView", "MultiCrop", "Pixels"]
 
-Picture = UInt8[np.ndarray, "h w 3"]
+Pixels = UInt8[np.ndarray, "h w 3"]
 
 
 class DrawnView(NamedTuple):
@@ -48,47 +48,47 @@ class MultiCrop:
             drawn.append(DrawnView(draw_view(height, width, index, self.config.views, generator), generator))
         return drawn
 
-    def load(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Picture, list[DrawnView]]:
-        """A picture and its views. Boxes are drawn on its whole size, however much of it is decoded.
+    def load(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Pixels, list[DrawnView]]:
+        """An image and its views. Boxes are drawn on its whole size, however much of it is decoded.
 
         Raises:
-            DataError: the picture cannot be read; the message begins with the reason.
+            DataError: the image cannot be read; the message begins with the reason.
         """
         if self.config.data.scaled_decoding:
             scaled = self._load_scaled(image_id, epoch, encoded)
             if scaled is not None:
                 return scaled
-        picture = decode_image(encoded, self.config.data.max_image_pixels, self.config.data.top_value)
-        return picture, self.draw(image_id, epoch, *picture.shape[:2])
+        image = decode_image(encoded, self.config.data.max_image_pixels, self.config.data.top_value)
+        return image, self.draw(image_id, epoch, *image.shape[:2])
 
-    def _load_scaled(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Picture, list[DrawnView]] | None:
-        """The picture at the fraction that its views allow; None where they need the whole, or it has to be decoded."""
+    def _load_scaled(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Pixels, list[DrawnView]] | None:
+        """The image at the fraction that its views allow; None where they need the whole, or it has to be decoded."""
         size = upright_jpeg_size(encoded, self.config.data.max_image_pixels)
         if size is None:
             return None
         drawn = self.draw(image_id, epoch, *size)
         crops = [(one.view.box, side) for one, side in zip(drawn, self._sides, strict=True)]
         denominator = scale_denominator(*size, crops)
-        picture = decode_scaled(encoded, size, denominator) if denominator > 1 else None
-        if picture is None:
+        image = decode_scaled(encoded, size, denominator) if denominator > 1 else None
+        if image is None:
             return None
-        scaled = picture.shape[0], picture.shape[1]
-        return picture, [
+        scaled = image.shape[0], image.shape[1]
+        return image, [
             DrawnView(view._replace(box=scale_box(view.box, size, scaled)), generator) for view, generator in drawn
         ]
 
-    def write(self, picture: Picture, drawn: list[DrawnView], out: Buffers, place: int, epoch: int) -> None:
-        """Write the views of a picture, and the masks on its global views, at its place in a batch of an epoch."""
+    def write(self, image: Pixels, drawn: list[DrawnView], out: Buffers, place: int, epoch: int) -> None:
+        """Write the views of an image, and the masks on its global views, at its place in a batch of an epoch."""
         masked = epoch >= self.config.masks.start_epoch
         global_count = self.config.views.global_count
         grid = math.isqrt(out.masks.shape[-1])
         for index, (view, generator) in enumerate(drawn):
             if index < global_count:
-                number, pixels, colours = index, out.global_views, out.global_colours
+                number, pixels, colors = index, out.global_views, out.global_colors
                 out.masks[number, place] = masked and draw_mask(grid, grid, self.config.masks, generator)
             else:
-                number, pixels, colours = index - global_count, out.local_views, out.local_colours
-            on_device = colours.shape[-1] > 0
-            write_view(picture, view, pixels[number, place], coloured=not on_device)
+                number, pixels, colors = index - global_count, out.local_views, out.local_colors
+            on_device = colors.shape[-1] > 0
+            write_view(image, view, pixels[number, place], colored=not on_device)
             if on_device:
-                colours[number, place] = view.colours
+                colors[number, place] = view.colors

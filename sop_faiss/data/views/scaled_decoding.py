@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import UInt8
 
-from sop_faiss.data.images.decode import open_picture, size_problem
+from sop_faiss.data.images.decode import open_image, size_problem
 from sop_faiss.data.images.jpeg import decode_plain_jpeg, plain_jpeg_size
-from sop_faiss.data.views.crops import Box
+from sop_faiss.data.views.crops import CropBox
 from sop_faiss.errors import DataError
 
 __all__ = ["decode_scaled", "scale_box", "scale_denominator", "upright_jpeg_size"]
@@ -25,19 +25,19 @@ def upright_jpeg_size(encoded: bytes, max_pixels: int) -> tuple[int, int] | None
         return None
     width, height = size
     try:
-        turned = open_picture(encoded, max_pixels).getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        turned = open_image(encoded, max_pixels).getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
     except (DataError, SyntaxError, ValueError, OSError, KeyError, TypeError):  # damaged EXIF
         return None
     return (width, height) if turned else (height, width)
 
 
-def scale_denominator(height: int, width: int, crops: Sequence[tuple[Box, int]]) -> int:
+def scale_denominator(height: int, width: int, crops: Sequence[tuple[CropBox, int]]) -> int:
     """The largest of 8, 4, 2 and 1 at which every crop has at least as many pixels a side as its view; else 1.
 
     Args:
-        height: of the whole picture, in pixels.
-        width: of the whole picture, in pixels.
-        crops: box in the whole picture and side of the view that it becomes, in pixels.
+        height: of the whole image, in pixels.
+        width: of the whole image, in pixels.
+        crops: box in the whole image and side of the view that it becomes, in pixels.
     """
     for denominator in _DENOMINATORS:
         smaller = -(-height // denominator), -(-width // denominator)
@@ -47,21 +47,21 @@ def scale_denominator(height: int, width: int, crops: Sequence[tuple[Box, int]])
     return 1
 
 
-def scale_box(box: Box, whole: tuple[int, int], scaled: tuple[int, int]) -> Box:
-    """The box in the scaled picture that is nearest to `box` in the whole one; sizes are (height, width)."""
+def scale_box(box: CropBox, whole: tuple[int, int], scaled: tuple[int, int]) -> CropBox:
+    """The box in the scaled image that is nearest to `box` in the whole one; sizes are (height, width)."""
     top, bottom = (round(row * scaled[0] / whole[0]) for row in (box.top, box.top + box.height))
     left, right = (round(column * scaled[1] / whole[1]) for column in (box.left, box.left + box.width))
-    return Box(top, left, bottom - top, right - left)
+    return CropBox(top, left, bottom - top, right - left)
 
 
 def decode_scaled(encoded: bytes, size: tuple[int, int], denominator: int) -> UInt8[np.ndarray, "h w 3"] | None:
-    """The picture at a fraction of its size; None where it is damaged, or turned otherwise than `size` says.
+    """The image at a fraction of its size; None where it is damaged, or turned otherwise than `size` says.
 
     Args:
         encoded: a file with an `upright_jpeg_size`.
         size: that size.
         denominator: 2, 4 or 8.
     """
-    picture = decode_plain_jpeg(encoded, denominator)
+    image = decode_plain_jpeg(encoded, denominator)
     wanted = tuple(-(-side // denominator) for side in size)
-    return picture if picture is not None and picture.shape[:2] == wanted else None
+    return image if image is not None and image.shape[:2] == wanted else None

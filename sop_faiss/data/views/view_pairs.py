@@ -31,13 +31,13 @@ class ViewPairs:
     Args:
         source: the images.
         positions: which of them.
-        config: sections data and views, and whether the views have their colours changed (`evaluate.view_colours`).
+        config: sections data and views, and whether the views have their colors changed (`evaluate.view_colors`).
     """
 
     def __init__(self, source: ImageSource, positions: Int64[np.ndarray, " n"], config: Config) -> None:
         self.source, self.positions = source, positions
         self._size = config.views.global_size
-        self._max_bad_fraction, self._coloured = config.data.max_bad_fraction, config.evaluate.view_colours
+        self._max_bad_fraction, self._colored = config.data.max_bad_fraction, config.evaluate.view_colors
         views, train = replace(config.views, global_count=2, local_count=0), replace(config.train, seed=_SEED)
         self._multicrop = MultiCrop(replace(config, views=views, train=train), local_count=0)
 
@@ -66,12 +66,12 @@ class ViewPairs:
 
     def _pair(self, position: int) -> Pair | DataError:
         try:
-            picture, drawn = self._multicrop.load(position, _EPOCH, self.source.read(position))
+            image, drawn = self._multicrop.load(position, _EPOCH, self.source.read(position))
         except UnreachableError:
             raise
         except DataError as error:
             return error
         pair = np.empty((2, self._size, self._size, 3), np.uint8)
         for out, (view, _) in zip(pair, drawn, strict=True):
-            write_view(picture, view, out, coloured=self._coloured)
+            write_view(image, view, out, colored=self._colored)
         return pair

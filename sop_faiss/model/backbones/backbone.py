@@ -64,7 +64,7 @@ class Backbone(nn.Module):
         """Tokens of a batch of equal-sized views.
 
         Args:
-            images: normalised pictures whose sides are multiples of `patch_size`.
+            images: normalized images whose sides are multiples of `patch_size`.
             masks: True where a patch is replaced by the mask token, in row-major order.
         """
         raise NotImplementedError

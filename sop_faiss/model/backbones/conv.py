@@ -19,7 +19,7 @@ from sop_faiss.model.backbones.backbone import Backbone, Tokens
 __all__ = ["ConvBackbone", "build_conv_backbone"]
 
 _PROBE_SIDE = 128
-"""Pixels of the black picture that shows what a network makes."""
+"""Pixels of the black image that shows what a network makes."""
 
 
 class ConvBackbone(Backbone):
@@ -27,7 +27,7 @@ class ConvBackbone(Backbone):
 
     Its [CLS] is what timm's classifier would get: the pooled last map, through what the network has between pooling and
     classifier. A patch token is one position of that map, through the same. Masked patches are squares of pixels as
-    large as the network's stride, filled with a learned colour; the mean one (0) at first.
+    large as the network's stride, filled with a learned color; the mean one (0) at first.
 
     Args:
         trunk: the network, with `num_classes=0`.
@@ -72,7 +72,7 @@ class ConvBackbone(Backbone):
             for what, parts in (("train.accumulate", config.train.accumulate), ("ranks", distributed.world_size())):
                 if parts > 1:
                     raise ConfigError(
-                        f"{what} = {parts} with model.batchnorm = {config.model.batchnorm}: {name} would normalise "
+                        f"{what} = {parts} with model.batchnorm = {config.model.batchnorm}: {name} would normalize "
                         "each part of the batch by itself, which is another step; set model.batchnorm=frozen or take "
                         "one"
                     )

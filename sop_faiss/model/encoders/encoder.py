@@ -80,7 +80,7 @@ class Encoder(nn.Module):
         self.scores: dict[str, Any] | None = None
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
-        """Raw features of normalised images of one size; unit norm is the extraction's work."""
+        """Raw features of normalized images of one size; unit norm is the extraction's work."""
         return self.trunk.features(images, self.token_pooling)
 
     @property
@@ -96,7 +96,7 @@ class Encoder(nn.Module):
         return f"{self.token_pooling}, whitened to {self.whitening.dimension} ({self.whitening.fingerprint[:12]})"
 
     def whiten_with(self, whitening: Whitening) -> None:
-        """Have features whitened, of whatever size and scales of the pictures.
+        """Have features whitened, of whatever size and scales of the images.
 
         Raises:
             ConfigError: it was learned from features of another encoder or pooling.

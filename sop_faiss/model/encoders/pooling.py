@@ -20,7 +20,7 @@ __all__ = ["GEM_POWER", "TOKEN_POOLINGS", "features_of_last_blocks", "pool_token
 TOKEN_POOLINGS = ("cls", "mean", "cls_mean", "gem")
 """What can be made of a [CLS] and patch tokens."""
 GEM_POWER = 3.0
-"""p of generalised-mean pooling, as in Radenovic et al. 2018 (arXiv 1711.02512), section 3.2."""
+"""p of generalized-mean pooling, as in Radenovic et al. 2018 (arXiv 1711.02512), section 3.2."""
 _GEM_FLOOR = 1e-6
 """GeM's tokens are raised to this from below first: a power of a negative number means nothing."""
 _NAME = re.compile(r"([a-z_]+?)(?:_last(\d+))?")
@@ -55,7 +55,7 @@ def features_of_last_blocks(
 
     Args:
         vit: a timm VisionTransformer with a [CLS] token.
-        images: normalised.
+        images: normalized.
         blocks: n.
         pooling: `cls` or `cls_mean`.
     """

@@ -1,4 +1,4 @@
-"""From a decoded picture to what an encoder sees: resize, crop or keep whole, normalise.
+"""From a decoded image to what an encoder sees: resize, crop or keep whole, normalize.
 
 Resizing is torch's antialiased bicubic on uint8, for its speed: within 2 of 255 levels of PIL's in any pixel and 0.01
 on average, and the same for every batch and thread.
@@ -28,16 +28,16 @@ MOST_PIXELS = 64_000_000
 """Largest image that is resized whole before the central crop, in pixels after resizing."""
 _LARGEST_SIDE = 8192
 SMALL_SIDE = 64
-"""Up to this side in pixels the whole picture is used: no border is cropped away from a thumbnail."""
+"""Up to this side in pixels the whole image is used: no border is cropped away from a thumbnail."""
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How pictures become network inputs; compared field by field when features meet an index.
+    """How images become network inputs; compared field by field when features meet an index.
 
     Two modes. *Crop* (default; the k-NN protocol): the shorter side is resized to `resize`, then the central
     `crop` x `crop` is taken. *Keep aspect* (retrieval): the longer side is resized to `resize`, nothing is cropped,
-    and the shorter side is rounded to the nearest multiple of `multiple`, so that a ViT's patches tile the picture;
+    and the shorter side is rounded to the nearest multiple of `multiple`, so that a ViT's patches tile the image;
     that stretches it by at most half a patch and adds no borders.
     """
 
@@ -54,7 +54,7 @@ class Preprocess:
     multiple: int = 1
     """Sides of the result are multiples of this: the encoder's patch size."""
     scales: tuple[float, ...] = (1.0,)
-    """The network sees the picture at each of these sizes, relative to the above; the unit-norm features are added and
+    """The network sees the image at each of these sizes, relative to the above; the unit-norm features are added and
     scaled to unit norm again. (1, 0.7071, 0.5) is what DINO's evaluation of retrieval and the revisited Oxford/Paris
     benchmark use; the latter adds unit-norm features too, DINO's script raw ones."""
     top_value: float = 0.0
@@ -68,9 +68,7 @@ class Preprocess:
             if not 1 <= value <= _LARGEST_SIDE:
                 raise ConfigError(f"image size {name} = {value}: wanted 1 to {_LARGEST_SIDE} pixels")
         if self.crop > self.resize or (self.keep_aspect and self.crop != self.resize):
-            raise ConfigError(
-                f"crop = {self.crop} and resize = {self.resize}: wanted a crop within the resized picture"
-            )
+            raise ConfigError(f"crop = {self.crop} and resize = {self.resize}: wanted a crop within the resized image")
         if self.crop % self.multiple:
             lower = self.crop - self.crop % self.multiple
             near = " or ".join(str(size) for size in (lower, lower + self.multiple) if size > 0)
@@ -107,7 +105,7 @@ class Preprocess:
         return cls(resize=resize, crop=size, mean=mean, std=std, multiple=multiple, top_value=top_value)
 
     def keeping_aspect(self, size: int | None = None) -> Preprocess:
-        """The retrieval mode: longer side `size` (the crop's side if not given), whole picture, no crop.
+        """The retrieval mode: longer side `size` (the crop's side if not given), whole image, no crop.
 
         Raises:
             ConfigError: the size is not divisible by `multiple`, or out of range.
@@ -116,7 +114,7 @@ class Preprocess:
         return replace(self, resize=side, crop=side, keep_aspect=True)
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width, in pixels, after resizing a picture of this height and width (before any crop)."""
+        """Height and width, in pixels, after resizing an image of this height and width (before any crop)."""
         if self.keep_aspect:
             longer = max(height, width)
             sides = (max(1, round(side * self.resize / longer / self.multiple)) for side in (height, width))
@@ -127,7 +125,7 @@ class Preprocess:
         return int(self.resize * height / width), self.resize
 
     def apply(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "rows columns 3"]:
-        """Resize one RGB picture and crop it (or not, with `keep_aspect`); a picture already at the size is untouched.
+        """Resize one RGB image and crop it (or not, with `keep_aspect`); an image already at the size is untouched.
 
         One that would be larger than `MOST_PIXELS` before the crop is cropped to its central square first.
         """
@@ -150,7 +148,7 @@ class Preprocess:
             image = image[top : top + self.crop, left : left + self.crop]
         return np.ascontiguousarray(image)
 
-    def normalise(self, images: UInt8[Tensor, "b h w 3"]) -> Float32[Tensor, "b 3 h w"]:
+    def normalize(self, images: UInt8[Tensor, "b h w 3"]) -> Float32[Tensor, "b 3 h w"]:
         """Bytes to float32 with the mean taken off and divided by std, on the images' device.
 
         Channels are the second dimension and the last in memory, the layout that convolutions on a CPU like best.
@@ -160,7 +158,7 @@ class Preprocess:
         return ((images.float() - mean) / std).permute(0, 3, 1, 2)
 
     def scaled(self, images: Float32[Tensor, "b 3 h w"], scale: float) -> Float32[Tensor, "b 3 rows columns"]:
-        """Normalised images at another size, bilinear and not antialiased as DINO's script has it.
+        """Normalized images at another size, bilinear and not antialiased as DINO's script has it.
 
         The sides are rounded to multiples of `multiple`.
         """

@@ -42,11 +42,11 @@ class EncoderSpec:
     """Of the images, per channel, in [0, 1]; None: what the model was trained with."""
     std: tuple[float, float, float] | None = None
     scales: tuple[float, ...] | None = None
-    """Sizes at which each picture is seen, relative to `size`; None: (1,)."""
+    """Sizes at which each image is seen, relative to `size`; None: (1,)."""
     whitening: Path | None = None
     """A whitening that sop-embed --whiten has learned: its file, or the feature store it lies in."""
     cache: Path | None = None
-    """Directory that keeps the features of pictures, so that no picture is encoded twice in the same way."""
+    """Directory that keeps the features of images, so that no image is encoded twice in the same way."""
     top_value: float | None = None
     """White in grayscale images of more than 8 bits; 0: what each file states; None: as the model was trained."""
     student: bool = False

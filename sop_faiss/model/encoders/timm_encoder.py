@@ -116,12 +116,12 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 def _poolings(network: nn.Module) -> tuple[str, ...]:
-    """The poolings a network offers, its own first. [CLS] and patches count if they leave the network normalised."""
+    """The poolings a network offers, its own first. [CLS] and patches count if they leave the network normalized."""
     pooling = getattr(network, "global_pool", None)
     has_cls = getattr(network, "num_prefix_tokens", 0) >= 1 and isinstance(getattr(network, "cls_token", None), Tensor)
     distilled = hasattr(network, "dist_token")  # its feature is the mean of two tokens
-    normalised = isinstance(getattr(network, "fc_norm", None), nn.Identity | None)
-    if distilled or not normalised:
+    normalized = isinstance(getattr(network, "fc_norm", None), nn.Identity | None)
+    if distilled or not normalized:
         return ("pooled",)
     if not has_cls:
         return ("pooled", "gem")

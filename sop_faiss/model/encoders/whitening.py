@@ -1,4 +1,4 @@
-"""PCA whitening of features: learned on one set of pictures, kept in a file, applied to any other's.
+"""PCA whitening of features: learned on one set of images, kept in a file, applied to any other's.
 
 As revisited Oxford/Paris are reported with (Radenovic et al. 2018, arXiv 1711.02512, section 3.3; there called PCA_w):
 take the mean off, turn to the principal directions, divide each by its standard deviation, and scale to unit norm.
@@ -37,7 +37,7 @@ class WhiteningOrigin:
     """What a whitening was learned from."""
 
     set_name: str
-    """The pictures as the user named them."""
+    """The images as the user named them."""
     set_fingerprint: str
     """sha256 of their features, in order."""
     images: int
@@ -108,8 +108,8 @@ def learn_whitening(features: Float32[np.ndarray, "n d"], dimension: int | None,
     wanted = spanned if dimension is None else dimension
     if not 1 <= wanted <= spanned:
         raise ConfigError(
-            f"whitening to {wanted} dimensions: {len(features)} pictures of {origin.set_name} span {spanned} of the "
-            f"{width}; wanted 1 to {spanned}, or more pictures"
+            f"whitening to {wanted} dimensions: {len(features)} images of {origin.set_name} span {spanned} of the "
+            f"{width}; wanted 1 to {spanned}, or more images"
         )
     components = directions[:, :wanted].T / np.sqrt(variances[:wanted, None])
     return Whitening(mean.astype(np.float32), np.ascontiguousarray(components, np.float32), origin)

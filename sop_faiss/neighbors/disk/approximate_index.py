@@ -189,7 +189,7 @@ class ApproximateIndex:
                 if before is not None:
                     self.effort = before
         raise IndexMismatchError(
-            f"k = {k} neighbours were asked, and an index {self.factory} of {self.count} rows leads to fewer: ask for "
+            f"k = {k} neighbors were asked, and an index {self.factory} of {self.count} rows leads to fewer: ask for "
             "fewer, or build it again"
         )
 

@@ -148,7 +148,7 @@ def near_by_table(nearest: NearestRows, k: int) -> IsNear:
     Rows that tie with the k-th, but are not in the table, count as far.
 
     Args:
-        nearest: more than k exact neighbours of each query, by row of the index.
+        nearest: more than k exact neighbors of each query, by row of the index.
         k: how many are looked for.
     """
     near = nearest.similarities >= nearest.similarities[:, k - 1 : k] - _TIE
@@ -168,7 +168,7 @@ def tune_effort(
     Args:
         index: holds n vectors.
         queries: unit vectors that are not in it.
-        k: neighbours that are looked for.
+        k: neighbors that are looked for.
         is_near: which of those found count: `near_by_vectors`, `near_by_table`.
         target: recall, 0 to 1.
 

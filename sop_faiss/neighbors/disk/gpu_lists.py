@@ -1,7 +1,7 @@
-"""Lists learnt and filled with GPUs, where FAISS finds any: most of a build compares vectors with the lists' centres.
+"""Lists learned and filled with GPUs, where FAISS finds any: most of a build compares vectors with the lists' centers.
 
 What is written is an index of the CPU all the same. A GPU adds up in another order, so that a vector between two
-centres may go to the other list.
+centers may go to the other list.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def _on_gpus(index: Any) -> Any:
 
 @contextlib.contextmanager
 def learning_on_gpus(ivf: Any, rows: int) -> Iterator[None]:
-    """Inside, GPUs find the centre of each vector while an IVF index is trained.
+    """Inside, GPUs find the center of each vector while an IVF index is trained.
 
     Args:
         ivf: FAISS's IVF index; None: there is nothing to do.
-        rows: how many are learnt from.
+        rows: how many are learned from.
     """
     is_large = ivf is not None and rows * ivf.nlist >= _WORTH_IT
-    centres = _on_gpus(faiss.IndexFlat(ivf.d, ivf.metric_type)) if is_large else None
-    if centres is None:
+    centers = _on_gpus(faiss.IndexFlat(ivf.d, ivf.metric_type)) if is_large else None
+    if centers is None:
         yield
         return
-    ivf.clustering_index = centres
+    ivf.clustering_index = centers
     try:
         yield
     finally:
@@ -60,7 +60,7 @@ def learning_on_gpus(ivf: Any, rows: int) -> Iterator[None]:
 
 
 class FilledByGpus:
-    """Adds vectors to a trained index whose lists' centres are on GPUs.
+    """Adds vectors to a trained index whose lists' centers are on GPUs.
 
     Args:
         index: FAISS's index.
@@ -69,28 +69,28 @@ class FilledByGpus:
 
     def __init__(self, index: Any, ivf: Any) -> None:
         self._index, self._ivf = index, ivf
-        self._centres: Any = None
+        self._centers: Any = None
         self._has_looked = False
 
     def add(self, rows: Float32[np.ndarray, "m d"]) -> bool:
         """Append contiguous vectors; False, and nothing is done, where GPUs cannot help or it is not worth it."""
-        if self._ivf is None or len(rows) * self._ivf.nlist < _WORTH_IT or not self._find_centres():
+        if self._ivf is None or len(rows) * self._ivf.nlist < _WORTH_IT or not self._find_centers():
             return False
         if isinstance(self._index, faiss.IndexPreTransform):
             chain: Any = self._index.chain
             for number in range(chain.size()):
                 rows = faiss.downcast_VectorTransform(chain.at(number)).apply(rows)
-        lists = np.ascontiguousarray(self._centres.search(rows, 1)[1][:, 0])
+        lists = np.ascontiguousarray(self._centers.search(rows, 1)[1][:, 0])
         self._ivf.add_core(len(rows), faiss.swig_ptr(rows), None, faiss.swig_ptr(lists))
         self._index.ntotal = self._ivf.ntotal
         return True
 
-    def _find_centres(self) -> bool:
+    def _find_centers(self) -> bool:
         if not self._has_looked:
             self._has_looked = True
             quantizer = faiss.downcast_index(self._ivf.quantizer)
             lists = faiss.downcast_InvertedLists(self._ivf.invlists)
             is_plain = isinstance(self._index, faiss.IndexIVF | faiss.IndexPreTransform)
             if is_plain and isinstance(quantizer, faiss.IndexFlat) and isinstance(lists, faiss.ArrayInvertedLists):
-                self._centres = _on_gpus(quantizer)
-        return self._centres is not None
+                self._centers = _on_gpus(quantizer)
+        return self._centers is not None

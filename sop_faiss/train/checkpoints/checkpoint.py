@@ -38,7 +38,7 @@ def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]]
 
     Args:
         run: the run directory.
-        step: optimiser updates made so far.
+        step: optimizer updates made so far.
         tensors: file name without suffix -> its tensors.
         state: JSON beside them.
 
@@ -121,7 +121,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, t
             raise CheckpointError(f"the checkpoint's optimizer has {name} as {tuple(value.shape)}: same config?")
         if key not in _ADAM_STATE or not value.is_floating_point() or (value.ndim == 0) != (key == "step"):
             raise CheckpointError(f"the checkpoint's optimizer has {flat_name} of another kind: it was changed")
-        # In the parameter's memory layout, which a fused optimiser takes for granted.
+        # In the parameter's memory layout, which a fused optimizer takes for granted.
         moment = torch.empty_like(parameter, dtype=value.dtype) if value.ndim else value.to(parameter.device)
         optimizer.state[parameter][key] = moment.copy_(like(parameter, value) if value.ndim else value)
     torn = next((name for name, p in parameters.items() if p in optimizer.state and not _is_whole(optimizer, p)), None)

@@ -57,7 +57,7 @@ KINDS = {
     "constant_output": _Kind(
         True,
         "the networks have collapsed to a constant output, as they do with fixed anchors, a teacher that follows too "
-        "fast, too much weight decay or pictures that are all the same; set sop.anchors=random, raise optim.momentum, "
+        "fast, too much weight decay or images that are all the same; set sop.anchors=random, raise optim.momentum, "
         "lower optim.base_lr, optim.weight_decay and loss.teacher_temp, and look at the views (sop-data preview)",
     ),
     "teacher_uniform": _Kind(
@@ -73,7 +73,7 @@ KINDS = {
     ),
     "one_image": _Kind(
         False,
-        "images cannot be told apart: the pictures are copies of one, or the views keep nothing of their picture; look "
+        "images cannot be told apart: the images are copies of one, or the views keep nothing of their image; look "
         "at them (sop-data check --duplicates, sop-data preview) and soften views.*, or give prototypes supports of "
         "other images (neighbors.exclude_same_image=always, a larger memory)",
     ),

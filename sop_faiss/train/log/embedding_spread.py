@@ -50,7 +50,7 @@ def view_auc(one: Float[Tensor, "n d"], other: Float[Tensor, "n d"]) -> float:
     """Probability that two views of an image are more alike than views of two images; ties count half.
 
     The area under the ROC curve for telling the one from the other, taken image by image: 1 where every image knows
-    its own other view, 0.5 where views tell nothing about their image, on any number of images. For pictures that are
+    its own other view, 0.5 where views tell nothing about their image, on any number of images. For images that are
     all the same it is 0.5 within about 1 / sqrt(12 n).
 
     Args:

@@ -61,7 +61,7 @@ def watching(state: RunState) -> Iterator[dict[str, float | int]]:
 
 
 class _Watch:
-    """Hooks on the teacher's projector, for the features that go into it, and on the optimiser."""
+    """Hooks on the teacher's projector, for the features that go into it, and on the optimizer."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state

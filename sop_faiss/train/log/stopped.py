@@ -56,8 +56,8 @@ def check_weights(state: RunState, run: Path) -> None:
         RunStoppedError: a weight is NaN or infinite.
     """
     norms = torch.stack(torch._foreach_norm([here(parameter) for parameter in state.student.parameters()]))
-    spoilt = distributed.average((~norms.isfinite()).any().float())
-    if spoilt > 0:
+    spoiled = distributed.average((~norms.isfinite()).any().float())
+    if spoiled > 0:
         _stop_not_finite(state, {"step": state.step}, run, "a weight of the student is not finite")
 
 
@@ -103,7 +103,7 @@ def _stop(state: RunState, metrics: Mapping[str, float | int], run: Path, reason
 
 
 def _last_batch(state: RunState, gradient_norms: dict[str, float]) -> dict[str, Any]:
-    """Images and norms of the last step, and neighbours of its first images in the memories, which hold its rows."""
+    """Images and norms of the last step, and neighbors of its first images in the memories, which hold its rows."""
     memory = next(iter(state.levels.values())).memory
     rows = newest_rows(memory, state.config.train.batch_size)
     return {

@@ -1,4 +1,4 @@
-"""The verb of sop-embed: an encoder and pictures in, a feature store on disk out.
+"""The verb of sop-embed: an encoder and images in, a feature store on disk out.
 
 What is encoded is kept in a cache beside the output (or in the user's own, `--cache`) until the store is whole, so that
 an extraction which was killed goes on when the same command is given again.
@@ -34,19 +34,19 @@ class EmbedOptions:
     """How features are extracted and stored."""
 
     batch_size: int = 64
-    """Pictures per forward pass."""
+    """Images per forward pass."""
     workers: int | None = None
     """Threads that read and decode; None: one per CPU, at most 8."""
     feature_dtype: str = "float32"
     """`float32` or `float16`, on disk."""
     max_bad_fraction: float = 0.01
-    """Share of unusable pictures that is dropped; more is an error."""
+    """Share of unusable images that is dropped; more is an error."""
     whole: bool = False
-    """Whole pictures, longer side as long as the encoder's images, as retrieval sees them; otherwise a square crop."""
+    """Whole images, longer side as long as the encoder's images, as retrieval sees them; otherwise a square crop."""
     whiten: str | None = None
-    """SRC of the pictures from which a PCA whitening is learned; None: none is."""
+    """SRC of the images from which a PCA whitening is learned; None: none is."""
     whiten_dimension: int | None = None
-    """Its directions; None: all that the pictures span."""
+    """Its directions; None: all that the images span."""
 
 
 def embed(
@@ -59,16 +59,16 @@ def embed(
     force: bool = False,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Write the feature store of the pictures of a source.
+    """Write the feature store of the images of a source.
 
     Args:
         encoder: which encoder.
-        data: SRC: shards, a folder of pictures, or a list.
+        data: SRC: shards, a folder of images, or a list.
         out: the store's directory, new or empty; checked before anything is computed.
         options: batch size and the like.
         result_json: also write the measurement (counts and speed) there.
         force: let it replace what is no result; see `check_outputs`.
-        progress: called with the number of pictures read.
+        progress: called with the number of images read.
 
     Returns:
         The manifest of the store.
@@ -140,7 +140,7 @@ def _extract(
 def _learned(
     encoder: Encoder, source: ImageSource, options: EmbedOptions, progress: ProgressCallback | None
 ) -> Whitening:
-    """The whitening of a set of pictures, as this encoder sees them."""
+    """The whitening of a set of images, as this encoder sees them."""
     features = _extract(encoder, source, options, progress).features
     origin = WhiteningOrigin(
         set_name=source.description,

@@ -46,5 +46,5 @@ def extract_each(
 
 
 def _after(progress: ProgressCallback, before: int, total: int) -> ProgressCallback:
-    """Report the progress of a part that comes after `before` pictures of `total`."""
+    """Report the progress of a part that comes after `before` images of `total`."""
     return lambda done, _: progress(before + done, total)

@@ -1,4 +1,4 @@
-"""The verbs of `sop-index build` and `add`: a feature store, or an encoder and pictures, to an index."""
+"""The verbs of `sop-index build` and `add`: a feature store, or an encoder and images, to an index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import check_extraction, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
-from sop_faiss.index.build import IndexOptions, build_index, build_index_of_pictures
+from sop_faiss.index.build import IndexOptions, build_index, build_index_of_images
 from sop_faiss.index.change import add_to_index
 from sop_faiss.index.cluster import build_on_cluster
 from sop_faiss.index.search import FeatureIndex
@@ -35,21 +35,21 @@ def build(
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
-    """Build an index of a feature store, or of pictures.
+    """Build an index of a feature store, or of images.
 
     Args:
         out: the index directory, new or empty; checked before anything is read.
         features: a feature store.
         encoder: which encoder; with `data`, instead of `features`.
-        data: SRC: shards, a folder of pictures, or a list.
+        data: SRC: shards, a folder of images, or a list.
         options: which kind of index; None for the defaults.
         cluster: with `features`: by tasks on this Ray cluster (`build_on_cluster`); None: in this process.
-        batch_size: pictures per forward pass.
-        max_bad_fraction: share of pictures that may be unreadable; they are left out and counted.
-        progress: called with pictures encoded, or vectors added, and their total.
+        batch_size: images per forward pass.
+        max_bad_fraction: share of images that may be unreadable; they are left out and counted.
+        progress: called with images encoded, or vectors added, and their total.
 
     Raises:
-        ConfigError: neither or both of features and pictures are given, or the options are impossible.
+        ConfigError: neither or both of features and images are given, or the options are impossible.
         SopError: as `build_index`, `encoder_of_spec` and `open_source`.
     """
     if features is not None and (encoder is not None or data is not None):
@@ -65,7 +65,7 @@ def build(
     if encoder is None or data is None:
         raise ConfigError("name what to index: --features STORE, or --model M with --data SRC")
     source = open_source(data)
-    return build_index_of_pictures(
+    return build_index_of_images(
         encoder_of_spec(encoder),
         source,
         out,
@@ -86,19 +86,19 @@ def add(
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
-    """Add a feature store, or pictures, to an index.
+    """Add a feature store, or images, to an index.
 
     Args:
         index: the index directory.
         features: a feature store.
         encoder: which encoder, the index's; with `data`, instead of `features`.
-        data: SRC: shards, a folder of pictures, or a list.
-        batch_size: pictures per forward pass.
-        max_bad_fraction: share of pictures that may be unreadable; they are left out and counted.
-        progress: called with pictures encoded and their total.
+        data: SRC: shards, a folder of images, or a list.
+        batch_size: images per forward pass.
+        max_bad_fraction: share of images that may be unreadable; they are left out and counted.
+        progress: called with images encoded and their total.
 
     Raises:
-        ConfigError: neither or both of features and pictures are given, or a key is there already.
+        ConfigError: neither or both of features and images are given, or a key is there already.
         SopError: as `add_to_index`, `encoder_of_spec` and `open_source`.
     """
     if features is not None and (encoder is not None or data is not None):

@@ -1,4 +1,4 @@
-"""Search an index by pictures, by keys of its own images, or by features."""
+"""Search an index by images, by keys of its own images, or by features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sop_faiss.features.extract import check_extraction, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.change import check_same_features
-from sop_faiss.index.images import IndexPictures, index_pictures
+from sop_faiss.index.images import IndexImages, index_images
 from sop_faiss.index.search import FeatureIndex, Neighbors
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_spec
@@ -30,14 +30,14 @@ from sop_faiss.verbs.finding.search_result import Found, SearchedQuery, SearchRe
 
 __all__ = [
     "SearchOptions",
-    "open_pictures",
+    "open_images",
     "search_by_features",
+    "search_by_images",
     "search_by_key",
-    "search_by_pictures",
     "search_index",
 ]
 
-_K = 10  # neighbours of a query, where neither k nor a threshold is given
+_K = 10  # neighbors of a query, where neither k nor a threshold is given
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class SearchOptions:
     """How to search."""
 
     k: int | None = None
-    """Neighbours of each query. None: 10, or all where there are fewer; with a threshold all that reach it."""
+    """Neighbors of each query. None: 10, or all where there are fewer; with a threshold all that reach it."""
     threshold: float | None = None
-    """Leave out neighbours of a smaller similarity."""
+    """Leave out neighbors of a smaller similarity."""
     images_root: Path | None = None
-    """Where the index's pictures are now; where they were when it was built, if None."""
+    """Where the index's images are now; where they were when it was built, if None."""
     batch_size: int = 64
-    """Pictures per forward pass."""
+    """Images per forward pass."""
     max_bad_fraction: float = 0.01
-    """Share of the pictures of a source that may be unreadable. Of pictures named one by one, none may."""
+    """Share of the images of a source that may be unreadable. Of images named one by one, none may."""
 
 
 def search_index(
     index: FeatureIndex,
     *,
-    pictures: Sequence[Path] = (),
+    images: Sequence[Path] = (),
     data: str | None = None,
     keys: Sequence[str] = (),
     features: Path | None = None,
@@ -67,29 +67,27 @@ def search_index(
     options: SearchOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> SearchResult:
-    """Search by exactly one of: picture files, a source, keys of the index's own images, a feature store.
+    """Search by exactly one of: image files, a source, keys of the index's own images, a feature store.
 
     Args:
         index: what to search.
-        pictures: picture files.
-        data: SRC: shards, a folder of pictures, or a list.
+        images: image files.
+        data: SRC: shards, a folder of images, or a list.
         keys: names of images of the index; no encoder is needed.
         features: a feature store of the index's encoder; none is needed.
         encoder: the one that the index was built with.
         options: k and the like.
-        progress: called with pictures encoded and their total.
+        progress: called with images encoded and their total.
 
     Raises:
         ConfigError: none or several kinds of query are given, the encoder is missing or idle, or an option is
             impossible.
-        SopError: as `search_by_pictures`, `search_by_key`, `search_by_features`, `encoder_of_spec`, `open_source`.
+        SopError: as `search_by_images`, `search_by_key`, `search_by_features`, `encoder_of_spec`, `open_source`.
     """
     options = options or SearchOptions()
     check_extraction(options.batch_size, None, options.max_bad_fraction)
-    if sum([bool(pictures), data is not None, bool(keys), features is not None]) != 1:
-        raise ConfigError(
-            "name the queries in one way: picture files, or --data SRC, or --key KEY, or --features STORE"
-        )
+    if sum([bool(images), data is not None, bool(keys), features is not None]) != 1:
+        raise ConfigError("name the queries in one way: image files, or --data SRC, or --key KEY, or --features STORE")
     if encoder is not None and (keys or features is not None):
         needless = "--key needs no encoder, its features are in the index" if keys else "--features needs no encoder"
         raise ConfigError(f"{needless}: leave --model out")
@@ -99,10 +97,10 @@ def search_index(
         _check_request(options.k, len(index), options.threshold)
         return search_by_features(index, FeatureStore.read(features), options.k, threshold=options.threshold)
     if encoder is None:
-        raise ConfigError(f"pictures need --model, the encoder of the index: {index.manifest.encoder['name']}")
+        raise ConfigError(f"images need --model, the encoder of the index: {index.manifest.encoder['name']}")
     _check_request(options.k, len(index), options.threshold)
-    source = open_pictures(pictures) if data is None else open_source(data)
-    return search_by_pictures(
+    source = open_images(images) if data is None else open_source(data)
+    return search_by_images(
         index,
         encoder_of_spec(encoder),
         source,
@@ -114,8 +112,8 @@ def search_index(
     )
 
 
-def open_pictures(files: Sequence[Path]) -> ImageSource:
-    """Picture files as a source, in the order given; one named twice counts once.
+def open_images(files: Sequence[Path]) -> ImageSource:
+    """Image files as a source, in the order given; one named twice counts once.
 
     Raises:
         DataError: a file is missing or is a folder.
@@ -123,15 +121,15 @@ def open_pictures(files: Sequence[Path]) -> ImageSource:
     paths = [Path(os.path.normpath(Path(file).absolute())) for file in dict.fromkeys(files)]
     for path in paths:
         if path.is_dir():
-            raise DataError(f"{path} is a folder, wanted a picture: name a folder with --data")
+            raise DataError(f"{path} is a folder, wanted an image: name a folder with --data")
         if not path.is_file():
-            raise DataError(f"picture {path} {path_state(path)}")
+            raise DataError(f"image {path} {path_state(path)}")
     root = common_folder([path.parent for path in paths])
-    description = f"{len(paths)} pictures" if len(paths) != 1 else str(paths[0])
+    description = f"{len(paths)} images" if len(paths) != 1 else str(paths[0])
     return open_files(description, root, [path.relative_to(root).as_posix() for path in paths], None, None)
 
 
-def search_by_pictures(
+def search_by_images(
     index: FeatureIndex,
     encoder: Encoder,
     source: ImageSource,
@@ -142,22 +140,22 @@ def search_by_pictures(
     max_bad_fraction: float = 0.0,
     progress: ProgressCallback | None = None,
 ) -> SearchResult:
-    """The k nearest images of the index for each picture of a source.
+    """The k nearest images of the index for each image of a source.
 
     Args:
         index: what to search.
         encoder: the one that the index was built with.
-        source: the query pictures; their classes are compared with the index's by name where both have names.
+        source: the query images; their classes are compared with the index's by name where both have names.
         k: how many, 1 <= k <= len(index); None: as `SearchOptions.k`.
-        threshold: leave out neighbours of a smaller similarity.
-        batch_size: pictures per forward pass.
-        max_bad_fraction: share of pictures that may be unreadable; they are left out.
-        progress: called with pictures done and their total.
+        threshold: leave out neighbors of a smaller similarity.
+        batch_size: images per forward pass.
+        max_bad_fraction: share of images that may be unreadable; they are left out.
+        progress: called with images done and their total.
 
     Raises:
         IndexMismatchError: the encoder, its preprocessing or its pooling is not the index's.
         ConfigError: k or the threshold is out of range.
-        DataError: too many pictures cannot be read.
+        DataError: too many images cannot be read.
     """
     _check_request(k, len(index), threshold)
     index.check_encoder(encoder)
@@ -180,7 +178,7 @@ def search_by_features(
         index: what to search.
         store: features of the index's encoder, prepared and pooled in the same way.
         k: how many, 1 <= k <= len(index); None: as `SearchOptions.k`.
-        threshold: leave out neighbours of a smaller similarity.
+        threshold: leave out neighbors of a smaller similarity.
 
     Raises:
         IndexMismatchError: the store is of another encoder, preprocessing or pooling.
@@ -191,8 +189,8 @@ def search_by_features(
     described = store_as_index(store, index.manifest.factory)
     check_same_features(index.manifest, described, "the index", "the store")
     lines = _search(index, store.features, k, threshold)
-    pictures = IndexPictures(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
-    reads = [functools.partial(pictures.read, row) for row in range(len(store))]
+    images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
+    reads = [functools.partial(images.read, row) for row in range(len(store))]
     return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {})
 
 
@@ -210,8 +208,8 @@ def search_by_key(
         index: what to search.
         keys: names of images of the index.
         k: how many, 1 <= k < len(index); None: as `SearchOptions.k`.
-        threshold: leave out neighbours of a smaller similarity.
-        images_root: where the pictures are now; where they were when the index was built, if None.
+        threshold: leave out neighbors of a smaller similarity.
+        images_root: where the images are now; where they were when the index was built, if None.
 
     Raises:
         ConfigError: a key is not in the index, or k or the threshold is out of range.
@@ -223,12 +221,12 @@ def search_by_key(
     else:
         neighbors = index.search_rows(rows, k or min(_K, len(index) - 1))
         lines = [(neighbors, number) for number in range(len(rows))]
-    pictures = index_pictures(index, images_root)
+    images = index_images(index, images_root)
     queries = []
     for key, row, line in zip(keys, rows, lines, strict=True):
         name = index.label_name(row)
         found = _found(index, *line, name, threshold)
-        queries.append(SearchedQuery(key, name, found, functools.partial(pictures.read, row)))
+        queries.append(SearchedQuery(key, name, found, functools.partial(images.read, row)))
     return SearchResult(queries, {})
 
 
@@ -250,7 +248,7 @@ def _judged(
     reads: Sequence[Callable[[], bytes]],
     threshold: float | None,
 ) -> list[SearchedQuery]:
-    """The queries with their neighbours; right or wrong where both sides name their classes, or neither."""
+    """The queries with their neighbors; right or wrong where both sides name their classes, or neither."""
     comparable = (class_names is None) == (index.manifest.class_names is None)
     queries = []
     for number, key in enumerate(store.keys):
@@ -264,11 +262,11 @@ def _judged(
 
 
 def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
-    """Refuse what would fail later, before pictures are encoded."""
+    """Refuse what would fail later, before images are encoded."""
     if k is None and threshold is None:
         k = min(_K, max(limit, 1))
     if k is not None and not 1 <= k <= limit:
-        raise ConfigError(f"k = {k} neighbours asked, {limit} can be found: wanted 1 <= k <= {limit}")
+        raise ConfigError(f"k = {k} neighbors asked, {limit} can be found: wanted 1 <= k <= {limit}")
     if threshold is not None and not -1 <= threshold <= 1:
         raise ConfigError(f"threshold = {threshold}: wanted a cosine similarity from -1 to 1")
 
@@ -276,7 +274,7 @@ def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
 def _found(
     index: FeatureIndex, neighbors: Neighbors, query: int, wanted: str | None, threshold: float | None
 ) -> list[Found]:
-    """The neighbours of one query; `wanted` is the class that makes one right, None where that cannot be said."""
+    """The neighbors of one query; `wanted` is the class that makes one right, None where that cannot be said."""
     least = -np.inf if threshold is None else threshold
     found = []
     for place, row in enumerate(neighbors.rows[query].tolist()):

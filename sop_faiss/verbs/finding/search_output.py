@@ -1,4 +1,4 @@
-"""What a search found, as records, CSV, or a page of pictures."""
+"""What a search found, as records, CSV, or a page of images."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.files import atomic_file
-from sop_faiss.index.images import index_pictures
+from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.report.contact_sheet import Chart, Hit, Picture, Strip, Table, Verdict, write_contact_sheet
+from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
 from sop_faiss.verbs.finding.search_result import SearchResult
 
 __all__ = ["as_csv", "as_records", "write_search_csv", "write_search_page"]
 
 
 def as_records(result: SearchResult) -> list[dict[str, Any]]:
-    """The search as JSON values: one object a query, with its neighbours inside."""
+    """The search as JSON values: one object a query, with its neighbors inside."""
     return [
         {
             "query": query.key,
@@ -42,7 +42,7 @@ def as_records(result: SearchResult) -> list[dict[str, Any]]:
 
 
 def as_csv(result: SearchResult) -> str:
-    """One line per query and neighbour below a heading; unknown values are empty."""
+    """One line per query and neighbor below a heading; unknown values are empty."""
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(["query", "query_label", "rank", "row", "key", "similarity", "label", "right"])
@@ -68,30 +68,30 @@ def write_search_page(
     images_root: Path | None = None,
     title: str = "Search results",
     footer: str = "",
-    summary: Sequence[Table] = (),
+    summary: Sequence[SheetTable] = (),
     charts: Sequence[Chart] = (),
     progress: ProgressCallback | None = None,
 ) -> None:
-    """Write the search as a page of pictures.
+    """Write the search as a page of images.
 
     Args:
         path: the HTML file.
         index: what was searched.
         result: what was found.
-        images_root: where the index's pictures are now; where they were when it was built, if None.
+        images_root: where the index's images are now; where they were when it was built, if None.
         title: of the page.
         footer: how it was made.
-        summary: tables above the pictures.
-        charts: plots above the pictures.
-        progress: called with pictures read and their total.
+        summary: tables above the images.
+        charts: plots above the images.
+        progress: called with images read and their total.
     """
-    pictures = index_pictures(index, images_root)
+    images = index_images(index, images_root)
     strips = [
         Strip(
-            Picture(query.key, query.read, query.label or ""),
+            SheetImage(query.key, query.read, query.label or ""),
             [
-                Hit(
-                    Picture(found.key, functools.partial(pictures.read, found.row), found.label or ""),
+                SheetHit(
+                    SheetImage(found.key, functools.partial(images.read, found.row), found.label or ""),
                     found.similarity,
                     None if found.right is None else Verdict.RIGHT if found.right else Verdict.WRONG,
                 )
@@ -102,7 +102,7 @@ def write_search_page(
     ]
     manifest = index.manifest
     subtitle = (
-        f"{len(strips):,} {'query' if len(strips) == 1 else 'queries'} in {len(index):,} pictures. "
+        f"{len(strips):,} {'query' if len(strips) == 1 else 'queries'} in {len(index):,} images. "
         f"Encoder {manifest.encoder['name']}; {manifest.factory} index, dimension {manifest.dimension}."
     )
     write_contact_sheet(

@@ -1,4 +1,4 @@
-"""What a search answers: each query with its neighbours."""
+"""What a search answers: each query with its neighbors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Found", "SearchResult", "SearchedQuery"]
 
 @dataclass(frozen=True)
 class Found:
-    """One neighbour of a query."""
+    """One neighbor of a query."""
 
     rank: int
     """1 is the nearest."""
@@ -27,13 +27,13 @@ class Found:
 
 @dataclass(frozen=True)
 class SearchedQuery:
-    """One query and its neighbours, nearest first."""
+    """One query and its neighbors, nearest first."""
 
     key: str
     label: str | None
     found: list[Found]
     read: Callable[[], bytes]
-    """Encoded bytes of the query's picture; raises DataError."""
+    """Encoded bytes of the query's image; raises DataError."""
 
 
 @dataclass(frozen=True)
@@ -42,4 +42,4 @@ class SearchResult:
 
     queries: list[SearchedQuery]
     dropped: dict[str, int]
-    """How many query pictures could not be used, by reason."""
+    """How many query images could not be used, by reason."""

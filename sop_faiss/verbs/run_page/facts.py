@@ -11,7 +11,7 @@ from sop_faiss.config import Config, flat_settings
 from sop_faiss.data.shards.address import hide_secrets
 from sop_faiss.errors import SopError
 from sop_faiss.files import read_json
-from sop_faiss.report.contact_sheet import Table
+from sop_faiss.report.contact_sheet import SheetTable
 from sop_faiss.report.plots import METRICS_FILE, Curve
 from sop_faiss.report.run_panels import Panel
 from sop_faiss.train.log.bad_samples import BAD_SAMPLES_FILE
@@ -24,7 +24,7 @@ _STOP_VALUES_SHOWN = 40
 _LONGEST_VALUE = 300
 
 
-def run_table(run: Path, config: Config, curves: Mapping[str, Curve], state: Mapping[str, Any]) -> Table:
+def run_table(run: Path, config: Config, curves: Mapping[str, Curve], state: Mapping[str, Any]) -> SheetTable:
     """Where the run is, what it learns from, and with what; `state` is its last checkpoint's, empty without one."""
     any_curve = max(curves.values(), key=lambda curve: float(curve.steps[-1]))
     step = float(any_curve.steps[-1])
@@ -45,7 +45,7 @@ def run_table(run: Path, config: Config, curves: Mapping[str, Curve], state: Map
     if starts:
         rows.append(["started", "once" if starts == 1 else f"{starts} times (resumed {starts - 1})"])
     rows += [[name, str(state[name])] for name in ("version", "commit") if name in state]
-    return Table(("run", ""), rows)
+    return SheetTable(("run", ""), rows)
 
 
 def _of_all(config: Config, step: float, epoch: float | None) -> str:
@@ -70,7 +70,7 @@ def _scores(panels: Sequence[Panel]) -> list[tuple[str, Curve]]:
     return [(panel.heading(name), curve) for panel in panels if panel.is_score for name, curve in panel.curves.items()]
 
 
-def score_table(panels: Sequence[Panel]) -> Table | None:
+def score_table(panels: Sequence[Panel]) -> SheetTable | None:
     """Each score at step 0, at its best and at last; None without scores."""
     rows = []
     for name, curve in _scores(panels):
@@ -79,7 +79,7 @@ def score_table(panels: Sequence[Panel]) -> Table | None:
         rows.append(
             [name, before, f"{curve.values[best]:.2f} (step {curve.steps[best]:,.0f})", f"{curve.values[-1]:.2f}"]
         )
-    return Table(("score", "step 0", "best", "last"), rows) if rows else None
+    return SheetTable(("score", "step 0", "best", "last"), rows) if rows else None
 
 
 def score_notices(panels: Sequence[Panel]) -> list[str]:
@@ -96,7 +96,7 @@ def score_notices(panels: Sequence[Panel]) -> list[str]:
     return notices
 
 
-def bad_sample_table(run: Path) -> Table | None:
+def bad_sample_table(run: Path) -> SheetTable | None:
     """Images that could not be read, by reason; None if there were none."""
     counts: dict[str, int] = {}
     first: dict[str, str] = {}
@@ -106,10 +106,10 @@ def bad_sample_table(run: Path) -> Table | None:
         first.setdefault(reason, str(line.get("key")))
     most = sorted(counts, key=lambda reason: -counts[reason])[:_REASONS_SHOWN]
     rows = [[_short(reason), f"{counts[reason]:,}", _short(first[reason])] for reason in most]
-    return Table(("images not read", "times", "first"), rows) if rows else None
+    return SheetTable(("images not read", "times", "first"), rows) if rows else None
 
 
-def stop_table(run: Path) -> Table | None:
+def stop_table(run: Path) -> SheetTable | None:
     """What `stopped.json` says of a run that stopped itself, single values alone; None without."""
     path = run / "stopped.json"
     if not path.is_file():
@@ -117,13 +117,13 @@ def stop_table(run: Path) -> Table | None:
     try:
         content = read_json(path)
     except SopError as error:
-        return Table(("stopped", ""), [["stopped.json", str(error)]])
+        return SheetTable(("stopped", ""), [["stopped.json", str(error)]])
     values = content if isinstance(content, dict) else {"": content}
     single = [[_short(key), _short(str(value))] for key, value in values.items() if not isinstance(value, dict | list)]
-    return Table(("the run stopped itself", ""), single[:_STOP_VALUES_SHOWN])
+    return SheetTable(("the run stopped itself", ""), single[:_STOP_VALUES_SHOWN])
 
 
-def settings_table(config: Config) -> Table:
+def settings_table(config: Config) -> SheetTable:
     """The fields that are not at their defaults."""
     defaults = flat_settings(Config())
     rows = [
@@ -131,7 +131,7 @@ def settings_table(config: Config) -> Table:
         for name, value in flat_settings(config).items()
         if value != defaults[name]
     ]
-    return Table(("setting", "here", "default"), rows)
+    return SheetTable(("setting", "here", "default"), rows)
 
 
 def _show(value: object) -> str:

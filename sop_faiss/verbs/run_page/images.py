@@ -1,4 +1,4 @@
-"""The training images of a run as pictures of its report, found by the ids that its memories and records keep."""
+"""The training images of a run as images of its report, found by the ids that its memories and records keep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sop_faiss.config import Config
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.stream import digest_images
 from sop_faiss.errors import DataError
-from sop_faiss.report.contact_sheet import Picture, Verdict
+from sop_faiss.report.contact_sheet import SheetImage, Verdict
 from sop_faiss.verbs.training.training_images import open_indexed_images, open_training_images
 
 __all__ = ["RunImages", "open_run_images"]
@@ -22,8 +22,8 @@ def _unreadable(reason: str) -> bytes:
     raise DataError(reason)
 
 
-_RANDOM_ROW = Picture("random row", functools.partial(_unreadable, "random row of the start, of no image"))
-_RENEWED = Picture("copy", functools.partial(_unreadable, "a copy of step 0, whose row was renewed"))
+_RANDOM_ROW = SheetImage("random row", functools.partial(_unreadable, "random row of the start, of no image"))
+_RENEWED = SheetImage("copy", functools.partial(_unreadable, "a copy of step 0, whose row was renewed"))
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class RunImages:
     trained: Int64[np.ndarray, " m"]
     held_out: Int64[np.ndarray, " h"]
 
-    def picture(self, image: int | None) -> Picture:
-        """The picture of an id; a tile that says what it is for a random row (-1) and a renewed one (None)."""
+    def image(self, image: int | None) -> SheetImage:
+        """The image of an id; a tile that says what it is for a random row (-1) and a renewed one (None)."""
         if image is None or image < 0:
             return _RENEWED if image is None else _RANDOM_ROW
         if image >= len(self.source):
-            return Picture(f"image {image}", functools.partial(_unreadable, f"missing: there is no image {image}"))
+            return SheetImage(f"image {image}", functools.partial(_unreadable, f"missing: there is no image {image}"))
         label = self._label(image)
-        return Picture(self.source.keys[image], functools.partial(self.source.read, image), label)
+        return SheetImage(self.source.keys[image], functools.partial(self.source.read, image), label)
 
     def same_class(self, image: int | None, other: int | None) -> Verdict | None:
         """Whether two images are of one class; None where that is not known."""
@@ -74,7 +74,7 @@ def open_run_images(config: Config, digest: str | None, data: str | None = None)
     """
     if data is not None:
         config = replace(config, data=replace(config.data, train=data))
-    source, trained = open_indexed_images(config, "a report with pictures")
+    source, trained = open_indexed_images(config, "a report with images")
     held_out = open_training_images(config)[2]
     if digest is not None and digest_images(source, trained) != digest:
         raise DataError(

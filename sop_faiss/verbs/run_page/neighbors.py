@@ -1,4 +1,4 @@
-"""Nearest-neighbour sheet of a run: some images, and the training images nearest to them by the teacher's features."""
+"""Nearest-neighbor sheet of a run: some images, and the training images nearest to them by the teacher's features."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sop_faiss.model.encoders.encoder import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.report.contact_sheet import Hit, Strip
-from sop_faiss.report.run_report import PictureSection
+from sop_faiss.report.contact_sheet import SheetHit, Strip
+from sop_faiss.report.run_report import ImageSection
 from sop_faiss.verbs.run_page.images import RunImages
 
 __all__ = ["choose_images", "neighbor_section"]
@@ -42,7 +42,7 @@ def choose_images(
 
 def neighbor_section(
     config: Config, checkpoint: Path, images: RunImages, gallery: int, progress: ProgressCallback | None
-) -> PictureSection:
+) -> ImageSection:
     """The nearest of a sample of the training images, by the checkpoint's teacher.
 
     Args:
@@ -50,7 +50,7 @@ def neighbor_section(
         checkpoint: its directory.
         images: of the run.
         gallery: how many images are searched at most.
-        progress: called with the number of pictures read.
+        progress: called with the number of images read.
 
     Raises:
         DataError: too few images can be read.
@@ -71,9 +71,9 @@ def neighbor_section(
     found = nearest_rows(store.features[is_query], store.features[~is_query], min(_SHOWN, int((~is_query).sum())))
     strips = [
         Strip(
-            images.picture(query),
+            images.image(query),
             [
-                Hit(images.picture(image), similarity, images.same_class(query, image))
+                SheetHit(images.image(image), similarity, images.same_class(query, image))
                 for image, similarity in zip(ids[~is_query][rows].tolist(), similarities.tolist(), strict=True)
             ],
         )
@@ -86,4 +86,4 @@ def neighbor_section(
     )
     if images.source.labels is not None:
         text += " Marks say whether the class is the same; training knew no class."
-    return PictureSection("Nearest neighbours", text, strips)
+    return ImageSection("Nearest neighbors", text, strips)

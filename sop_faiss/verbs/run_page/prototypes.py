@@ -1,4 +1,4 @@
-"""What a run's prototypes look like: anchors with their supports as pictures, now and early in training."""
+"""What a run's prototypes look like: anchors with their supports as images, now and early in training."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from sop_faiss.config import Config, LevelConfig
 from sop_faiss.errors import CheckpointError
 from sop_faiss.model.checkpoint import read_state, read_tensors
-from sop_faiss.report.contact_sheet import Hit, Strip
-from sop_faiss.report.run_report import PictureSection
+from sop_faiss.report.contact_sheet import SheetHit, Strip
+from sop_faiss.report.run_report import ImageSection
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 from sop_faiss.train.log.prototype_log import PrototypeSample, SeenPrototype, sample_prototypes
@@ -68,20 +68,20 @@ def _is_of_image(prototype: SeenPrototype) -> bool:
     return prototype.image is not None and prototype.image >= 0
 
 
-def prototype_section(title: str, sample: PrototypeSample, images: RunImages) -> PictureSection:
+def prototype_section(title: str, sample: PrototypeSample, images: RunImages) -> ImageSection:
     """A sample as strips: the anchor on the left, its supports, nearest first."""
-    return PictureSection(title, _explain(sample, images), [_strip(each, images) for each in sample.prototypes])
+    return ImageSection(title, _explain(sample, images), [_strip(each, images) for each in sample.prototypes])
 
 
 def _strip(prototype: SeenPrototype, images: RunImages) -> Strip:
     anchor_gives, *others_give = prototype.contributions
     supports = zip(prototype.supports, prototype.similarities, others_give, strict=True)
     hits = [
-        Hit(images.picture(image), similarity, images.same_class(prototype.image, image), f"gives {weight:.2f}")
+        SheetHit(images.image(image), similarity, images.same_class(prototype.image, image), f"gives {weight:.2f}")
         for image, similarity, weight in list(supports)[:_SUPPORTS_SHOWN]
     ]
     empty = "This level has no supports: the anchor is the whole prototype."
-    return Strip(images.picture(prototype.image), hits, f"anchor, gives {anchor_gives:.2f}", empty)
+    return Strip(images.image(prototype.image), hits, f"anchor, gives {anchor_gives:.2f}", empty)
 
 
 def _explain(sample: PrototypeSample, images: RunImages) -> str:

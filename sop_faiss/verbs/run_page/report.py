@@ -14,7 +14,7 @@ from sop_faiss.paths import path_state, real_path
 from sop_faiss.progress import ProgressCallback, Stage
 from sop_faiss.report.plots import METRICS_FILE, Curve, read_curves
 from sop_faiss.report.run_panels import RunConstants, panels_of_run
-from sop_faiss.report.run_report import PictureSection, RunPage, write_run_report
+from sop_faiss.report.run_report import ImageSection, RunPage, write_run_report
 from sop_faiss.train.log.prototype_log import read_prototypes
 from sop_faiss.verbs.run_page.facts import (
     bad_sample_table,
@@ -31,18 +31,18 @@ from sop_faiss.verbs.run_page.prototypes import early_sample, prototype_section,
 __all__ = ["ReportOptions", "report_run"]
 
 _LOOKS = "What the prototypes look like"
-_EXPLAINED = "Random anchors with their supports as pictures, now and early in training."
+_EXPLAINED = "Random anchors with their supports as images, now and early in training."
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What the page shows of pictures."""
+    """What the page shows of images."""
 
-    pictures: bool = True
+    images: bool = True
     data: str | None = None
     """SRC of the training images, if they were moved since."""
     gallery: int = 2000
-    """Training images that are searched for nearest neighbours, at most; 0 leaves that sheet out."""
+    """Training images that are searched for nearest neighbors, at most; 0 leaves that sheet out."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.gallery <= 1_000_000:
@@ -56,7 +56,7 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
         run: its directory.
         out: the HTML file.
         stage: shows what is going on.
-        options: what is shown of pictures.
+        options: what is shown of images.
         footer: how the page was made.
 
     Returns:
@@ -70,8 +70,8 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     options = options or ReportOptions()
     config, curves, damage = _read_run(run)
     checkpoint, state = _last_checkpoint(run)
-    with stage("looking for neighbours", "pictures") as progress:
-        sections = _Pictures(config, run, checkpoint, state, options).sections(progress) if options.pictures else []
+    with stage("looking for neighbors", "images") as progress:
+        sections = _Images(config, run, checkpoint, state, options).sections(progress) if options.images else []
     counts = {
         name: getattr(config.sop, name).num_anchors
         for name in ("cls", "patch")
@@ -82,17 +82,15 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     page = RunPage(
         title=f"Training run {real_path(run).name}",
         subtitle=f"{run}: {config.model.backbone} on {hide_secrets(config.data.train)}",
-        notices=score_notices(panels)
-        + damage
-        + ([] if options.pictures else ["Pictures were left out (--no-pictures)."]),
+        notices=score_notices(panels) + damage + ([] if options.images else ["Images were left out (--no-images)."]),
         facts=[table for table in tables if table is not None],
         panels=panels,
         panels_left_out=left_out,
-        pictures=sections,
+        images=sections,
         settings=settings_table(config),
         footer=footer,
     )
-    with stage("drawing", "pictures") as progress:
+    with stage("drawing", "images") as progress:
         write_run_report(out, page, progress)
     return damage + [section.problem for section in sections if section.problem]
 
@@ -123,8 +121,8 @@ def _last_checkpoint(run: Path) -> tuple[Path | None, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class _Pictures:
-    """Makes the sections of pictures; what cannot be shown becomes a line that says why."""
+class _Images:
+    """Makes the sections of images; what cannot be shown becomes a line that says why."""
 
     config: Config
     run: Path
@@ -132,23 +130,23 @@ class _Pictures:
     state: dict[str, Any]
     options: ReportOptions
 
-    def sections(self, progress: ProgressCallback) -> list[PictureSection]:
-        """All of them; a single one, without pictures, if the images are not there."""
+    def sections(self, progress: ProgressCallback) -> list[ImageSection]:
+        """All of them; a single one, without images, if the images are not there."""
         try:
             images = open_run_images(self.config, self.state.get("data_digest"), self.options.data)
         except (SopError, OSError) as error:
-            return [PictureSection(_LOOKS, _EXPLAINED, problem=f"No pictures: {one_line(str(error))}")]
+            return [ImageSection(_LOOKS, _EXPLAINED, problem=f"No images: {one_line(str(error))}")]
         sections = self._prototypes(images)
         if self.checkpoint is not None and self.options.gallery:
-            title = "Nearest neighbours"
+            title = "Nearest neighbors"
             try:
                 section = neighbor_section(self.config, self.checkpoint, images, self.options.gallery, progress)
             except SopError as error:
-                section = PictureSection(title, "", problem=f"No nearest neighbours: {one_line(str(error))}")
+                section = ImageSection(title, "", problem=f"No nearest neighbors: {one_line(str(error))}")
             sections.append(section)
         return sections
 
-    def _prototypes(self, images: RunImages) -> list[PictureSection]:
+    def _prototypes(self, images: RunImages) -> list[ImageSection]:
         samples = read_prototypes(self.run)
         early, now = early_sample(samples), samples[-1] if samples else None
         problem = ""
@@ -167,6 +165,6 @@ class _Pictures:
         if early is None:
             problem = problem or "Of early prototypes this run has no record (prototypes.jsonl)."
         if problem:
-            sections = sections or [PictureSection(_LOOKS, _EXPLAINED)]
+            sections = sections or [ImageSection(_LOOKS, _EXPLAINED)]
             sections[-1] = replace(sections[-1], problem=problem)
         return sections

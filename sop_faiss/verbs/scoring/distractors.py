@@ -1,4 +1,4 @@
-"""Distractors of a retrieval evaluation, a block at a time: from a feature store, or pictures encoded on the way."""
+"""Distractors of a retrieval evaluation, a block at a time: from a feature store, or images encoded on the way."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sop_faiss.progress import ProgressCallback
 
 __all__ = ["Distractors", "open_distractors"]
 
-CHUNK_PICTURES = 4096
-"""Pictures encoded and counted before their features are let go."""
+CHUNK_IMAGES = 4096
+"""Images encoded and counted before their features are let go."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Distractors:
 
     Attributes:
         name: as the user named it.
-        count: pictures, among them those that will prove unusable.
-        stored: whether features are read; otherwise every pass encodes all pictures.
+        count: images, among them those that will prove unusable.
+        stored: whether features are read; otherwise every pass encodes all images.
         own_blocks: starts a pass over this rank's part.
         all_blocks: starts a pass over all.
     """
@@ -55,15 +55,15 @@ def open_distractors(
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
 ) -> Distractors:
-    """Open a feature store, or pictures.
+    """Open a feature store, or images.
 
     Args:
-        src: the directory of a feature store, or a SRC of pictures.
+        src: the directory of a feature store, or a SRC of images.
         encoder: of the queries; a store must have been made by it.
         preprocess: of the queries; likewise.
-        batch_size: pictures per forward pass.
+        batch_size: images per forward pass.
         workers: threads that read and decode.
-        max_bad_fraction: share of the pictures that may be unusable; they are left out.
+        max_bad_fraction: share of the images that may be unusable; they are left out.
         progress: called with this rank's distractors counted.
 
     Raises:
@@ -86,11 +86,11 @@ def open_distractors(
 
         return Distractors(src, len(store), True, lambda: stored(world_size(), rank()), lambda: stored(1, 0))
     source = open_source(src)
-    starts = range(0, len(source), CHUNK_PICTURES)
+    starts = range(0, len(source), CHUNK_IMAGES)
 
     def encoded(ranks: int, own: int) -> Iterator[Float32[np.ndarray, "_ d"]]:
         for start in starts[own::ranks]:
-            positions = np.arange(start, min(start + CHUNK_PICTURES, len(source)))
+            positions = np.arange(start, min(start + CHUNK_IMAGES, len(source)))
             yield extract_features(
                 encoder,
                 Subset(source, positions),
@@ -117,7 +117,7 @@ def _require_same_origin(src: str, manifest: dict[str, Any], encoder: Encoder, p
         if found[what] != value:
             raise FeatureError(
                 f"distractors {src} were made by another {what} ({_short(found[what])}) than the queries are "
-                f"({_short(value)}): embed them with the same options (sop-embed --whole for whole pictures)"
+                f"({_short(value)}): embed them with the same options (sop-embed --whole for whole images)"
             )
 
 

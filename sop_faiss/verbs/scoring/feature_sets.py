@@ -1,4 +1,4 @@
-"""Sets of features that are to be compared: each a feature store, or pictures to be extracted by one encoder."""
+"""Sets of features that are to be compared: each a feature store, or images to be extracted by one encoder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["FeatureSet", "fill_stores", "open_feature_set", "require_encoder_or_
 class FeatureSet:
     """A set under the name a user gave it. `source` is None for a set that was opened as a store.
 
-    `store` is None until `fill_stores`, for a set of pictures.
+    `store` is None until `fill_stores`, for a set of images.
     """
 
     name: str
@@ -71,16 +71,16 @@ def open_feature_set(src: str) -> FeatureSet:
 
 
 def require_encoder_or_stores(sets: Sequence[FeatureSet], encoder: EncoderSpec | None) -> None:
-    """Check that an encoder is given exactly if there are pictures to extract, and that all stores have one origin.
+    """Check that an encoder is given exactly if there are images to extract, and that all stores have one origin.
 
     Raises:
         ConfigError: the encoder is missing or idle.
         FeatureError: two stores cannot be compared.
     """
-    pictures = [feature_set.name for feature_set in sets if feature_set.store is None]
-    if pictures and encoder is None:
-        raise ConfigError(f"{pictures[0]} is no feature store, so its features must be extracted: give --model")
-    if not pictures and encoder is not None:
+    images = [feature_set.name for feature_set in sets if feature_set.store is None]
+    if images and encoder is None:
+        raise ConfigError(f"{images[0]} is no feature store, so its features must be extracted: give --model")
+    if not images and encoder is not None:
         raise ConfigError("all sources are feature stores: leave the encoder's options out")
     origins = _origins(sets)
     for origin in origins[1:]:

@@ -1,4 +1,4 @@
-"""Weighted k-NN classification of one set of pictures, or feature store, by another."""
+"""Weighted k-NN classification of one set of images, or feature store, by another."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.confusion import Confusion, count_confusions
 from sop_faiss.evaluate.knn import knn_scores
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices
-from sop_faiss.evaluate.labeled_part import LabelledPart
+from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
-from sop_faiss.verbs.scoring.labeled_sets import LabelledSets, labelled_sets
+from sop_faiss.verbs.scoring.labeled_sets import LabeledSets, labeled_sets
 
 __all__ = ["KnnOptions", "evaluate_knn"]
 
@@ -25,17 +25,17 @@ class KnnOptions:
     """How to classify, and how to extract features where there is no store."""
 
     ks: tuple[int, ...] | None = None
-    """Numbers of neighbours, none above the number of training pictures that vote. None: DINO's 10, 20, 100 and 200."""
+    """Numbers of neighbors, none above the number of training images that vote. None: DINO's 10, 20, 100 and 200."""
     temperature: float = TEMPERATURE
     """Of the votes: weight exp(similarity / temperature)."""
     batch_size: int = 64
-    """Pictures per forward pass."""
+    """Images per forward pass."""
     workers: int | None = None
     """Threads that read and decode; None: one per CPU, at most 8."""
     max_bad_fraction: float = 0.01
-    """Share of unusable pictures that is dropped; more is an error."""
-    part: LabelledPart = field(default_factory=LabelledPart)
-    """Which training pictures vote."""
+    """Share of unusable images that is dropped; more is an error."""
+    part: LabeledPart = field(default_factory=LabeledPart)
+    """Which training images vote."""
 
 
 def evaluate_knn(
@@ -46,25 +46,25 @@ def evaluate_knn(
     *,
     progress: ProgressCallback | None = None,
 ) -> ClassifierResult:
-    """Classify the test pictures by their nearest training pictures.
+    """Classify the test images by their nearest training images.
 
     The metrics are `top1_k20` and so on, and `top1_best`; the confusion is that at the best k.
 
     Args:
-        train: SRC of labelled pictures, or the directory of a feature store.
+        train: SRC of labeled images, or the directory of a feature store.
         test: likewise.
         encoder: which encoder; None where both are feature stores.
-        options: numbers of neighbours and the like.
-        progress: called with the number of pictures read.
+        options: numbers of neighbors and the like.
+        progress: called with the number of images read.
 
     Raises:
         ConfigError: the encoder is missing or idle, or an option is impossible.
-        SopError: as of `labelled_sets`.
+        SopError: as of `labeled_sets`.
     """
     options = options or KnnOptions()
     check_choices(KS if options.ks is None else options.ks, options.temperature)
     started = time.perf_counter()
-    sets = labelled_sets(
+    sets = labeled_sets(
         train,
         test,
         encoder,
@@ -81,7 +81,7 @@ def evaluate_knn(
     return ClassifierResult("sop-knn", test, protocol, metrics, sets.encoder, seconds, confusion)
 
 
-def _classify(sets: LabelledSets, options: KnnOptions) -> tuple[dict[str, float], dict[str, Any], Confusion]:
+def _classify(sets: LabeledSets, options: KnnOptions) -> tuple[dict[str, float], dict[str, Any], Confusion]:
     """The metrics, the protocol that they depend on, and what was taken for what."""
     ks = list(dict.fromkeys(KS if options.ks is None else options.ks))
     scores = knn_scores(
@@ -104,10 +104,10 @@ def _classify(sets: LabelledSets, options: KnnOptions) -> tuple[dict[str, float]
 
 
 def _require_voters(options: KnnOptions, count: int) -> None:
-    """Check that there are as many training pictures as neighbours."""
+    """Check that there are as many training images as neighbors."""
     largest = max(KS if options.ks is None else options.ks)
     if largest > count:
-        asked = f"-k {largest}" if options.ks is not None else f"the default numbers of neighbours go up to {largest}"
+        asked = f"-k {largest}" if options.ks is not None else f"the default numbers of neighbors go up to {largest}"
         raise ConfigError(
-            f"{asked}, but {count} training pictures vote: wanted k <= {count}, such as -k {min(20, count)}"
+            f"{asked}, but {count} training images vote: wanted k <= {count}, such as -k {min(20, count)}"
         )

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.labeled_part import LabelledPart
+from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.features.extract import check_extraction
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import encoder_of_spec
@@ -19,15 +19,15 @@ from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
 
-__all__ = ["LabelledSets", "in_training_numbers", "labelled_sets"]
+__all__ = ["LabeledSets", "in_training_numbers", "labeled_sets"]
 
 
 @dataclass(frozen=True)
-class LabelledSets:
+class LabeledSets:
     """A training set, or the chosen part of it, and a test set, by one encoder.
 
     Attributes:
-        train_features: unit rows of the chosen training pictures.
+        train_features: unit rows of the chosen training images.
         train_labels: class number of each.
         test_features: unit rows.
         test_labels: in the training set's numbers.
@@ -45,11 +45,11 @@ class LabelledSets:
     encoder: dict[str, str]
 
 
-def labelled_sets(
+def labeled_sets(
     train: str,
     test: str,
     encoder: EncoderSpec | None,
-    part: LabelledPart,
+    part: LabeledPart,
     *,
     what: str,
     check_count: Callable[[int], None] = lambda count: None,
@@ -57,21 +57,21 @@ def labelled_sets(
     workers: int | None,
     max_bad_fraction: float,
     progress: ProgressCallback | None,
-) -> LabelledSets:
+) -> LabeledSets:
     """Open both sets, extract what is not extracted yet, and put their labels into one numbering.
 
     Args:
-        train: SRC of labelled pictures, or the directory of a feature store.
+        train: SRC of labeled images, or the directory of a feature store.
         test: likewise.
         encoder: which encoder; None where both are feature stores.
-        part: which training pictures may be used.
+        part: which training images may be used.
         what: wants the labels, for messages.
-        check_count: raises if so many training pictures are not enough; called before the long work with as many as
+        check_count: raises if so many training images are not enough; called before the long work with as many as
             there may be, and after it with as many as are used.
-        batch_size: pictures per forward pass.
+        batch_size: images per forward pass.
         workers: threads that read and decode; None: one per CPU, at most 8.
-        max_bad_fraction: share of unusable pictures that is dropped.
-        progress: called with the number of pictures read.
+        max_bad_fraction: share of unusable images that is dropped.
+        progress: called with the number of images read.
 
     Raises:
         ConfigError: the encoder is missing or idle, or the part is impossible.
@@ -82,7 +82,7 @@ def labelled_sets(
     part.check()
     check_extraction(batch_size, workers, max_bad_fraction)
     if real_path(train) == real_path(test):
-        raise DataError(f"training and test set are both {train}: every picture would find itself, name two")
+        raise DataError(f"training and test set are both {train}: every image would find itself, name two")
     sets = [open_feature_set(train), open_feature_set(test)]
     for each in sets:
         _require_labels(each, what)
@@ -103,7 +103,7 @@ def labelled_sets(
     return chosen
 
 
-def _chosen(train: FeatureSet, test: FeatureSet, part: LabelledPart, what: str) -> LabelledSets:
+def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -> LabeledSets:
     train_store, test_store = _store(train), _store(test)
     all_labels = _require_labels(train, what)
     test_labels, compared_by, names = in_training_numbers(train, test, what)
@@ -129,7 +129,7 @@ def _chosen(train: FeatureSet, test: FeatureSet, part: LabelledPart, what: str) 
     made_by = train_store.manifest["encoder"]
     encoder = {"name": str(made_by.get("name")), "fingerprint": str(made_by["fingerprint"])}
     features = train_store.features if len(rows) == len(train_store) else train_store.features[rows]
-    return LabelledSets(features, train_labels, test_store.features, test_labels, names, choices, encoder)
+    return LabeledSets(features, train_labels, test_store.features, test_labels, names, choices, encoder)
 
 
 def _require_labels(feature_set: FeatureSet, what: str) -> Int64[np.ndarray, " n"]:
@@ -138,7 +138,7 @@ def _require_labels(feature_set: FeatureSet, what: str) -> Int64[np.ndarray, " n
     if labels is None or without:
         got = "none has one" if labels is None else f"{without} of {len(labels)} have none"
         raise DataError(
-            f"{feature_set.name}: {what} needs a label for every picture, but {got}; wanted class sub-folders, .cls "
+            f"{feature_set.name}: {what} needs a label for every image, but {got}; wanted class sub-folders, .cls "
             "members, or a label column"
         )
     return labels
@@ -200,6 +200,6 @@ def _store(feature_set: FeatureSet) -> FeatureStore:
 
 
 def _dropped(store: FeatureStore) -> int:
-    """How many pictures extraction could not use."""
+    """How many images extraction could not use."""
     dropped = store.manifest.get("dropped")
     return int(dropped.get("count", 0)) if isinstance(dropped, dict) else 0

@@ -1,4 +1,4 @@
-"""A linear probe on the frozen features of one set of pictures, or feature store, tested on another."""
+"""A linear probe on the frozen features of one set of images, or feature store, tested on another."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from sop_faiss.evaluate.confusion import count_confusions
-from sop_faiss.evaluate.labeled_part import LabelledPart
+from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear import linear_probe
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
-from sop_faiss.verbs.scoring.labeled_sets import labelled_sets
+from sop_faiss.verbs.scoring.labeled_sets import labeled_sets
 
 __all__ = ["LinearOptions", "evaluate_linear"]
 
@@ -25,13 +25,13 @@ class LinearOptions:
     choices: LinearChoices = field(default_factory=LinearChoices)
     """Learning rates, epochs and the like."""
     batch_size: int = 64
-    """Pictures per forward pass of the encoder."""
+    """Images per forward pass of the encoder."""
     workers: int | None = None
     """Threads that read and decode; None: one per CPU, at most 8."""
     max_bad_fraction: float = 0.01
-    """Share of unusable pictures that is dropped; more is an error."""
-    part: LabelledPart = field(default_factory=LabelledPart)
-    """Which training pictures are used."""
+    """Share of unusable images that is dropped; more is an error."""
+    part: LabeledPart = field(default_factory=LabeledPart)
+    """Which training images are used."""
 
 
 def evaluate_linear(
@@ -49,20 +49,20 @@ def evaluate_linear(
     learning rate on held-out images.
 
     Args:
-        train: SRC of labelled pictures, or the directory of a feature store.
+        train: SRC of labeled images, or the directory of a feature store.
         test: likewise.
         encoder: which encoder; None where both are feature stores.
         options: learning rates and the like.
-        progress: called with the number of pictures read.
+        progress: called with the number of images read.
         training_progress: called with the epochs trained.
 
     Raises:
-        SopError: as of `labelled_sets` and `linear_probe`.
+        SopError: as of `labeled_sets` and `linear_probe`.
     """
     options = options or LinearOptions()
     options.choices.check()
     started = time.perf_counter()
-    sets = labelled_sets(
+    sets = labeled_sets(
         train,
         test,
         encoder,

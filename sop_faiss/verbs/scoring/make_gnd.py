@@ -1,4 +1,4 @@
-"""Write the ground truth of a user's own pictures, to be looked at, changed and measured with."""
+"""Write the ground truth of a user's own images, to be looked at, changed and measured with."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GndSummary:
     without_relevant: int
     """Queries to which nothing is relevant; they will not be counted."""
     alone: int
-    """Pictures without another of their group, which are no queries."""
+    """Images without another of their group, which are no queries."""
 
 
 def write_ground_truth(dataset: str, data_root: Path | None, out: Path, *, force: bool = False) -> GndSummary:
@@ -45,7 +45,7 @@ def write_ground_truth(dataset: str, data_root: Path | None, out: Path, *, force
         DataError: the data set is of another form, or contradicts itself.
     """
     if out.suffix != ".json":
-        raise ConfigError(f"--make-gnd {out}: wanted a .json file, such as gnd.json beside the pictures")
+        raise ConfigError(f"--make-gnd {out}: wanted a .json file, such as gnd.json beside the images")
     check_outputs({"--make-gnd": out}, [], force=force)
     place = (data_root if data_root is not None else Path()) / dataset
     plain = read_plain_set(place)

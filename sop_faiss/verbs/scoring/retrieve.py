@@ -1,4 +1,4 @@
-"""Image retrieval with an encoder on a data set with ground truth: pictures to features to mAP."""
+"""Image retrieval with an encoder on a data set with ground truth: images to features to mAP."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ __all__ = ["RetrievalResult", "RetrieveOptions", "evaluate_retrieval"]
 
 @dataclass(frozen=True)
 class RetrieveOptions:
-    """How to look at the pictures, and how much of each ranking to keep."""
+    """How to look at the images, and how much of each ranking to keep."""
 
     square: bool = False
-    """Resize and crop every picture to a centred square; otherwise the whole picture, longer side `size`."""
+    """Resize and crop every image to a centered square; otherwise the whole image, longer side `size`."""
     top: int = 10
-    """Gallery pictures kept per query, for the page and the table of queries."""
+    """Gallery images kept per query, for the page and the table of queries."""
     batch_size: int = 64
-    """Pictures per forward pass."""
+    """Images per forward pass."""
     workers: int | None = None
     """Threads that read and decode; None: one per CPU, at most 8."""
     distractors: str | None = None
-    """A feature store, or SRC of pictures, that is relevant to no query: the benchmark's "+R1M"."""
+    """A feature store, or SRC of images, that is relevant to no query: the benchmark's "+R1M"."""
     max_bad_fraction: float = 0.01
-    """Share of unusable pictures among the distractors that is left out; of the data set none is."""
+    """Share of unusable images among the distractors that is left out; of the data set none is."""
     expansion: Expansion = field(default_factory=Expansion)
     """Query expansion and database augmentation."""
 
@@ -53,7 +53,7 @@ class RetrievalResult:
 
     Attributes:
         data: the data set.
-        queries: the query pictures as the encoder saw them, cropped or whole.
+        queries: the query images as the encoder saw them, cropped or whole.
         rules: the protocol followed.
         scores: metrics, and each query's own result.
         protocol: every choice that changes the numbers, as JSON values.
@@ -113,16 +113,16 @@ def evaluate_retrieval(
 ) -> RetrievalResult:
     """Rank a data set's gallery for each of its queries, and score the rankings.
 
-    Every picture counts: one that cannot be read is an error, not a gap in the gallery.
+    Every image counts: one that cannot be read is an error, not a gap in the gallery.
 
     Args:
-        encoder: which encoder; its `size` is the longer side of the pictures, or the side of the square.
+        encoder: which encoder; its `size` is the longer side of the images, or the side of the square.
         dataset: `roxford5k`, `rparis6k`, a directory, or a CSV file of groups or pairs.
         data_root: the directory that holds the data set's directory.
         protocol: `revisitop`, `dino` or `plain`; None: the one that suits the ground truth.
         gnd: another ground-truth file than the data set's own.
         options: the rest.
-        progress: called with the number of pictures read.
+        progress: called with the number of images read.
 
     Raises:
         DataError: the data set is incomplete or damaged, or does not fit the protocol.
@@ -171,7 +171,7 @@ def evaluate_retrieval(
 def _check(options: RetrieveOptions) -> None:
     """Refuse what would fail, or take days, before any work."""
     if options.top < 1:
-        raise ConfigError(f"top = {options.top}: wanted 1 or more pictures per query")
+        raise ConfigError(f"top = {options.top}: wanted 1 or more images per query")
     options.expansion.check()
     if options.distractors is not None and options.expansion.database_neighbors:
         raise ConfigError(
@@ -209,7 +209,7 @@ def _features(
     options: RetrieveOptions,
     progress: ProgressCallback | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of queries and gallery; queries that are pictures of the gallery are not encoded twice."""
+    """Of queries and gallery; queries that are images of the gallery are not encoded twice."""
     stores = extract_each(
         encoder,
         [queries, data.gallery] if data.query_rows is None else [data.gallery],

@@ -7,14 +7,14 @@ import functools
 from pathlib import Path
 
 from sop_faiss.data.images.listing import FileSource
-from sop_faiss.evaluate.ground_truth import PLAIN, Box
+from sop_faiss.evaluate.ground_truth import PLAIN, QueryBox
 from sop_faiss.evaluate.published import PUBLISHED, protocol_differences
 from sop_faiss.evaluate.retrieval import KS, PLAIN_METRICS, Difficulty, QueryResult
 from sop_faiss.evaluate.retrieval_set import KNOWN_SETS
 from sop_faiss.files import atomic_file
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.ap_histogram import draw_ap_histogram
-from sop_faiss.report.contact_sheet import Chart, Hit, Picture, Strip, Table, Verdict, write_contact_sheet
+from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
 from sop_faiss.verbs.scoring.retrieve import RetrievalResult
 
 __all__ = ["PAGE_QUERIES", "metrics_table", "published_table", "write_per_query", "write_retrieval_page"]
@@ -98,13 +98,13 @@ def write_retrieval_page(
 ) -> None:
     """Write a page of the queries with the highest and the lowest AP, each with the head of its ranking.
 
-    Relevant, wrong and ignored pictures are told apart at one difficulty: medium where there are several.
+    Relevant, wrong and ignored images are told apart at one difficulty: medium where there are several.
 
     Args:
         path: the HTML file.
         result: what was found.
         footer: how it was made.
-        progress: called with pictures read and their total.
+        progress: called with images read and their total.
     """
     difficulty = next((d for d in result.rules.difficulties if d.name in ("medium", "")), result.rules.difficulties[0])
     queries = result.scores.queries
@@ -125,7 +125,7 @@ def write_retrieval_page(
         f"Retrieval on {result.data.name}",
         [_strip(result, position, difficulty) for position in shown],
         subtitle=f"{which} {len(counted)} queries by average precision{at}, protocol {result.rules.name}, "
-        f"{len(result.data.gallery):,} pictures searched{_distractors(result)}. Encoder {result.encoder['name']}.",
+        f"{len(result.data.gallery):,} images searched{_distractors(result)}. Encoder {result.encoder['name']}.",
         summary=_tables(result, columns, rows),
         charts=[Chart("Queries by average precision", histogram)],
         footer=footer,
@@ -133,12 +133,14 @@ def write_retrieval_page(
     )
 
 
-def _tables(result: RetrievalResult, columns: list[str], rows: list[list[str]]) -> list[Table]:
-    tables = [Table(columns, rows, "Percent, and the 95 % interval of mAP over queries")]
+def _tables(result: RetrievalResult, columns: list[str], rows: list[list[str]]) -> list[SheetTable]:
+    tables = [SheetTable(columns, rows, "Percent, and the 95 % interval of mAP over queries")]
     published = published_table(result)
     if published is not None:
         differences = "; ".join(published[2]) or "none known"
-        tables.append(Table(published[0], published[1], f"mAP beside published ViT-B/16. Differences: {differences}"))
+        tables.append(
+            SheetTable(published[0], published[1], f"mAP beside published ViT-B/16. Differences: {differences}")
+        )
     return tables
 
 
@@ -153,14 +155,14 @@ def _strip(result: RetrievalResult, position: int, difficulty: Difficulty) -> St
     verdicts = dict.fromkeys((int(i) for name in difficulty.relevant for i in truth.lists[name]), Verdict.RIGHT)
     verdicts |= dict.fromkeys((int(i) for name in difficulty.ignored for i in truth.lists[name]), Verdict.JUNK)
     hits = [
-        Hit(_picture(result.data.gallery, image), similarity, verdicts.get(image, Verdict.WRONG))
+        SheetHit(_image(result.data.gallery, image), similarity, verdicts.get(image, Verdict.WRONG))
         for image, similarity in zip(query.top.tolist(), query.top_similarities.tolist(), strict=True)
     ]
     note = f"AP {100 * score.average_precision:.1f} %, {score.relevant_count} relevant, first at {score.first_rank}"
     box = truth.box if result.rules.box != "ignored" else None
-    query_picture = _picture(result.data.whole_queries, position, box)
-    return Strip(query_picture, hits, note)
+    query_image = _image(result.data.whole_queries, position, box)
+    return Strip(query_image, hits, note)
 
 
-def _picture(source: FileSource, position: int, box: Box | None = None) -> Picture:
-    return Picture(source.keys[position], functools.partial(source.read, position), box=box)
+def _image(source: FileSource, position: int, box: QueryBox | None = None) -> SheetImage:
+    return SheetImage(source.keys[position], functools.partial(source.read, position), box=box)

@@ -44,23 +44,23 @@ def describe_data(config: Config, source: ImageSource | ShardStream) -> dict[str
             here = sum(path.is_file() for path in source.shards)
             told["cache"] = {"folder": folder, "limit_bytes": config.data.cache_bytes, "shards_here": here}
     else:
-        told["kind"] = "folder of pictures" if Path(config.data.train).is_dir() else "list of pictures"
+        told["kind"] = "folder of images" if Path(config.data.train).is_dir() else "list of images"
         told["folders"] = len({PurePosixPath(source.member_of(position)).parent for position in range(len(source))})
     labels = source.labels
-    labelled = np.empty(0, np.int64) if labels is None else labels[labels >= 0]
+    labeled = np.empty(0, np.int64) if labels is None else labels[labels >= 0]
     return {
         **told,
         "root": str(source.root),
         "images": len(source),
-        "labelled_images": len(labelled),
-        "classes": len(np.unique(labelled)),
+        "labeled_images": len(labeled),
+        "classes": len(np.unique(labeled)),
     }
 
 
 def activation_bytes(student: Network, config: Config) -> tuple[int, int]:
     """What a forward pass keeps for the backward pass, of one global and of one local view, in float32.
 
-    It is counted, not modelled: a view runs through the network, and autograd tells what it keeps. The number grows
+    It is counted, not modeled: a view runs through the network, and autograd tells what it keeps. The number grows
     with the number of views, since every view goes through by itself.
     """
     views, unit = config.views, student.backbone.patch_size

@@ -143,7 +143,7 @@ def _write_backbone(directory: Path, trunk: SopTrunk, encoder: Encoder) -> None:
 
 
 def _example(encoder: Encoder) -> Float[Tensor, "b 3 s s"]:
-    """A few normalised images of noise, always the same."""
+    """A few normalized images of noise, always the same."""
     side = encoder.preprocess.crop
     return torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0))
 

@@ -73,7 +73,7 @@ class OnlineEvaluation:
         """All scores in percent.
 
         Raises:
-            DataError: pictures cannot be read.
+            DataError: images cannot be read.
             FeatureError: features are not finite.
         """
         encoder = encoder_of_backbone(teacher.backbone, self.config, "teacher")
@@ -121,7 +121,7 @@ def _open_knn(
     trained: Int64[np.ndarray, " m"],
     held_out: Int64[np.ndarray, " h"],
 ) -> _Part:
-    """k-NN top-1 on labelled images."""
+    """k-NN top-1 on labeled images."""
     settings = config.evaluate
     if settings.test == "holdout" and not isinstance(source, ShardStream):
         gallery: ImageSource = Subset(source, trained)
@@ -150,7 +150,7 @@ def _open_knn(
 
 
 def _open_retrieval(config: Config) -> _Part:
-    """mAP on a data set with ground truth, of whole pictures whose longer side is that of a global view."""
+    """mAP on a data set with ground truth, of whole images whose longer side is that of a global view."""
     settings = config.evaluate
     root = Path(settings.retrieval_root) if settings.retrieval_root else None
     chosen = None if settings.retrieval_protocol == "auto" else settings.retrieval_protocol

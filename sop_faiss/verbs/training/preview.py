@@ -9,7 +9,7 @@ from sop_faiss.config import Config
 from sop_faiss.data.batch import BadSample, Batch
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.stream import Batches
-from sop_faiss.data.views.crops import Box
+from sop_faiss.data.views.crops import CropBox
 from sop_faiss.errors import ConfigError
 from sop_faiss.files import require_writable
 from sop_faiss.report.views_figure import ViewedImage, plot_views
@@ -34,8 +34,8 @@ class Preview:
 def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) -> Preview:
     """Draw the first images of an epoch: source, crop boxes, every view, and the masks on the global views.
 
-    The pictures are those of `Batches`, which training reads: the same images in the same order, with the same views
-    and masks, pixel for pixel; colours are those of the CPU, from which a device's differ by half a level of 255.
+    The images are those of `Batches`, which training reads: the same images in the same order, with the same views
+    and masks, pixel for pixel; colors are those of the CPU, from which a device's differ by half a level of 255.
 
     Args:
         config: of the run; `data.train` names the images.
@@ -58,7 +58,7 @@ def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) 
     few = replace(
         config,
         train=replace(config.train, batch_size=count, accumulate=1),
-        views=replace(config.views, colour="cpu"),
+        views=replace(config.views, color="cpu"),
     )
     batches = Batches(source, trained, few, mask_unit(config))
     batch = batches.make(epoch * batches.steps_per_epoch)
@@ -70,19 +70,19 @@ def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) 
 def _viewed_image(batches: Batches, batch: Batch, number: int, epoch: int) -> ViewedImage:
     image_id = int(batch.image_ids[number])
     data = batches.config.data
-    picture = decode_image(batches.source.read(image_id), data.max_image_pixels, data.top_value)
+    image = decode_image(batches.source.read(image_id), data.max_image_pixels, data.top_value)
     return ViewedImage(
         key=batches.source.keys[image_id],
-        picture=picture,
+        image=image,
         global_views=batch.global_views[:, number].numpy(),
         local_views=batch.local_views[:, number].numpy(),
         masks=batch.masks[:, number].numpy(),
-        boxes=_boxes(batches, image_id, picture.shape[0], picture.shape[1], epoch),
+        boxes=_boxes(batches, image_id, image.shape[0], image.shape[1], epoch),
     )
 
 
-def _boxes(batches: Batches, image_id: int, height: int, width: int, epoch: int) -> list[Box]:
-    """The crop of each view, global ones first; none where the picture is turned or sheared before it is cropped."""
+def _boxes(batches: Batches, image_id: int, height: int, width: int, epoch: int) -> list[CropBox]:
+    """The crop of each view, global ones first; none where the image is turned or sheared before it is cropped."""
     views = batches.config.views
     if views.max_rotation_degrees or views.max_shear_degrees:
         return []
