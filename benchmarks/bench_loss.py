@@ -22,7 +22,7 @@ from report import Row, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig
+from sop_faiss.config import TermConfig
 from sop_faiss.sop import kernel
 from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, cls_loss, log_assignment
 from sop_faiss.sop.memory import Memory
@@ -103,7 +103,7 @@ def tasks_step(tasks: int) -> Callable[[], object]:
     """The [CLS] loss of several tasks, forward and backward, from a memory and its prototypes."""
     maker = PrototypeMaker(
         Memory(CAPACITY, DIM, torch.Generator().manual_seed(0)),
-        LevelConfig(num_anchors=COUNT, num_supports=SUPPORTS, tasks=tasks),
+        TermConfig(num_anchors=COUNT, num_supports=SUPPORTS, tasks=tasks),
         contributions="similarity",
         eps=0.1,
         anchors="random",

@@ -24,7 +24,7 @@ from report import Row, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig, NeighborsConfig
+from sop_faiss.config import NeighborsConfig, TermConfig
 from sop_faiss.neighbors.approximate import ApproximateSearch
 from sop_faiss.neighbors.blocks import search_by_blocks
 from sop_faiss.neighbors.mirror import RingMirror
@@ -152,7 +152,7 @@ def search_memory() -> Row:
 def make_maker(incremental: bool, dim: int, exclude_same_image: bool) -> PrototypeMaker:
     return PrototypeMaker(
         Memory(CAPACITY, dim, torch.Generator().manual_seed(0)),
-        LevelConfig(num_anchors=ANCHORS, num_supports=SUPPORTS, tasks=TASKS),
+        TermConfig(num_anchors=ANCHORS, num_supports=SUPPORTS, tasks=TASKS),
         contributions="similarity",
         eps=0.1,
         anchors="random",

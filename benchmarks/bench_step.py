@@ -51,7 +51,7 @@ IMAGES = 1_281_167  # of ImageNet-1k: the memories keep their full size
 CPU_BATCH, CUDA_BATCH = 4, 64
 PEER_CPU_BATCH = 8
 MEBIBYTE = 2**20
-SMALL = ("memory.cls_capacity=16384", "sop.cls.num_anchors=1024", "sop.cls.tasks=1")
+SMALL = ("sop.cls.capacity=16384", "sop.cls.num_anchors=1024", "sop.cls.tasks=1")
 MISSING = {"not measured": "name a checkout of github.com/bytedance/ibot with --ibot"}
 APART = "train.views_apart=true"
 MEMORIES = {"N_C 16384, K 1024, T 1": (*SMALL, APART), "N_C 65536, K 4096, T 4": (APART,)}

@@ -42,21 +42,21 @@ class Case:
     """Kill the run (SIGKILL) when it has logged this step, then resume it."""
 
 
-SMALL_MEMORIES = ("memory.cls_capacity=200", "memory.patch_capacity=150", "sop.patch.num_anchors=32")
+SMALL_MEMORIES = ("sop.cls.capacity=200", "sop.patch.capacity=150", "sop.patch.num_anchors=32")
 MICRO = (
     *("data.train={images}", *SMALL_MEMORIES, "sop.cls.num_anchors=64", "optim.warmup_epochs=1", "model.drop_path=0.1"),
-    *("loss.patch_weight=1", "loss.teacher_temp=0.03", "loss.teacher_temp_epochs=2", "train.batch_size=32"),
+    *("sop.patch.weight=1", "loss.teacher_temp=0.03", "loss.teacher_temp_epochs=2", "train.batch_size=32"),
     *("views.local_count=2", "views.local_size=16", "views.local_scale=[0.1,0.3]", "views.blur_local=0.2"),
 )
 MEMBERS = ("sop.contributions=similarity", "sop.cls.num_supports=8", "sop.cls.tasks=2", "sop.patch.num_supports=2")
 CONVOLUTIONS = (
     *("data.train={images}", "views.global_size=64", "views.local_size=32", "views.local_count=2"),
-    *("memory.cls_capacity=200", "sop.cls.num_anchors=64", "optim.warmup_epochs=0.3", "train.batch_size=16"),
+    *("sop.cls.capacity=200", "sop.cls.num_anchors=64", "optim.warmup_epochs=0.3", "train.batch_size=16"),
 )
 SWIN = (
     *("data.train={images}", *SMALL_MEMORIES, "model.window_size=2", "model.projector_hidden=256"),
     *("views.global_size=64", "views.local_size=32", "views.local_count=2", "sop.cls.num_anchors=64"),
-    *("train.batch_size=8", "train.stop_after_steps=6", "memory.fill=teacher", "neighbors.refresh=incremental"),
+    *("train.batch_size=8", "train.stop_after_steps=6", "sop.fill=teacher", "neighbors.refresh=incremental"),
 )
 DIGITS = (
     *("data.train={digits}/train", "evaluate.train={digits}/train", "evaluate.test={digits}/test"),
@@ -85,7 +85,7 @@ CASES = {
         "continue_conv",
         (
             *(*CONVOLUTIONS, "model.init=''", f"model.backbone={CONV}", "model.batchnorm=batch", *SMALL_MEMORIES),
-            *("masks.kind=block", "masks.pixels=true", "loss.patch_weight=1", "neighbors.index=ivf"),
+            *("masks.kind=block", "masks.pixels=true", "sop.patch.weight=1", "neighbors.index=ivf"),
             *("neighbors.rebuild_every_steps=3", "sop.cls.num_supports=3", "train.stop_after_steps=10"),
         ),
     ),
@@ -106,7 +106,7 @@ CASES = {
         "cifar10_vit_micro",
         (
             *(*MICRO, *MEMBERS, "sop.contributions=smooth", "model.global_token=mean", "masks.kind=random"),
-            *("memory.fill=random", "train.checkpoint_every_steps=5", "train.keep_last=1", "train.stop_after_steps=20"),
+            *("sop.fill=random", "train.checkpoint_every_steps=5", "train.keep_last=1", "train.stop_after_steps=20"),
         ),
         kill_after_step=8,
     ),

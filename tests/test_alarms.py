@@ -198,7 +198,7 @@ def test_every_alarm_says_cause_and_remedy():
 # Real runs
 
 QUICK = (
-    "views.local_count=0", "model.depth=1", "model.embedding_dim=16", "memory.fill=teacher", "loss.patch_weight=0",
+    "views.local_count=0", "model.depth=1", "model.embedding_dim=16", "sop.fill=teacher", "sop.patch.weight=0",
     "sop.contributions=one_hot", "sop.cls.num_supports=1", "sop.cls.tasks=1", "loss.teacher_temp=0.02",
     "loss.teacher_temp_start=0.02", "optim.warmup_epochs=1", "train.batch_size=12", "train.epochs=50",
     "train.alarm_warmup_steps=0",
@@ -320,7 +320,7 @@ def test_a_run_that_learns_raises_no_alarm(tmp_path, shards, caplog):
     ("every", "message"), [(1, "a weight of the student is not finite at step 1"), (9, "loss is nan at step 2")]
 )
 def test_an_absurd_learning_rate_overflows_and_is_never_saved(tmp_path, shards, precision, every, message):
-    absurd = ("optim.base_lr=1e38", "optim.warmup_epochs=0", f"train.precision={precision}", "memory.fill=random")
+    absurd = ("optim.base_lr=1e38", "optim.warmup_epochs=0", f"train.precision={precision}", "sop.fill=random")
     config = tiny_config(
         tmp_path, f"data.train={shards}", *QUICK, *absurd, f"train.checkpoint_every_steps={every}", "train.stop_on=any"
     )

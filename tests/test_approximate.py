@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import faiss  # isort: skip  (after torch: one OpenMP runtime)
-from sop_faiss.config import LevelConfig, NeighborsConfig
+from sop_faiss.config import NeighborsConfig, TermConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.neighbors import approximate
@@ -217,7 +217,7 @@ def make_maker(
     memory.use_index(settings, 4)
     return PrototypeMaker(
         memory,
-        LevelConfig(num_anchors=16, num_supports=4, tasks=2),
+        TermConfig(num_anchors=16, num_supports=4, tasks=2),
         contributions="similarity",
         eps=0.1,
         anchors=anchors,

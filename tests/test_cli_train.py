@@ -114,8 +114,8 @@ def test_output_is_required(config, shards):
     ("overrides", "message"),
     [
         (("train.batchsize=4",), "did you mean train.batch_size"),
-        (("sop.cls.num_anchors=100",), "exceeds memory.cls_capacity"),
-        (("sop.cls.num_supports=60",), "wanted fewer than memory.cls_capacity"),
+        (("sop.cls.num_anchors=100",), "exceeds sop.cls.capacity"),
+        (("sop.cls.num_supports=60",), "wanted fewer than sop.cls.capacity"),
         (("views.global_size=18",), "not divisible by the backbone's patch"),
         (("train.batch_size=100",), "exceeds the 12 training images"),
         (("model.backbone=vit_huge_patch99",), "timm has no model of this name"),

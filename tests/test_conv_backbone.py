@@ -125,7 +125,7 @@ def test_a_network_without_drop_path_says_so(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("masks.kind=block",), "test_resnet has no tokens to mask: set masks.kind=none and loss.patch_weight=0"),
+        (("masks.kind=block",), "test_resnet has no tokens to mask: set masks.kind=none and sop.patch.weight=0"),
         (("model.global_token=mean",), "model.global_token = mean does not apply to test_resnet"),
         (("train.accumulate=2",), "train.accumulate = 2 with model.batchnorm = auto"),
         (("train.checkpoint_activations=true",), "batch norms of test_resnet would count each batch twice"),
@@ -154,7 +154,7 @@ def test_hidden_pixels_are_for_convolutional_backbones(tmp_path: Path) -> None:
     [
         (),
         ("model.batchnorm=frozen", "train.accumulate=2", "train.views_apart=true"),
-        ("masks.kind=block", "masks.pixels=true", "masks.probability=1", "loss.patch_weight=1", "memory.fill=teacher"),
+        ("masks.kind=block", "masks.pixels=true", "masks.probability=1", "sop.patch.weight=1", "sop.fill=teacher"),
         ("masks.kind=block", "masks.pixels=true", "optim.projector_warmup_epochs=0.5", "optim.warmup_epochs=0"),
     ],
 )
@@ -165,7 +165,7 @@ def test_runs_train_are_scored_and_indexed(tmp_path: Path, overrides: tuple[str,
     assert run_training(config, tmp_path / "run").step == 4
     lines = read_metrics(tmp_path / "run")
     losses = [line for line in lines if "loss" in line]
-    assert len(losses) == 4 and all(("loss_patch" in line) == (config.loss.patch_weight > 0) for line in losses)
+    assert len(losses) == 4 and all(("loss_patch" in line) == (config.sop.patch.weight > 0) for line in losses)
     scores = [line["knn_top1_k5"] for line in lines if "knn_top1_k5" in line]
     spec = EncoderSpec(str(tmp_path / "run"), device="cpu")
     told = evaluate_knn(str(shards), str(test), spec, KnnOptions(ks=(5,)))

@@ -84,8 +84,8 @@ def test_two_ranks_gather_unequal_rows():
     "overrides",
     [
         (),
-        ("masks.kind=none", "loss.patch_weight=0"),
-        ("loss.cls_weight=0", "sop.anchors=fixed_vectors"),
+        ("masks.kind=none", "sop.patch.weight=0"),
+        ("sop.cls.weight=0", "sop.anchors=fixed_vectors"),
         ("train.accumulate=3", "train.views_apart=true"),
         ("optim.projector_warmup_epochs=0.5", "optim.layer_decay=0.7"),
     ],

@@ -78,7 +78,7 @@ class _Known(Network):
 def test_activations_are_what_autograd_keeps(tmp_path):
     assert activation_bytes(_Known(), tiny_config(tmp_path)) == (2 * 3 * 16 * 16 * 4, 2 * 3 * 8 * 8 * 4)
     assert activation_bytes(_Known(), tiny_config(tmp_path, "views.local_count=0"))[1] == 0
-    assert activation_bytes(_Known(), tiny_config(tmp_path, "loss.cls_weight=0"))[1] == 0
+    assert activation_bytes(_Known(), tiny_config(tmp_path, "sop.cls.weight=0"))[1] == 0
 
 
 def test_activations_grow_with_depth_and_draw_nothing(tmp_path):

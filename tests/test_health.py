@@ -47,7 +47,7 @@ def fresh(tmp_path, shards, *overrides) -> tuple[RunState, Batches]:
         ("train.accumulate=2", "train.views_apart=true"),
         ("views.global_count=3",),
         ("model.global_token=mean",),
-        ("loss.cls_weight=0",),
+        ("sop.cls.weight=0",),
     ],
 )
 def test_numbers_are_those_of_the_step(tmp_path, shards, overrides):

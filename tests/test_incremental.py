@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig, NeighborsConfig
+from sop_faiss.config import NeighborsConfig, TermConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.incremental import keeping_pays
 from sop_faiss.neighbors.mirror import NearestRows
@@ -129,7 +129,7 @@ def test_only_lists_that_fell_short_are_searched(monkeypatch):
 def make(incremental: bool, *, anchors="random", exclude=False, capacity=80, supports=4, seed=3) -> PrototypeMaker:
     return PrototypeMaker(
         Memory(capacity, 6, torch.Generator().manual_seed(1)),
-        LevelConfig(num_anchors=16, num_supports=supports, tasks=2),
+        TermConfig(num_anchors=16, num_supports=supports, tasks=2),
         contributions="similarity",
         eps=0.1,
         anchors=anchors,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig
+from sop_faiss.config import TermConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.sop import loss as loss_module
 from sop_faiss.sop.loss import (
@@ -161,7 +161,7 @@ def make_prototypes(tasks: int, supports: int, kind: str = "similarity", dim: in
     memory = Memory(40, dim, torch.Generator().manual_seed(1))
     maker = PrototypeMaker(
         memory,
-        LevelConfig(num_anchors=10, num_supports=supports, tasks=tasks),
+        TermConfig(num_anchors=10, num_supports=supports, tasks=tasks),
         contributions=kind,
         eps=0.1,
         anchors="random",

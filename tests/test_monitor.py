@@ -42,7 +42,7 @@ def test_memories_tell_their_fill_and_age(tmp_path):
     shards = write_shards(tmp_path / "shards", classes=2, per_class=12, size=20)
     told = {}
     for fill in ("random", "teacher"):
-        config = tiny_config(tmp_path, f"data.train={shards}", f"memory.fill={fill}", "train.epochs=2")
+        config = tiny_config(tmp_path, f"data.train={shards}", f"sop.fill={fill}", "train.epochs=2")
         run_training(config, tmp_path / fill)
         told[fill] = [(line["memory_fill_cls"], line["memory_age_cls"]) for line in read_metrics(tmp_path / fill)]
     # 24 rows, 6 new ones a step, as the step's prototypes saw them

@@ -93,7 +93,7 @@ def test_a_resumed_run_keeps_the_same_record(tmp_path, shards):
 
 
 def test_random_rows_patches_and_renewed_anchors(tmp_path, shards):
-    state, batches = fresh(tmp_path, shards, "loss.cls_weight=0", "sop.anchors=fixed_vectors")
+    state, batches = fresh(tmp_path, shards, "sop.cls.weight=0", "sop.anchors=fixed_vectors")
     log = PrototypeLog(tmp_path, 0, every_steps=1)
     for step in range(5):
         train_step(state, batches[step], log)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig
+from sop_faiss.config import TermConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, contributions
@@ -23,7 +23,7 @@ def make(
         memory.store(rows, torch.arange(capacity) % images)
     return PrototypeMaker(
         memory,
-        LevelConfig(num_anchors=count, num_supports=supports, tasks=tasks),
+        TermConfig(num_anchors=count, num_supports=supports, tasks=tasks),
         contributions=kind,
         eps=0.1,
         anchors=anchors,

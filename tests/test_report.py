@@ -38,7 +38,7 @@ def photos(tmp_path_factory) -> Path:
 def trained(tmp_path_factory, photos) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     scored = ("data.holdout_share=0.34", "evaluate.test=holdout", "evaluate.every_steps=2", "evaluate.k=3")
-    sizes = ("sop.cls.num_anchors=6", "memory.cls_capacity=16", "memory.patch_capacity=16", "train.stop_after_steps=5")
+    sizes = ("sop.cls.num_anchors=6", "sop.cls.capacity=16", "sop.patch.capacity=16", "train.stop_after_steps=5")
     run_training(tiny_config(folder, f"data.train={photos}", *scored, *sizes), folder / "run")
     return folder / "run"
 
@@ -123,7 +123,7 @@ def _as_overrides(run: Path) -> list[str]:
     return [
         f"data.train={config.data.train}",
         *("data.holdout_share=0.34", "evaluate.test=holdout", "evaluate.every_steps=2", "evaluate.k=3"),
-        *("sop.cls.num_anchors=6", "memory.cls_capacity=16", "memory.patch_capacity=16"),
+        *("sop.cls.num_anchors=6", "sop.cls.capacity=16", "sop.patch.capacity=16"),
     ]
 
 

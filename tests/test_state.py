@@ -13,7 +13,7 @@ from tests.messages import assert_one_line
 from tests.runs import tiny_config
 
 CPU = torch.device("cpu")
-LARGE = ("sop.cls.num_anchors=4096", "memory.cls_capacity=65536", "model.embedding_dim=256")
+LARGE = ("sop.cls.num_anchors=4096", "sop.cls.capacity=65536", "model.embedding_dim=256")
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ LARGE = ("sop.cls.num_anchors=4096", "memory.cls_capacity=65536", "model.embeddi
 )
 def test_neighbors_are_kept_where_asked_or_cheaper(tmp_path, overrides, kept):
     config = tiny_config(tmp_path, *overrides)
-    assert keeps_neighbors(config, "cls", config.memory.cls_capacity, CPU) == kept
+    assert keeps_neighbors(config, "cls", config.sop.cls.capacity, CPU) == kept
 
 
 def test_neighbors_of_fixed_vectors_cannot_be_kept(tmp_path):

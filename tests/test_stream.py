@@ -204,7 +204,7 @@ def test_the_digest_tells_other_images_apart(shards, tmp_path):
 
 
 def test_without_a_cls_loss_no_local_views_are_made(shards, tmp_path):
-    assert len(make(shards, tmp_path, "loss.cls_weight=0").make(0).local_views) == 0
+    assert len(make(shards, tmp_path, "sop.cls.weight=0").make(0).local_views) == 0
 
 
 def global_batch(parts) -> tuple:

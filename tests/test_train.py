@@ -102,17 +102,17 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("loss.patch_weight=0",),
-        ("loss.cls_weight=0",),
-        ("loss.cls_weight=0", "train.views_apart=true"),
+        ("sop.patch.weight=0",),
+        ("sop.cls.weight=0",),
+        ("sop.cls.weight=0", "train.views_apart=true"),
         ("masks.kind=random",),
-        ("masks.kind=none", "loss.patch_weight=0"),
+        ("masks.kind=none", "sop.patch.weight=0"),
         ("views.local_count=0",),
         ("views.global_count=1",),
         ("views.global_count=3",),
-        ("views.color=device", "train.accumulate=2", "memory.fill=teacher"),
+        ("views.color=device", "train.accumulate=2", "sop.fill=teacher"),
         ("model.global_token=mean",),
-        ("sop.anchors=fixed_vectors", "memory.fill=teacher"),
+        ("sop.anchors=fixed_vectors", "sop.fill=teacher"),
         ("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"),
         ("train.precision=bf16",),
         ("train.accumulate=3", "train.views_apart=true"),
@@ -129,8 +129,8 @@ def test_every_setting_trains(tmp_path, shards, overrides):
     assert result.step == 4
     for line in read_metrics(tmp_path / "run"):
         assert line["loss"] is not None
-        assert ("loss_patch" in line) == (config.loss.patch_weight > 0)
-        assert ("loss_cls" in line) == (config.loss.cls_weight > 0)
+        assert ("loss_patch" in line) == (config.sop.patch.weight > 0)
+        assert ("loss_cls" in line) == (config.sop.cls.weight > 0)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_every_setting_trains(tmp_path, shards, overrides):
         ("train.accumulate=6",),
         ("train.views_apart=true",),
         ("train.accumulate=2", "train.views_apart=true", "sop.cls.tasks=2"),
-        ("train.views_apart=true", "masks.kind=none", "loss.patch_weight=0"),
+        ("train.views_apart=true", "masks.kind=none", "sop.patch.weight=0"),
     ],
 )
 def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
@@ -228,7 +228,7 @@ def test_anchors_and_supports_that_few_images_cannot_give_are_refused_at_the_sta
 
 @pytest.mark.parametrize("eps", [0.1, 0.6, 0.74])
 def test_what_a_message_proposes_is_not_refused(tmp_path, eps):
-    overrides = [f"sop.eps={eps}", "sop.cls.num_supports=0", "loss.patch_weight=0"]
+    overrides = [f"sop.eps={eps}", "sop.cls.num_supports=0", "sop.patch.weight=0"]
     for images in range(1, 20):
         with pytest.raises(ConfigError, match=r"sop\.cls\.num_anchors = 40 ") as caught:
             fit_memory(tiny_config(tmp_path, *overrides, "sop.cls.num_anchors=40"), "cls", images)
@@ -243,15 +243,15 @@ def test_what_a_message_proposes_is_not_refused(tmp_path, eps):
 
 
 def test_a_loss_switched_off_has_no_memory(tmp_path, shards):
-    state, _ = fresh(tmp_path, shards, "loss.patch_weight=0")
+    state, _ = fresh(tmp_path, shards, "sop.patch.weight=0")
     assert state.patch is None
     assert set(state.levels) == {"cls"}
 
 
 def test_a_student_comes_to_agree_with_a_teacher_that_stands_still(tmp_path, shards):
     still = (
-        "optim.momentum=1.0", "model.drop_path=0", "loss.patch_weight=0", "loss.teacher_temp=0.04",
-        "memory.fill=teacher", "optim.base_lr=0.2",
+        "optim.momentum=1.0", "model.drop_path=0", "sop.patch.weight=0", "loss.teacher_temp=0.04",
+        "sop.fill=teacher", "optim.base_lr=0.2",
     )  # fmt: skip
     config = tiny_config(tmp_path, f"data.train={shards}", "train.epochs=30", *still)
     run_training(config, tmp_path / "run")

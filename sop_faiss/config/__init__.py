@@ -14,7 +14,7 @@ from sop_faiss.config.load import (
     packaged_configs,
     to_yaml,
 )
-from sop_faiss.config.method import LevelConfig, LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig
+from sop_faiss.config.method import LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig, TermConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 from sop_faiss.config.schema import Config
 
@@ -22,7 +22,6 @@ __all__ = [
     "Config",
     "DataConfig",
     "EvaluateConfig",
-    "LevelConfig",
     "LossConfig",
     "MasksConfig",
     "MemoryConfig",
@@ -30,6 +29,7 @@ __all__ = [
     "NeighborsConfig",
     "OptimConfig",
     "SopConfig",
+    "TermConfig",
     "TrainConfig",
     "ViewsConfig",
     "config_of",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of
 
-__all__ = ["LevelConfig", "LossConfig", "MemoryConfig", "ModelConfig", "NeighborsConfig", "SopConfig"]
+__all__ = ["LossConfig", "MemoryConfig", "ModelConfig", "NeighborsConfig", "SopConfig", "TermConfig"]
 
 _SIZES = {
     "patch_size": 1024,
@@ -109,7 +109,7 @@ class MemoryConfig:
         require_finite("memory", self)
         for name in ("cls_capacity", "patch_capacity"):
             require(getattr(self, name) >= 2, f"memory.{name} = {getattr(self, name)}: wanted 2 or more")
-        require_one_of("memory.fill", self.fill, ("random", "teacher"))
+        require_one_of("sop.fill", self.fill, ("random", "teacher"))
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class NeighborsConfig:
 
 
 @dataclass(frozen=True)
-class LevelConfig:
+class TermConfig:
     """The prototypes of one loss level (docs/method.md, 3)."""
 
     num_anchors: int = 4096
@@ -187,8 +187,8 @@ class LevelConfig:
 class SopConfig:
     """Self-organizing prototypes (docs/method.md, 3)."""
 
-    cls: LevelConfig = field(default_factory=LevelConfig)
-    patch: LevelConfig = field(default_factory=lambda: LevelConfig(num_anchors=512, num_supports=0, tasks=1))
+    cls: TermConfig = field(default_factory=TermConfig)
+    patch: TermConfig = field(default_factory=lambda: TermConfig(num_anchors=512, num_supports=0, tasks=1))
     contributions: str = "similarity"
     """`similarity` (the released code's, clamped), `smooth` (the paper's pseudo-code), or `one_hot`."""
     eps: float = 0.1
@@ -201,7 +201,7 @@ class SopConfig:
         require_one_of("sop.contributions", self.contributions, ("similarity", "smooth", "one_hot"))
         require_one_of("sop.anchors", self.anchors, ("random", "fixed_rows", "fixed_vectors"))
         for name in ("cls", "patch"):
-            level: LevelConfig = getattr(self, name)
+            level: TermConfig = getattr(self, name)
             require_finite(f"sop.{name}", level)
             require(level.num_anchors >= 2, f"sop.{name}.num_anchors = {level.num_anchors}: wanted 2 or more")
             require(level.num_supports >= 0, f"sop.{name}.num_supports = {level.num_supports}: wanted 0 or more")
@@ -237,5 +237,5 @@ class LossConfig:
             require(getattr(self, name) >= 0, f"loss.{name} = {getattr(self, name)}: wanted 0 or more")
         require(
             self.cls_weight + self.patch_weight > 0,
-            "loss.cls_weight and loss.patch_weight are both 0: nothing would be learned",
+            "sop.cls.weight and sop.patch.weight are both 0: nothing would be learned",
         )

@@ -30,8 +30,8 @@ class Config:
 
     def __post_init__(self) -> None:
         levels = (
-            ("cls", self.loss.cls_weight, self.memory.cls_capacity, self.sop.cls),
-            ("patch", self.loss.patch_weight, self.memory.patch_capacity, self.sop.patch),
+            ("cls", self.sop.cls.weight, self.sop.cls.capacity, self.sop.cls),
+            ("patch", self.sop.patch.weight, self.sop.patch.capacity, self.sop.patch),
         )
         for name, weight, capacity, level in levels:
             if weight == 0:
@@ -47,25 +47,25 @@ class Config:
                 f"{capacity}, since an anchor is not its own support",
             )
         require(
-            self.loss.patch_weight == 0 or self.masks.kind != "none",
-            "masks.kind = none leaves the patch loss without patches: set loss.patch_weight=0 as well",
+            self.sop.patch.weight == 0 or self.masks.kind != "none",
+            "masks.kind = none leaves the patch loss without patches: set sop.patch.weight=0 as well",
         )
         masks = self.masks
         is_fixed = masks.kind == "random" and masks.random_ratio is not None
         never = masks.random_ratio == 0 if is_fixed else 0 in (masks.probability, masks.ratio[1])
         require(
-            self.loss.patch_weight == 0 or masks.kind == "none" or not never,
+            self.sop.patch.weight == 0 or masks.kind == "none" or not never,
             "masks hides no patch (probability or ratio 0), which leaves the patch loss without any: "
-            "raise it, or set loss.patch_weight=0",
+            "raise it, or set sop.patch.weight=0",
         )
         require(
-            self.loss.patch_weight == 0 or masks.start_epoch < max(1, self.train.epochs),
+            self.sop.patch.weight == 0 or masks.start_epoch < max(1, self.train.epochs),
             f"masks.start_epoch = {masks.start_epoch}: wanted fewer than train.epochs = {self.train.epochs}, or the "
             "patch loss would never start; lower it",
         )
         require(
-            self.loss.cls_weight > 0 or masks.start_epoch == 0,
-            f"masks.start_epoch = {masks.start_epoch} with loss.cls_weight = 0: nothing would be learned before that "
+            self.sop.cls.weight > 0 or masks.start_epoch == 0,
+            f"masks.start_epoch = {masks.start_epoch} with sop.cls.weight = 0: nothing would be learned before that "
             "epoch; set masks.start_epoch=0",
         )
         require(

@@ -105,8 +105,8 @@ def _training(facts: ModelFacts, config: Config) -> str:
         "steps made": f"{facts.step:,} of {train.batch_size} images each",
         "schedule": f"{train.epochs:g} epochs, base learning rate {config.optim.base_lr:g}",
         "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} pixels",
-        "[CLS] loss": f"weight {config.loss.cls_weight:g}, {_level(sop.cls, memory.cls_capacity)}",
-        "patch loss": f"weight {config.loss.patch_weight:g}, {_level(sop.patch, memory.patch_capacity)}",
+        "[CLS] loss": f"weight {config.sop.cls.weight:g}, {_level(sop.cls, sop.cls.capacity)}",
+        "patch loss": f"weight {config.sop.patch.weight:g}, {_level(sop.patch, sop.patch.capacity)}",
     }
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 

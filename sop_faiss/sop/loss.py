@@ -30,7 +30,7 @@ from sop_faiss.sop import kernel
 from sop_faiss.sop.member_weights import MemberWeights
 from sop_faiss.sop.prototypes import Prototypes
 
-__all__ = ["LevelLoss", "MemberWeights", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
+__all__ = ["MemberWeights", "TermLoss", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
 
 _BLOCK_ELEMENTS = 2**20  # logits held at once: 4 MB in float32
 
@@ -196,7 +196,7 @@ def assignment_cross_entropy(
 
 
 @dataclass(frozen=True)
-class LevelLoss:
+class TermLoss:
     """The loss of one level, and what it tells about the teacher."""
 
     loss: Float[Tensor, ""]
@@ -239,7 +239,7 @@ def cls_loss(
     teacher_temp: float,
     first_view: int = 0,
     all_views: int | None = None,
-) -> LevelLoss:
+) -> TermLoss:
     """[CLS] loss: views of an image agree in their assignment (equation 6; docs/method.md, 4).
 
     Departs: the released code takes a bfloat16 softmax and log(p**-q), infinite at p = 0; here float32, in log space.
@@ -278,7 +278,7 @@ def cls_loss(
         del shares  # D is large: gone before the next task's is gathered
     weight, summed, count = weights.sum() * images, torch.stack(entropies).mean(), global_views * images
     # Each teacher view is a partner as often as any other: the pairs' mean entropy is the views'.
-    return LevelLoss(torch.stack(losses).mean(), weight, summed, count, weight * summed / count)
+    return TermLoss(torch.stack(losses).mean(), weight, summed, count, weight * summed / count)
 
 
 def masked_row_weights(masks: Bool[Tensor, "views n"]) -> Float[Tensor, " masked"]:
@@ -294,7 +294,7 @@ def patch_loss(
     prototypes: Prototypes,
     student_temp: float,
     teacher_temp: float,
-) -> LevelLoss:
+) -> TermLoss:
     """Patch loss: a masked patch agrees with the teacher's view of it (equation 7; docs/method.md, 4).
 
     Args:
@@ -315,4 +315,4 @@ def patch_loss(
         del shares
     entropy = torch.stack(entropies).mean(0)
     weighted = (row_weights * entropy).sum()
-    return LevelLoss(torch.stack(losses).mean(), row_weights.sum(), entropy.sum(), len(teacher), weighted)
+    return TermLoss(torch.stack(losses).mean(), row_weights.sum(), entropy.sum(), len(teacher), weighted)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
-from sop_faiss.config import LevelConfig
+from sop_faiss.config import TermConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.neighbors.incremental import most_rows_of_an_image
 from sop_faiss.sop.memory import Memory
@@ -116,7 +116,7 @@ class PrototypeMaker:
     def __init__(
         self,
         memory: Memory,
-        level: LevelConfig,
+        level: TermConfig,
         *,
         contributions: str,
         eps: float,

@@ -89,7 +89,7 @@ def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -
 
 @dataclass
 class _Learned:
-    """What some of a step's images leave behind, by level: `LevelLoss.sums`, and embeddings for the memory."""
+    """What some of a step's images leave behind, by level: `TermLoss.sums`, and embeddings for the memory."""
 
     sums: dict[str, Float[Tensor, " sums"]]
     to_store: dict[str, Float[Tensor, "b d"]]
@@ -146,14 +146,14 @@ def _learn_from(
             level = cls_loss(
                 student_cls, teacher_cls, prototypes["cls"], *temperatures, first_view, views + len(local_views)
             )
-            loss = loss + config.loss.cls_weight * level.loss
+            loss = loss + config.sop.cls.weight * level.loss
             learned.sums["cls"] += level.sums()
         if has_patch and with_globals:
             weights = masked_row_weights(masks.flatten(0, 1))
             level = patch_loss(
                 student_patches, teacher_patches[: len(masked)], weights, prototypes["patch"], *temperatures
             )
-            loss = loss + config.loss.patch_weight * level.loss
+            loss = loss + config.sop.patch.weight * level.loss
             learned.sums["patch"] += level.sums()
         (loss / config.train.accumulate).backward()
     return learned
@@ -179,7 +179,7 @@ def _stored_view(views: int) -> int:
 
 
 def _level_metrics(name: str, level: Level, sums: Float[Tensor, " sums"], parts: int) -> dict[str, Tensor | float]:
-    """What one level's loss tells, of `LevelLoss.sums` over parts and ranks; ratios are NaN without a masked patch."""
+    """What one level's loss tells, of `TermLoss.sums` over parts and ranks; ratios are NaN without a masked patch."""
     loss, weight, entropies, rows, target_entropy = sums
     log_count = math.log(level.maker.level.num_anchors)
     return {
@@ -192,7 +192,7 @@ def _level_metrics(name: str, level: Level, sums: Float[Tensor, " sums"], parts:
 
 @torch.no_grad()
 def fill_memories(state: RunState, batches: Batches) -> None:
-    """Store teacher embeddings until no random row is left (memory.fill = teacher), before the first gradient."""
+    """Store teacher embeddings until no random row is left (sop.fill = teacher), before the first gradient."""
     needed = max(level.memory.capacity for level in state.levels.values())
     steps = range(-(-needed // state.config.train.batch_size))
     for batch in batch_loader(batches, steps, pin_memory=state.device.type == "cuda"):

@@ -13,7 +13,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from sop_faiss import distributed
-from sop_faiss.config import Config, LevelConfig
+from sop_faiss.config import Config, TermConfig
 from sop_faiss.errors import CheckpointError, ConfigError, is_out_of_memory
 from sop_faiss.model.checkpoint import read_state, read_tensors
 from sop_faiss.model.networks import Student, build_student_and_teacher
@@ -71,7 +71,7 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
         ConfigError: the memory that is left is too small for the anchors or supports.
     """
     asked: int = getattr(config.memory, f"{name}_capacity")
-    level: LevelConfig = getattr(config.sop, name)
+    level: TermConfig = getattr(config.sop, name)
     capacity = min(asked, images)
     exclude = config.neighbors.exclude_same_image
     exclude_same_image = exclude == "always" or (exclude == "auto" and images < 2 * asked)
@@ -114,7 +114,7 @@ def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.devi
     Raises:
         ConfigError: neighbors shall be kept, of anchors that are no rows of the memory.
     """
-    level: LevelConfig = getattr(config.sop, name)
+    level: TermConfig = getattr(config.sop, name)
     refresh = config.neighbors.refresh
     is_exact = config.neighbors.index == "exact" and config.neighbors.precision == "float32"
     if refresh == "full" or level.num_supports == 0 or not is_exact:
@@ -161,8 +161,8 @@ class RunState:
         self.is_sharded = is_sharded(self.student)
         """Whether this rank holds a part of the student only (FSDP2); then all ranks must ask for `tensors`."""
         self.optimizer = make_optimizer(self.student, config.optim)
-        self.cls = self._level("cls", config.loss.cls_weight, images)
-        self.patch = self._level("patch", config.loss.patch_weight, images)
+        self.cls = self._level("cls", config.sop.cls.weight, images)
+        self.patch = self._level("patch", config.sop.patch.weight, images)
         self.patch_generator = torch.Generator().manual_seed(distributed.derive_seed("stored patch", config.train.seed))
         """Draws the patch that each image stores; the same on all ranks."""
         self.step = 0
@@ -179,7 +179,7 @@ class RunState:
         if weight == 0:
             return None
         sop, neighbors = self.config.sop, self.config.neighbors
-        level: LevelConfig = getattr(sop, name)
+        level: TermConfig = getattr(sop, name)
         capacity, exclude_same_image = fit_memory(self.config, name, images)
         seed = distributed.derive_seed("memory", name, self.config.train.seed)
         generator = torch.Generator().manual_seed(seed)

@@ -176,8 +176,8 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
         f"data.train={out / 'data'}",
         f"train.batch_size={batch_size}",
         f"train.epochs={160 * batch_size / usable:.3f}",
-        f"memory.cls_capacity={capacity}",
-        f"memory.patch_capacity={capacity}",
+        f"sop.cls.capacity={capacity}",
+        f"sop.patch.capacity={capacity}",
         f"sop.cls.num_anchors={capacity // 4}",
         f"sop.patch.num_anchors={capacity // 4}",
     ]

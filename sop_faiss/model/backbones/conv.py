@@ -56,7 +56,7 @@ class ConvBackbone(Backbone):
         name = config.model.backbone
         if config.masks.kind != "none" and not config.masks.pixels:
             raise ConfigError(
-                f"{name} has no tokens to mask: set masks.kind=none and loss.patch_weight=0, or hide pixels with "
+                f"{name} has no tokens to mask: set masks.kind=none and sop.patch.weight=0, or hide pixels with "
                 "masks.pixels=true"
             )
         if config.model.global_token == "mean":

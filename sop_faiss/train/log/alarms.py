@@ -64,7 +64,7 @@ KINDS = {
         False,
         "the teacher assigns each image to all prototypes alike, which teaches nothing: its temperature is too high "
         "for embeddings this much alike, or the student does not move; lower loss.teacher_temp and "
-        "loss.teacher_temp_start, set memory.fill=teacher, or raise optim.base_lr or optim.momentum",
+        "loss.teacher_temp_start, set sop.fill=teacher, or raise optim.base_lr or optim.momentum",
     ),
     "rank_drop": _Kind(
         False,

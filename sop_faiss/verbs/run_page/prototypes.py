@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from sop_faiss.config import Config, LevelConfig
+from sop_faiss.config import Config, TermConfig
 from sop_faiss.errors import CheckpointError
 from sop_faiss.model.checkpoint import read_state, read_tensors
 from sop_faiss.report.contact_sheet import SheetHit, Strip
@@ -36,9 +36,9 @@ def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> Proto
         CheckpointError: the checkpoint is damaged or of another configuration.
         ConfigError: too few rows are left for the supports.
     """
-    name = "cls" if config.loss.cls_weight else "patch"
+    name = "cls" if config.sop.cls.weight else "patch"
     capacity, exclude_same_image = fit_memory(config, name, images)
-    level: LevelConfig = getattr(config.sop, name)
+    level: TermConfig = getattr(config.sop, name)
     memory = Memory(capacity, config.model.embedding_dim, torch.Generator())
     maker = PrototypeMaker(
         memory,

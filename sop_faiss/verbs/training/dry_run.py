@@ -66,8 +66,8 @@ def activation_bytes(student: Network, config: Config) -> tuple[int, int]:
     views, unit = config.views, student.backbone.patch_size
     patches = (views.global_size // unit) ** 2
     masks = None if config.masks.kind == "none" else torch.zeros(1, patches, dtype=torch.bool)
-    masked = torch.arange(round(_masked_share(config) * patches)) if config.loss.patch_weight else None
-    wants_cls = config.loss.cls_weight > 0
+    masked = torch.arange(round(_masked_share(config) * patches)) if config.sop.patch.weight else None
+    wants_cls = config.sop.cls.weight > 0
     of_global = _kept_bytes(student, views.global_size, masks, masked, wants_cls)
     return of_global, _kept_bytes(student, views.local_size) if views.local_count and wants_cls else 0
 
@@ -110,15 +110,15 @@ def describe_device_memory(
     images = config.train.batch_size // world_size
     at_once = images // config.train.accumulate
     views = config.views
-    local_count = views.local_count if config.loss.cls_weight else 0
+    local_count = views.local_count if config.sop.cls.weight else 0
     of_global, of_local = activation_bytes(student, config)
     groups = views.global_count * of_global, local_count * of_local
     kept = max(groups) if config.train.views_apart else sum(groups)
     pixels = 3 * (views.global_count * views.global_size**2 + local_count * views.local_size**2)
     patches = round(_masked_share(config) * (views.global_size // student.backbone.patch_size) ** 2)
     targets = (
-        config.sop.cls.num_anchors if config.loss.cls_weight else 0,
-        patches * config.sop.patch.num_anchors if config.loss.patch_weight else 0,
+        config.sop.cls.num_anchors if config.sop.cls.weight else 0,
+        patches * config.sop.patch.num_anchors if config.sop.patch.weight else 0,
     )
     parameters = sum(parameter.numel() for parameter in student.parameters())
     return {

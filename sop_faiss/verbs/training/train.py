@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss import distributed
-from sop_faiss.config import Config, LevelConfig, flat_settings, load_config, to_yaml
+from sop_faiss.config import Config, TermConfig, flat_settings, load_config, to_yaml
 from sop_faiss.data.first_look import first_look
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.errors import CheckpointError, ConfigError
@@ -277,12 +277,12 @@ def describe_run(config: Config) -> dict[str, Any]:
 def _describe_memories(config: Config, images: int) -> dict[str, Any]:
     """Rows of the memories, and bytes on each rank of what belongs to them."""
     dim = config.model.embedding_dim
-    weights = {"cls": config.loss.cls_weight, "patch": config.loss.patch_weight}
+    weights = {"cls": config.sop.cls.weight, "patch": config.sop.patch.weight}
     rows = {name: fit_memory(config, name, images)[0] for name, weight in weights.items() if weight}
     device = training_device(config)
     lists, indices, members = 0, 0, 0
     for name, capacity in rows.items():
-        level: LevelConfig = getattr(config.sop, name)
+        level: TermConfig = getattr(config.sop, name)
         if keeps_neighbors(config, name, capacity, device):
             lists += lists_bytes(level.num_supports, capacity)
         if config.neighbors.index != "exact" and level.num_supports:
