@@ -52,13 +52,13 @@ HEALTH = (
 def bare_steps(state: RunState, batch: Batch, steps: int) -> None:
     with mock.patch.object(Prototypes, "health", lambda self: {}):
         for _ in range(steps):
-            float(train_step(state, batch)["loss"])
+            float(train_step(state, batch).metrics["loss"])
 
 
 def recorded_steps(state: RunState, batch: Batch, steps: int, monitor: Monitor) -> None:
     for _ in range(steps):
         with watching(state) as seen:
-            metrics = train_step(state, batch)
+            metrics = train_step(state, batch).metrics
         keep_records(state, batch, metrics, seen, monitor, monitor.run, IMAGES)
 
 

@@ -161,7 +161,7 @@ def device_here() -> torch.device:
 def make_state(device: torch.device, overrides: list[str]) -> RunState:
     """A run of `vits16` before its first step, but for neighbor lists, which are there."""
     state = RunState(load_config("vits16", overrides), device, IMAGES)
-    for parts in state.levels.values():
+    for parts in state.objective.terms.values():
         if parts.maker.incremental:
             parts.memory.nearest_others(torch.arange(parts.memory.capacity, device=device))
     return state
@@ -174,7 +174,7 @@ def step_row(quick: bool, batch_size: int | None) -> Row:
     print(f"{name}, batch {images}, {device.type}: networks and memories ...", file=sys.stderr, flush=True)
     state = make_state(device, [f"model.backbone={backbone}", f"train.batch_size={images}"])
     batch = make_batch(state.config, state.student.backbone.patch_size)
-    kept = any(parts.maker.incremental for parts in state.levels.values())
+    kept = any(parts.maker.incremental for parts in state.objective.terms.values())
 
     print("steps ...", file=sys.stderr, flush=True)
     functions: dict[str, Callable[[], object]] = {

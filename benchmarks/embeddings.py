@@ -14,6 +14,7 @@ from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.checkpoint import checkpoint_directories
 from sop_faiss.model.networks import build_student_and_teacher
+from sop_faiss.objectives.choose import choose_objective
 from sop_faiss.train.checkpoints.checkpoint import load_network
 from sop_faiss.verbs.training.training_images import open_indexed_images
 
@@ -54,7 +55,7 @@ def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tenso
     checkpoints = checkpoint_directories(run)
     if len(checkpoints) < 2:
         raise SystemExit(f"{run} keeps {len(checkpoints)} checkpoints: wanted two or more (train.keep_last)")
-    _, teacher = build_student_and_teacher(config)
+    _, teacher = build_student_and_teacher(config, choose_objective(config).heads)
     batches = Batches(source, trained, config, teacher.backbone.patch_size)
     weights = []
     for checkpoint in (checkpoints[-1], checkpoints[0]):

@@ -23,7 +23,15 @@ from typing import NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 
-from sop_faiss.errors import NO_MEMORY, RunStoppedError, SopError, WorkerDiedError, is_out_of_memory, one_line
+from sop_faiss.errors import (
+    NO_MEMORY,
+    RunStoppedError,
+    SopError,
+    WorkerDiedError,
+    is_out_of_memory,
+    one_line,
+    spell_arguments,
+)
 from sop_faiss.files import DISK_FULL
 from sop_faiss.progress import ProgressCallback
 
@@ -121,12 +129,26 @@ def _signals_raised() -> Iterator[None]:
 def _failure(error: SopError | OSError | KeyboardInterrupt | _Ended) -> tuple[str, int]:
     """The line that is told, and the exit status."""
     if isinstance(error, SopError):
-        return f"error: {error}", EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
+        return f"error: {with_options(str(error))}", EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
     if isinstance(error, OSError):
         return f"error: {_os_message(error)}", EXIT_USER
     if isinstance(error, _Ended):
         return str(error), error.status
     return str(error) or "interrupted", EXIT_INTERRUPTED
+
+
+def with_options(message: str) -> str:
+    """Return a message of the library with `name=value` written as the command's option, `--name value`."""
+    context = click.get_current_context(silent=True)
+    declared = {} if context is None else {each.name: each for each in context.command.params}
+
+    def option(name: str) -> str:
+        parameter = declared.get(name)
+        if isinstance(parameter, click.Argument):
+            return parameter.make_metavar(context) if context is not None else name
+        return max(parameter.opts, key=len) if parameter is not None else f"--{name.replace('_', '-')}"
+
+    return spell_arguments(message, option, between=" ")
 
 
 def _fail(line: str, status: int, speaks: bool) -> NoReturn:
@@ -149,7 +171,7 @@ class _OneLine(logging.Formatter):
     """A log message as one line that terminals do not obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return one_line(record.getMessage())
+        return one_line(with_options(record.getMessage()))
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):

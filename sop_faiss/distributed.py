@@ -21,10 +21,12 @@ __all__ = [
     "average",
     "average_",
     "average_in_rank_order",
+    "checksum",
     "decide",
     "derive_seed",
     "gather_objects",
     "gather_rows",
+    "generator_digest",
     "is_main",
     "join_process_group",
     "leave_process_group",
@@ -193,3 +195,24 @@ def decide(question: Callable[[], T]) -> T:
         raise outcome[1]
     answer: T = outcome[0]
     return answer
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BLOCK = 2**20
+_ODD = 0x1E3779B97F4A7C15  # any large odd number: a changed word changes the sum
+
+
+def checksum(values: Shaped[Tensor, "*shape"]) -> int:
+    """64 bits that tell tensors of one shape apart by their bits: a sum of words, each times its own odd number."""
+    words = values.detach().contiguous().flatten()
+    words = words.view(_WORDS[words.element_size()])
+    weights = (2 * torch.arange(min(_BLOCK, len(words)), device=words.device) + 1) * _ODD
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for number, block in enumerate(words.split(_BLOCK)):
+        total += (block * weights[: len(block)]).sum() * (2 * number + 1)
+    return int(total)
+
+
+def generator_digest(generator: torch.Generator) -> str:
+    """Return a text that two generators share when they will draw the same numbers."""
+    return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()

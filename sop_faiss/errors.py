@@ -1,6 +1,7 @@
 """Every error a user can cause, and how it is shown: commands print one line and exit with status 1."""
 
 import re
+from collections.abc import Callable
 
 NO_MEMORY = re.compile(
     r"out of memory|not enough memory|can(?:'|no)t allocate memory|alloc(?:ation)?[_ ]fail|bad_alloc", re.IGNORECASE
@@ -8,8 +9,20 @@ NO_MEMORY = re.compile(
 """How torch (on the CPU, CUDA and its libraries) and FAISS say in a plain RuntimeError that they got no memory."""
 
 
+_ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
+
+
 class SopError(Exception):
-    """Base of all errors a user can cause; the message says what, got, wanted, and the remedy, in one line."""
+    """Base of all errors a user can cause; the message says what, got, wanted, and the remedy, in one line.
+
+    A message names what the caller has given as `name` or `name=value`, in backquotes and as the library calls it.
+    Commands show the options of these names, a run its configuration fields: see `spell_arguments`.
+    """
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments that the message speaks of, in order."""
+        return tuple(match[1] for match in _ARGUMENT.finditer(str(self)))
 
 
 class ConfigError(SopError):
@@ -42,6 +55,24 @@ class IndexMismatchError(SopError):
 
 class RunStoppedError(SopError):
     """A run stopped itself: non-finite loss or collapse. Commands exit with status 3."""
+
+
+def spell_arguments(message: str, spell: Callable[[str], str | None], between: str = "=") -> str:
+    """Write the arguments in a message in the caller's terms.
+
+    Args:
+        message: of a `SopError`.
+        spell: returns what an argument is called there; None leaves it as it is.
+        between: stands between a name and its value.
+    """
+
+    def written(match: re.Match[str]) -> str:
+        name = spell(match[1])
+        if name is None:
+            return match[0]
+        return name if match[2] is None else f"{name}{between}{match[2]}"
+
+    return _ARGUMENT.sub(written, message)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

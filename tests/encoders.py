@@ -47,7 +47,7 @@ def write_run(run: Path, config: Config | None = None, step: int = 10) -> Path:
         tensors = {f"backbone.{name}": value for name, value in backbone.state_dict().items()}
         tensors["projector.layers.0.weight"] = torch.zeros(16, 32)
         save_file(tensors, checkpoint / f"{role}.safetensors")
-    for name in ("optimizer", "memories"):
+    for name in ("optimizer", "objective"):
         save_file({"unread": torch.zeros(1)}, checkpoint / f"{name}.safetensors")
     sums = {file.name: sha256_file(file) for file in checkpoint.glob("*.safetensors")}
     counters = {"images_seen": 0, "bad_samples": 0, "best_score": None}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sop_faiss.config import Config, load_config
+from sop_faiss.model.networks import Network, build_student_and_teacher
+from sop_faiss.objectives.choose import choose_objective
 
 TINY = """
 data: {workers: 0}
@@ -19,10 +21,9 @@ model:
   drop_path: 0.1
   projector_hidden: 16
   embedding_dim: 8
-memory: {cls_capacity: 40, patch_capacity: 24}
 sop:
-  cls: {num_anchors: 8, num_supports: 3, tasks: 2}
-  patch: {num_anchors: 6, num_supports: 0, tasks: 1}
+  cls: {capacity: 40, num_anchors: 8, num_supports: 3, tasks: 2}
+  patch: {capacity: 24, num_anchors: 6, num_supports: 0, tasks: 1}
 optim: {base_lr: 0.01, warmup_epochs: 1.0}
 train: {epochs: 6.0, batch_size: 6, checkpoint_every_steps: 3, log_every_steps: 1, device: cpu}
 """
@@ -38,6 +39,11 @@ def tiny_config_file(folder: Path) -> Path:
 def tiny_config(folder: Path, *overrides: str) -> Config:
     """The configuration above, with overrides."""
     return load_config(tiny_config_file(folder), overrides)
+
+
+def networks_of(config: Config) -> tuple[Network, Network]:
+    """Student and teacher as a run starts with them."""
+    return build_student_and_teacher(config, choose_objective(config).heads)
 
 
 def conv_config(folder: Path, *overrides: str) -> Config:

@@ -12,12 +12,11 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.model.backbones import backbone as backbone_module
 from sop_faiss.model.backbones.build import seeded_backbone
-from sop_faiss.model.networks import build_student_and_teacher
 from sop_faiss.train import compile as compiled
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
 from tests.images import write_shards
-from tests.runs import conv_config, tiny_config
+from tests.runs import conv_config, networks_of, tiny_config
 from tests.test_backbone import SWIN
 
 CPU = torch.device("cpu")
@@ -95,7 +94,7 @@ def test_compiled_networks_give_the_same_steps(tmp_path, kind):
 
 def test_a_network_without_blocks_is_not_compiled_by_blocks(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
-    student, teacher = build_student_and_teacher(conv_config(tmp_path))
+    student, teacher = networks_of(conv_config(tmp_path))
     assert not compiled.compile_networks("backbone", (student, teacher), torch.device("cpu"))
     assert "has no blocks to compile here, going on without: set it to step" in caplog.text
 

@@ -241,7 +241,7 @@ def test_a_collapse_stops_the_run_and_what_was_saved_before_it_stays(tmp_path, s
     assert dump["metrics"]["embedding_cosine"] == lines[-1]["embedding_cosine"] > 0.999
     assert len(dump["image_ids"]) == len(set(dump["image_ids"])) == 12 and set(dump["image_ids"]) <= set(range(24))
     assert dump["embedding_norms"] == pytest.approx([1.0] * 12, abs=1e-5)
-    assert {"backbone.trunk.blocks.0", "projector.mlp.0"} <= dump["gradient_norms"].keys()
+    assert {"backbone.trunk.blocks.0", "heads.shared.mlp.0"} <= dump["gradient_norms"].keys()
     neighbors = dump["neighbors"]["cls"]
     assert [entry["image_id"] for entry in neighbors] == dump["image_ids"][:4]
     for entry in neighbors:
@@ -337,7 +337,7 @@ def test_gradients_that_overflow_half_precision(tmp_path, shards, monkeypatch):
     real = loop.clip_each_gradient
 
     def in_half(network, limit):
-        for parameter in network.projector.parameters():
+        for parameter in network.heads.parameters():
             parameter.grad = (parameter.grad * 2.0**24).half().float() / 2.0**24
         return real(network, limit)
 
@@ -346,7 +346,7 @@ def test_gradients_that_overflow_half_precision(tmp_path, shards, monkeypatch):
         run_training(tiny_config(tmp_path, f"data.train={shards}", *QUICK), tmp_path / "run")
     dump = json.loads((tmp_path / "run" / "stopped.json").read_text())
     spoiled = {block for block, norm in dump["gradient_norms"].items() if isinstance(norm, str)}
-    assert spoiled and all(block.startswith("projector") for block in spoiled)
+    assert spoiled and all(block.startswith("heads") for block in spoiled)
 
 
 def test_what_alarms_have_counted_is_saved(tmp_path, shards):

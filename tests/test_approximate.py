@@ -393,7 +393,7 @@ def test_a_run_trains_tells_its_recall_and_resumes_exactly(tmp_path, shards, cap
     )  # fmt: skip
     assert run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole").finished
     run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=5"), tmp_path / "parts")
-    assert "cls.memory.index_former_rows" in read_tensors(find_checkpoint(tmp_path / "parts"), "memories")
+    assert "cls.memory.index_former_rows" in read_tensors(find_checkpoint(tmp_path / "parts"), "objective")
     run_training(tiny_config(tmp_path, *overrides), tmp_path / "parts", resume=True)
     lines = records(tmp_path / "whole")
     assert len(lines) == 8
@@ -401,7 +401,7 @@ def test_a_run_trains_tells_its_recall_and_resumes_exactly(tmp_path, shards, cap
     assert not any("neighbor_recall_patch" in line for line in lines)  # no supports, no search
     assert records(tmp_path / "parts") == lines
     assert f"neighbors.index={kind} cannot save time in the 24 rows of the cls memory" in caplog.text
-    one, two = (read_tensors(find_checkpoint(tmp_path / name), "memories") for name in ("whole", "parts"))
+    one, two = (read_tensors(find_checkpoint(tmp_path / name), "objective") for name in ("whole", "parts"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
 

@@ -17,6 +17,7 @@ FLOORS = [
     {"sop"},
     {"data"},
     {"model"},
+    {"objectives"},
     {"train"},
     {"features"},
     {"index"},
@@ -81,5 +82,5 @@ def test_every_package_is_listed_for_the_wheel():
 def test_the_step_stays_readable():
     tree = ast.parse((ROOT / "sop_faiss" / "train" / "loop.py").read_text())
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    lines = sum((functions[name].end_lineno or 0) - functions[name].lineno for name in ("train_step", "_learn_from"))
-    assert lines <= 120
+    step = functions["train_step"]
+    assert (step.end_lineno or 0) - step.lineno < 60

@@ -113,7 +113,7 @@ def test_a_state_that_is_no_state(run, content, caplog):
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("file", ["state.json", "student.safetensors", "memories.safetensors"])
+@pytest.mark.parametrize("file", ["state.json", "student.safetensors", "objective.safetensors"])
 def test_a_deleted_file(run, file):
     (run / NEWEST / file).unlink()
     assert find_checkpoint(run).name == "step_00000003"
@@ -149,7 +149,7 @@ def test_other_checkpoints_need_a_teacher_alone(run, tmp_path):
 
 def test_a_run_of_very_many_steps(tmp_path):
     for step in (99_999_999, 100_000_000):
-        content = {name: {"a": torch.zeros(1)} for name in ("student", "teacher", "optimizer", "memories")}
+        content = {name: {"a": torch.zeros(1)} for name in ("student", "teacher", "optimizer", "objective")}
         write_checkpoint(tmp_path, step, content, {"images_seen": 1, "bad_samples": 0, "best_score": None})
     assert find_checkpoint(tmp_path).name == "step_100000000"
 

@@ -13,7 +13,6 @@ from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.build import build_backbone, seeded_backbone
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.model.networks import build_student_and_teacher
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.verbs.finding.index_build import build
 from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
@@ -21,7 +20,7 @@ from sop_faiss.verbs.training.train import run_training
 from tests.encoders import random_images, timm_features
 from tests.images import write_shards
 from tests.messages import assert_one_line
-from tests.runs import conv_config
+from tests.runs import conv_config, networks_of
 
 NAMES = ("test_efficientnet", "test_resnet", "test_convnext", "mobilenetv3_small_050")
 
@@ -138,14 +137,14 @@ def test_a_network_without_drop_path_says_so(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_what_a_convolutional_network_lacks_is_one_line(tmp_path: Path, overrides: tuple[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        build_student_and_teacher(conv_config(tmp_path, *overrides))
+        networks_of(conv_config(tmp_path, *overrides))
     assert_one_line(error, message)
 
 
 def test_hidden_pixels_are_for_convolutional_backbones(tmp_path: Path) -> None:
     vit = ("model.backbone=vit_tiny_patch16_224", "model.depth=1", "masks.kind=block", "masks.pixels=true")
     with pytest.raises(ConfigError) as error:
-        build_student_and_teacher(conv_config(tmp_path, *vit))
+        networks_of(conv_config(tmp_path, *vit))
     assert_one_line(error, "masks.pixels is for convolutional backbones, and vit_tiny_patch16_224 has tokens to hide")
 
 

@@ -106,7 +106,7 @@ def test_one_and_two_ranks_train_alike(tmp_path, overrides):
         for key in a.keys() - {"images_per_second", "data_wait_share", "memory_peak_bytes"}:
             expected = None if b[key] is None else pytest.approx(b[key], rel=1e-3, abs=1e-5)
             assert a[key] == expected, key
-    memories = [read_tensors(find_checkpoint(tmp_path / f"ranks{ranks}"), "memories") for ranks in (1, 2)]
+    memories = [read_tensors(find_checkpoint(tmp_path / f"ranks{ranks}"), "objective") for ranks in (1, 2)]
     for key in memories[0]:
         torch.testing.assert_close(memories[0][key], memories[1][key], rtol=1e-3, atol=1e-3)
 

@@ -11,12 +11,13 @@ from torch import nn
 
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.networks import Network, build_student_and_teacher
+from sop_faiss.model.networks import Network
+from sop_faiss.objectives.choose import choose_objective
 from sop_faiss.verbs.training import dry_run
 from sop_faiss.verbs.training.dry_run import activation_bytes
 from sop_faiss.verbs.training.train import describe_run
 from tests.images import write_folder, write_shards
-from tests.runs import tiny_config
+from tests.runs import networks_of, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +76,15 @@ class _Known(Network):
         return kept, kept.detach()  # the second is no other storage
 
 
+def activations_of(config: Config, student: Network | None = None) -> tuple[int, int]:
+    needs = choose_objective(config).needs(torch.device("cpu"), 100)
+    return activation_bytes(student or _Known(), config, needs)
+
+
 def test_activations_are_what_autograd_keeps(tmp_path):
-    assert activation_bytes(_Known(), tiny_config(tmp_path)) == (2 * 3 * 16 * 16 * 4, 2 * 3 * 8 * 8 * 4)
-    assert activation_bytes(_Known(), tiny_config(tmp_path, "views.local_count=0"))[1] == 0
-    assert activation_bytes(_Known(), tiny_config(tmp_path, "sop.cls.weight=0"))[1] == 0
+    assert activations_of(tiny_config(tmp_path)) == (2 * 3 * 16 * 16 * 4, 2 * 3 * 8 * 8 * 4)
+    assert activations_of(tiny_config(tmp_path, "views.local_count=0"))[1] == 0
+    assert activations_of(tiny_config(tmp_path, "sop.cls.weight=0"))[1] == 0
 
 
 def test_activations_grow_with_depth_and_draw_nothing(tmp_path):
@@ -86,7 +92,7 @@ def test_activations_grow_with_depth_and_draw_nothing(tmp_path):
     for depth in (2, 4, 6):
         config = tiny_config(tmp_path, f"model.depth={depth}", "model.drop_path=0")
         state = torch.get_rng_state()
-        kept.append(activation_bytes(build_student_and_teacher(config)[0], config)[0])
+        kept.append(activations_of(config, networks_of(config)[0])[0])
         assert torch.equal(torch.get_rng_state(), state)
     assert kept[2] - kept[1] == kept[1] - kept[0] > 0
 

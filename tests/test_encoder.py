@@ -13,8 +13,8 @@ from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.encoder import encoder_of_backbone
-from sop_faiss.model.networks import build_student_and_teacher
 from tests.encoders import random_images, timm_network, tiny_config, write_run
+from tests.runs import networks_of
 
 TOLERANCE = 1e-5
 
@@ -91,7 +91,7 @@ def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_random_weights_are_those_training_starts_from() -> None:
     config = tiny_config()
-    student, _ = build_student_and_teacher(config)
+    student, _ = networks_of(config)
     baseline = encoder_of_backbone(seeded_backbone(config.model, 32, seed=config.train.seed), config, "baseline")
     ours = baseline.trunk.network.state_dict()
     assert all(torch.equal(value, ours[key]) for key, value in student.backbone.state_dict().items())

@@ -219,10 +219,10 @@ def test_impossible_numbers_are_refused(encoder: Encoder, mixed: Path, options: 
 
 def test_live_backbone_is_an_encoder(mixed: Path) -> None:
     from sop_faiss.model.encoders.encoder import encoder_of_backbone
-    from sop_faiss.model.networks import build_student_and_teacher
+    from tests.runs import networks_of
 
     config = tiny_config()
-    _, teacher = build_student_and_teacher(config)
+    _, teacher = networks_of(config)
     live = encoder_of_backbone(teacher.backbone, config, "teacher at step 0")
     teacher.backbone.trunk.blocks[1].eval()
     modes = [module.training for module in teacher.modules()]

@@ -18,7 +18,7 @@ from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.model.encoders.encoder import encoder_of_backbone
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
-from sop_faiss.model.networks import Network, build_student_and_teacher
+from sop_faiss.model.networks import Network
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.parallel import copy_weights
 from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
@@ -28,7 +28,7 @@ from tests.encoders import random_images, timm_network, write_official, write_ru
 from tests.encoders import tiny_config as tiny_run
 from tests.images import write_shards
 from tests.messages import assert_one_line
-from tests.runs import conv_config, tiny_config
+from tests.runs import conv_config, networks_of, tiny_config
 
 CONV, VIT = "test_efficientnet", "vit_tiny_patch16_224"
 HALF = ("views.mean=[0.5,0.5,0.5]", "views.std=[0.5,0.5,0.5]")
@@ -56,7 +56,7 @@ def vit_config(folder: Path, *overrides: str) -> Config:
 
 def started(config: Config) -> tuple[Config, Network, Network]:
     config = resolve_init(config)
-    student, teacher = build_student_and_teacher(config)
+    student, teacher = networks_of(config)
     load_initial_weights(teacher.backbone, config.model)
     copy_weights(student, teacher.state_dict())
     return config, student.eval(), teacher.eval()
@@ -122,7 +122,7 @@ def test_a_run_starts_from_another_runs_teacher_and_takes_its_shape(tmp_path):
             for key in own.keys() - {"trunk.pos_embed"}:
                 assert torch.equal(own[key], theirs[f"backbone.{key}"])
         assert own["trunk.pos_embed"].shape == (1, 37, 32)
-        assert student.projector.mlp[0].weight.shape == (16, 32)
+        assert student.heads["shared"].mlp[0].weight.shape == (16, 32)
     assert mask_unit(config) == 8
 
 

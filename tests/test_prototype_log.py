@@ -11,6 +11,7 @@ import torch
 
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
+from sop_faiss.objectives.objective import StepSettings
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.log.prototype_log import PROTOTYPES_FILE, PrototypeLog, SeenPrototype, read_prototypes
 from sop_faiss.train.loop import train_step
@@ -35,8 +36,8 @@ def test_it_tells_what_the_step_drew(tmp_path, shards):
     state, batches = fresh(tmp_path, shards)
     log = PrototypeLog(tmp_path, 0, every_steps=3)
     for step in range(4):
-        before = state.cls.maker.generator.get_state()
-        drawn = state.cls.maker.draw()
+        before = state.objective.terms["cls"].maker.generator.get_state()
+        drawn = state.objective.terms["cls"].maker.draw()
         wanted = [
             SeenPrototype(
                 int(drawn.memory.image_ids[drawn.anchor_rows[0, place]]),
@@ -46,7 +47,7 @@ def test_it_tells_what_the_step_drew(tmp_path, shards):
             )
             for place in range(8)
         ]
-        state.cls.maker.generator.set_state(before)
+        state.objective.terms["cls"].maker.generator.set_state(before)
         train_step(state, batches[step], log)
         samples = read_prototypes(tmp_path)
         if step < 3:
@@ -68,10 +69,11 @@ def test_it_changes_nothing(tmp_path, shards):
 
 
 def test_it_is_kept_now_and_then(tmp_path, shards):
-    drawn = {"cls": fresh(tmp_path, shards)[0].cls.maker.draw()}
+    objective = fresh(tmp_path, shards)[0].objective
+    objective.begin_step(StepSettings(0.1, 0.0, 0.9, 0.04), 6, 16)
     log = PrototypeLog(tmp_path, 0, every_steps=700)
     for step in range(1, 2501):
-        log.note(step, drawn)
+        log.note(step, objective)
     steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 700, 1000, 1400, 2000, 2100]
     assert [sample.step for sample in read_prototypes(tmp_path)] == steps
 

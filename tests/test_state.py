@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.train.state import RunState, keeps_neighbors
+from sop_faiss.objectives.sop_terms import keeps_neighbors
+from sop_faiss.train.state import RunState
 from tests.messages import assert_one_line
 from tests.runs import tiny_config
 

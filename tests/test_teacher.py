@@ -7,9 +7,9 @@ import torch
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.build import seeded_backbone
-from sop_faiss.model.networks import Student, build_student_and_teacher, update_teacher
+from sop_faiss.model.networks import Student, update_teacher
 from sop_faiss.model.projector import Projector
-from tests.runs import tiny_config
+from tests.runs import networks_of, tiny_config
 
 
 def views(count: int, side: int = 16) -> torch.Tensor:
@@ -17,7 +17,7 @@ def views(count: int, side: int = 16) -> torch.Tensor:
 
 
 def test_they_start_equal_and_the_teacher_takes_no_gradient(tmp_path):
-    student, teacher = build_student_and_teacher(tiny_config(tmp_path))
+    student, teacher = networks_of(tiny_config(tmp_path))
     for (name, ours), theirs in zip(teacher.named_parameters(), student.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
         assert not ours.requires_grad
@@ -27,7 +27,7 @@ def test_they_start_equal_and_the_teacher_takes_no_gradient(tmp_path):
 
 
 def test_update_is_the_moving_average_written_out(tmp_path):
-    student, teacher = build_student_and_teacher(tiny_config(tmp_path))
+    student, teacher = networks_of(tiny_config(tmp_path))
     before = [p.clone() for p in teacher.parameters()]
     with torch.no_grad():
         for p in student.parameters():
@@ -54,35 +54,37 @@ def test_projector_makes_unit_rows_in_float32():
 
 @pytest.mark.parametrize("token", ["cls", "mean"])
 def test_embeddings_are_those_of_the_asked_tokens(tmp_path, token):
-    _, network = build_student_and_teacher(tiny_config(tmp_path, f"model.global_token={token}"))
+    _, network = networks_of(tiny_config(tmp_path, f"model.global_token={token}"))
     network.eval()
     wanted = torch.tensor([0, 17, 31])
-    cls, patches = network(views(2), None, wanted)
+    _, _, cls, patches = network(views(2), None, wanted)
     tokens = network.backbone(views(2))
     expected = tokens.cls if token == "cls" else tokens.patches.mean(1)
-    torch.testing.assert_close(cls, network.projector(expected))
-    torch.testing.assert_close(patches, network.projector(tokens.patches.flatten(0, 1)[wanted]))
-    assert network(views(2), None, wanted, wants_cls=False)[0].shape[0] == 0
-    assert network(views(2))[1].shape[0] == 0
+    torch.testing.assert_close(cls, network.heads["shared"](expected))
+    torch.testing.assert_close(patches, network.heads["shared"](tokens.patches.flatten(0, 1)[wanted]))
+    assert network(views(2), None, wanted, wants_cls=False).cls.shape[0] == 0
+    assert network(views(2)).patches.shape[0] == 0
 
 
 def test_the_student_sees_masked_global_and_local_views(tmp_path):
-    student, _ = build_student_and_teacher(tiny_config(tmp_path))
+    student, _ = networks_of(tiny_config(tmp_path))
     student.eval()
     global_views, local_views = views(6).view(2, 3, 3, 16, 16), views(3, 8).view(1, 3, 3, 8, 8)
     masks = torch.zeros(2, 3, 16, dtype=torch.bool)
     masks[1, 0, :5] = True
-    cls, patches = Student(student)(global_views, local_views, masks, masks.flatten().nonzero().squeeze(1), True)
+    both = Student(student)(global_views, local_views, masks, masks.flatten().nonzero().squeeze(1), True)
+    _, _, cls, patches = both
     assert cls.shape == (3, 3, 8)
     assert patches.shape == (5, 8)
-    torch.testing.assert_close(cls[0], student(global_views[0])[0])
-    torch.testing.assert_close(cls[1], student(global_views[1], masks[1])[0])
-    torch.testing.assert_close(cls[2], student(local_views[0])[0])
-    nothing, patches = Student(student)(global_views, local_views[:0], masks, torch.tensor([1]), False)
-    assert nothing is None
-    assert patches.shape == (1, 8)
+    torch.testing.assert_close(cls[0], student(global_views[0]).cls)
+    torch.testing.assert_close(cls[1], student(global_views[1], masks[1]).cls)
+    torch.testing.assert_close(cls[2], student(local_views[0]).cls)
+    torch.testing.assert_close(both.cls_features[2], student(local_views[0]).cls_features)
+    alone = Student(student)(global_views, local_views[:0], masks, torch.tensor([1]), False)
+    assert alone.cls.numel() == alone.cls_features.numel() == 0
+    assert alone.patches.shape == (1, 8)
 
 
 def test_sizes_must_fit_the_patch(tmp_path):
     with pytest.raises(ConfigError, match=r"views\.local_size"):
-        build_student_and_teacher(tiny_config(tmp_path, "views.local_size=9"))
+        networks_of(tiny_config(tmp_path, "views.local_size=9"))

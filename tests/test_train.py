@@ -20,13 +20,15 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.data.views.device_color import normalize
 from sop_faiss.errors import CheckpointError, ConfigError, DataError, RunStoppedError
+from sop_faiss.model import networks
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint, read_tensors
 from sop_faiss.model.projector import Projector
+from sop_faiss.objectives.sop_terms import fit_memory
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.train import loop
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.state import RunState, fit_memory
+from sop_faiss.train.state import RunState
 from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.images import write_folder, write_shards
 from tests.runs import conv_config, tiny_config, tiny_config_file
@@ -54,25 +56,25 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
     overrides = ("model.drop_path=0", f"sop.anchors={anchors}", "optim.momentum=0.9", "optim.warmup_epochs=0")
     (state, batches), (twin, _) = fresh(tmp_path, shards, *overrides), fresh(tmp_path, shards, *overrides)
     batch = batches[0]
-    metrics = train_step(state, batch)
+    metrics = train_step(state, batch).metrics
 
     # by hand, with the twin's parts
     views = normalize(batch.global_views, batch.global_colors, twin.config.views, twin.device)
     local = normalize(batch.local_views, batch.local_colors, twin.config.views, twin.device)
-    stored = twin.draw_stored_patches(6, 16)
+    stored = twin.objective._draw_stored_patches(6, 16)
     teacher = [twin.teacher.backbone(view) for view in views]
-    teacher_cls = torch.stack([twin.teacher.projector(tokens.cls) for tokens in teacher])
-    teacher_patches = torch.stack([twin.teacher.projector(tokens.patches) for tokens in teacher])
+    teacher_cls = torch.stack([twin.teacher.heads["shared"](tokens.cls) for tokens in teacher])
+    teacher_patches = torch.stack([twin.teacher.heads["shared"](tokens.patches) for tokens in teacher])
     student = [twin.student.backbone(view, mask) for view, mask in zip(views, batch.masks, strict=True)]
-    student_cls = [twin.student.projector(tokens.cls) for tokens in student]
-    student_cls.append(twin.student.projector(twin.student.backbone(local[0]).cls))
-    student_patches = torch.stack([twin.student.projector(tokens.patches) for tokens in student])
-    first = cls_loss(torch.stack(student_cls), teacher_cls, twin.cls.maker.draw(), 0.1, 0.04)
+    student_cls = [twin.student.heads["shared"](tokens.cls) for tokens in student]
+    student_cls.append(twin.student.heads["shared"](twin.student.backbone(local[0]).cls))
+    student_patches = torch.stack([twin.student.heads["shared"](tokens.patches) for tokens in student])
+    first = cls_loss(torch.stack(student_cls), teacher_cls, twin.objective.terms["cls"].maker.draw(), 0.1, 0.04)
     second = patch_loss(
         student_patches[batch.masks],
         teacher_patches[batch.masks],
         masked_row_weights(batch.masks.flatten(0, 1)),
-        twin.patch.maker.draw(),
+        twin.objective.terms["patch"].maker.draw(),
         0.1,
         0.04,
     )
@@ -92,11 +94,11 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
     ):
         torch.testing.assert_close(ours, 0.9 * old + 0.1 * new, rtol=1e-4, atol=1e-5)
     # stored once, after the step: view 2 of the teacher before its update
-    torch.testing.assert_close(state.cls.memory.embeddings[:6], teacher_cls[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state.objective.terms["cls"].memory.embeddings[:6], teacher_cls[1], rtol=1e-4, atol=1e-5)
     expected = teacher_patches[1][torch.arange(6), stored]
-    torch.testing.assert_close(state.patch.memory.embeddings[:6], expected, rtol=1e-4, atol=1e-5)
-    assert state.cls.memory.image_ids[:7].tolist() == [*batch.image_ids.tolist(), -1]
-    assert state.cls.memory.stored == 6
+    torch.testing.assert_close(state.objective.terms["patch"].memory.embeddings[:6], expected, rtol=1e-4, atol=1e-5)
+    assert state.objective.terms["cls"].memory.image_ids[:7].tolist() == [*batch.image_ids.tolist(), -1]
+    assert state.objective.terms["cls"].memory.stored == 6
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
     kept = [override for override in overrides if not override.startswith("train.")]
     (whole, batches), (parts, _) = fresh(tmp_path, shards, *common, *kept), fresh(tmp_path, shards, *common, *overrides)
     for step in range(2):
-        told = [train_step(state, batches[step]) for state in (whole, parts)]
+        told = [train_step(state, batches[step]).metrics for state in (whole, parts)]
         for key in told[0]:
             assert float(told[1][key]) == pytest.approx(float(told[0][key]), rel=1e-4, nan_ok=True), key
         for (name, one), two in zip(whole.student.named_parameters(), parts.student.parameters(), strict=True):
@@ -158,15 +160,15 @@ def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
                 torch.testing.assert_close(
                     two.grad, one.grad, rtol=1e-3, atol=1e-6 + 1e-4 * float(one.grad.abs().max())
                 )
-        for name, level in whole.levels.items():
-            memory = parts.levels[name].memory
+        for name, level in whole.objective.terms.items():
+            memory = parts.objective.terms[name].memory
             torch.testing.assert_close(memory.embeddings, level.memory.embeddings, rtol=1e-4, atol=1e-5)
             assert torch.equal(memory.image_ids, level.memory.image_ids)
 
 
 def test_4_x_64_images_give_the_gradients_of_1_x_256(tmp_path, monkeypatch):
     """To 1e-10: all that is float32 but for the memories is made float64 here."""
-    monkeypatch.setattr(loop, "normalize", lambda *arguments: normalize(*arguments).double())
+    monkeypatch.setattr(networks, "normalize", lambda *arguments: normalize(*arguments).double())
     monkeypatch.setattr(Projector, "forward", lambda self, features: F.normalize(self.mlp(features), dim=-1))
     generator = torch.Generator().manual_seed(0)
     masks = torch.rand(2, 256, 16, generator=generator) < 0.3
@@ -185,7 +187,7 @@ def test_4_x_64_images_give_the_gradients_of_1_x_256(tmp_path, monkeypatch):
     losses = []
     for state in (whole, parts):
         state.student.double(), state.teacher.double()
-        losses.append(float(train_step(state, batch)["loss"]))
+        losses.append(float(train_step(state, batch).metrics["loss"]))
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)  # losses are told in float32
     for one, two in zip(whole.student.parameters(), parts.student.parameters(), strict=True):
         assert one.grad.dtype == torch.float64
@@ -244,8 +246,7 @@ def test_what_a_message_proposes_is_not_refused(tmp_path, eps):
 
 def test_a_loss_switched_off_has_no_memory(tmp_path, shards):
     state, _ = fresh(tmp_path, shards, "sop.patch.weight=0")
-    assert state.patch is None
-    assert set(state.levels) == {"cls"}
+    assert set(state.objective.terms) == {"cls"}
 
 
 def test_a_student_comes_to_agree_with_a_teacher_that_stands_still(tmp_path, shards):
@@ -299,7 +300,7 @@ def test_resume_is_exact(tmp_path, shards, setting):
     run_training(tiny_config(tmp_path, *overrides, "data.workers=1", "data.threads=2"), tmp_path / "parts", resume=True)
     assert records(tmp_path / "parts") == records(tmp_path / "whole")
     last = [find_checkpoint(tmp_path / name) for name in ("whole", "parts")]
-    for file in ("student", "teacher", "optimizer", "memories"):
+    for file in ("student", "teacher", "optimizer", "objective"):
         one, two = (read_tensors(checkpoint, file) for checkpoint in last)
         assert one.keys() == two.keys()
         assert all(torch.equal(one[key], two[key]) for key in one), file
@@ -315,7 +316,7 @@ def test_resume_is_exact_before_at_and_after_the_end_of_the_projectors_warm_up(t
     run_training(make(tmp_path, *overrides), tmp_path / "parts", resume=True)
     assert records(tmp_path / "parts") == records(tmp_path / "whole")
     last = [find_checkpoint(tmp_path / name) for name in ("whole", "parts")]
-    for file in ("student", "teacher", "optimizer", "memories"):
+    for file in ("student", "teacher", "optimizer", "objective"):
         one, two = (read_tensors(checkpoint, file) for checkpoint in last)
         assert one.keys() == two.keys()
         assert all(torch.equal(one[key], two[key]) for key in one), file
@@ -335,7 +336,7 @@ def test_a_projector_warms_up_before_a_backbone_that_stands_still(tmp_path, shar
             for name, value in network.state_dict().items():
                 assert torch.equal(value, before[name]) == name.startswith("backbone."), name
         assert all(parameter.grad is None for parameter in state.student.backbone.parameters())
-        assert all(name.startswith("projector.") for name in state.tensors()["optimizer"])
+        assert all(name.startswith("heads.") for name in state.tensors()["optimizer"])
     train_step(state, batches[2])
     assert not torch.equal(next(state.student.backbone.trunk.parameters()), trunk_before[0])
     without = {name for name, parameter in state.student.named_parameters() if parameter.grad is None}
@@ -347,7 +348,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, shards, caplog):
     run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole")
     run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=8"), tmp_path / "run")
     assert [path.name for path in checkpoint_directories(tmp_path / "run")] == ["step_00000008", "step_00000006"]
-    newest = checkpoint_directories(tmp_path / "run")[0] / "memories.safetensors"
+    newest = checkpoint_directories(tmp_path / "run")[0] / "objective.safetensors"
     content = bytearray(newest.read_bytes())
     content[-3] ^= 1
     newest.write_bytes(content)
@@ -427,8 +428,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_a_dump(tmp_path, sha
     real = loop.train_step
 
     def broken(state, batch, log):
-        metrics = real(state, batch, log)
-        return {**metrics, "loss": torch.tensor(float("nan"))} if state.step == 5 else metrics
+        step = real(state, batch, log)
+        return step._replace(metrics={**step.metrics, "loss": torch.tensor(float("nan"))}) if state.step == 5 else step
 
     monkeypatch.setattr(loop, "train_step", broken)
     with pytest.raises(RunStoppedError, match="loss is nan at step 5"):
@@ -485,7 +486,7 @@ def test_a_dry_run_tells_the_bytes_that_a_run_has(tmp_path, shards, override):
     described = describe_run(tiny_config(tmp_path, f"data.train={shards}", *common))
     state, batches = fresh(tmp_path, shards, *common)
     sizes = {"memories": 0, "lists": 0}
-    for level in state.levels.values():
+    for level in state.objective.terms.values():
         for name, value in level.memory.state_dict().items():
             if name != "position":
                 sizes["lists" if name.startswith("neighbor_") else "memories"] += value.nbytes
@@ -494,7 +495,7 @@ def test_a_dry_run_tells_the_bytes_that_a_run_has(tmp_path, shards, override):
     train_step(state, batches[0])
     saved = sum(value.nbytes for content in state.tensors().values() for value in content.values())
     assert described["checkpoint_bytes"] == pytest.approx(saved, abs=20_000)  # generators and counts
-    gathered = max(level.maker.draw().members(0).nbytes for level in state.levels.values())
+    gathered = max(level.maker.draw().members(0).nbytes for level in state.objective.terms.values())
     assert described["gathered_members_bytes"] == gathered
 
 

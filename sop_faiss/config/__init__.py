@@ -11,10 +11,11 @@ from sop_faiss.config.load import (
     find_config,
     flat_settings,
     load_config,
+    load_run_config,
     packaged_configs,
     to_yaml,
 )
-from sop_faiss.config.method import LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig, TermConfig
+from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, SopConfig, TermConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 from sop_faiss.config.schema import Config
 
@@ -24,7 +25,6 @@ __all__ = [
     "EvaluateConfig",
     "LossConfig",
     "MasksConfig",
-    "MemoryConfig",
     "ModelConfig",
     "NeighborsConfig",
     "OptimConfig",
@@ -37,6 +37,7 @@ __all__ = [
     "find_config",
     "flat_settings",
     "load_config",
+    "load_run_config",
     "packaged_configs",
     "to_yaml",
 ]

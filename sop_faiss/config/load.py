@@ -21,12 +21,22 @@ from omegaconf.errors import (
 )
 
 from sop_faiss.config.checks import shown
+from sop_faiss.config.renamed import RENAMED, translate
 from sop_faiss.config.schema import Config
 from sop_faiss.config.wanted import wanted
 from sop_faiss.errors import ConfigError
 from sop_faiss.paths import path_state
 
-__all__ = ["config_of", "config_summary", "find_config", "flat_settings", "load_config", "packaged_configs", "to_yaml"]
+__all__ = [
+    "config_of",
+    "config_summary",
+    "find_config",
+    "flat_settings",
+    "load_config",
+    "load_run_config",
+    "packaged_configs",
+    "to_yaml",
+]
 
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
 """The value of another field. Resolvers, as `${oc.env:NAME}`, would read the environment for whoever wrote the file."""
@@ -49,9 +59,11 @@ def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "")
     known = _known_keys(Config)
     for key, value in content.items():
         name = f"{prefix}{key}"
+        if name in RENAMED:
+            raise ConfigError(f"{origin}: {name} has been renamed: write {RENAMED[name]}")
         if name in known and "." in str(key):
             raise ConfigError(f"{origin}: key {shown(name)}: in a file, write its last part below its section")
-        if name not in known:
+        if name not in known and not any(old.startswith(f"{name}.") for old in RENAMED):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             if not near:
                 near = [option for option in known if option.rsplit(".", 1)[-1] == str(key).rsplit(".", 1)[-1]][:1]
@@ -167,6 +179,15 @@ def _parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
+def load_run_config(file: Path) -> Config:
+    """Read the configuration that a run was started with, with the names of settings of earlier versions translated.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    return _built({f"config {file}": translate(_read_mapping(file))})
+
+
 def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weights: Path | None = None) -> Config:
     """Read a configuration, apply dotted overrides, and check it.
 
@@ -196,7 +217,7 @@ def config_of(content: dict[str, Any], origin: str) -> Config:
         ConfigError: as `load_config`.
     """
     _reject_resolvers(content, origin)
-    return _built({origin: content})
+    return _built({origin: translate(content)})
 
 
 def _built(layers: dict[str, dict[str, Any]]) -> Config:

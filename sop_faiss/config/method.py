@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of
 
-__all__ = ["LossConfig", "MemoryConfig", "ModelConfig", "NeighborsConfig", "SopConfig", "TermConfig"]
-
 _SIZES = {
     "patch_size": 1024,
     "embed_dim": 16_384,
@@ -95,24 +93,6 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
-    """The two FIFO memories (docs/method.md, 2)."""
-
-    cls_capacity: int = 65536
-    """N_C, rows of the [CLS] memory; at most as many as there are training images."""
-    patch_capacity: int = 8192
-    """N_P, rows of the patch memory; likewise."""
-    fill: str = "random"
-    """What the memories hold at first: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
-
-    def __post_init__(self) -> None:
-        require_finite("memory", self)
-        for name in ("cls_capacity", "patch_capacity"):
-            require(getattr(self, name) >= 2, f"memory.{name} = {getattr(self, name)}: wanted 2 or more")
-        require_one_of("sop.fill", self.fill, ("random", "teacher"))
-
-
-@dataclass(frozen=True)
 class NeighborsConfig:
     """How the nearest rows of the anchors are found."""
 
@@ -173,8 +153,12 @@ class NeighborsConfig:
 
 @dataclass(frozen=True)
 class TermConfig:
-    """The prototypes of one loss level (docs/method.md, 3)."""
+    """One loss term: its weight, its memory and its prototypes (docs/method.md, 2 to 4)."""
 
+    weight: float = 1.0
+    """lambda: factor of the term in the loss; 0 switches it off, with its memory, search and forward pass."""
+    capacity: int = 65536
+    """N, rows of its memory; at most as many as there are training images."""
     num_anchors: int = 4096
     """K, prototypes (SOPs) per task."""
     num_supports: int = 8
@@ -188,7 +172,13 @@ class SopConfig:
     """Self-organizing prototypes (docs/method.md, 3)."""
 
     cls: TermConfig = field(default_factory=TermConfig)
-    patch: TermConfig = field(default_factory=lambda: TermConfig(num_anchors=512, num_supports=0, tasks=1))
+    """The [CLS] term: lambda_1 and N_C."""
+    patch: TermConfig = field(
+        default_factory=lambda: TermConfig(capacity=8192, num_anchors=512, num_supports=0, tasks=1)
+    )
+    """The patch term: lambda_2 and N_P."""
+    fill: str = "random"
+    """What the memories hold at first: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
     contributions: str = "similarity"
     """`similarity` (the released code's, clamped), `smooth` (the paper's pseudo-code), or `one_hot`."""
     eps: float = 0.1
@@ -200,42 +190,49 @@ class SopConfig:
         require_finite("sop", self)
         require_one_of("sop.contributions", self.contributions, ("similarity", "smooth", "one_hot"))
         require_one_of("sop.anchors", self.anchors, ("random", "fixed_rows", "fixed_vectors"))
-        for name in ("cls", "patch"):
-            level: TermConfig = getattr(self, name)
-            require_finite(f"sop.{name}", level)
-            require(level.num_anchors >= 2, f"sop.{name}.num_anchors = {level.num_anchors}: wanted 2 or more")
-            require(level.num_supports >= 0, f"sop.{name}.num_supports = {level.num_supports}: wanted 0 or more")
-            require_between(f"sop.{name}.tasks", level.tasks, 1, 1000)
-            limit = 1.0 - 1.0 / level.num_anchors
+        require_one_of("sop.fill", self.fill, ("random", "teacher"))
+        require(bool(self.terms()), "sop.cls.weight and sop.patch.weight are both 0: nothing would be learned")
+        for name, term in (("cls", self.cls), ("patch", self.patch)):
+            require_finite(f"sop.{name}", term)
+            require(term.weight >= 0, f"sop.{name}.weight = {term.weight}: wanted 0 or more")
+            require(term.capacity >= 2, f"sop.{name}.capacity = {term.capacity}: wanted 2 or more")
+            require(term.num_anchors >= 2, f"sop.{name}.num_anchors = {term.num_anchors}: wanted 2 or more")
+            require(term.num_supports >= 0, f"sop.{name}.num_supports = {term.num_supports}: wanted 0 or more")
+            require_between(f"sop.{name}.tasks", term.tasks, 1, 1000)
+            limit = 1.0 - 1.0 / term.num_anchors
             require(
                 0.0 <= self.eps < limit,
                 f"sop.eps = {self.eps}: wanted 0 <= eps < 1 - 1/num_anchors = {limit:.3f}, "
                 "or an anchor would give more to other prototypes than to its own",
             )
+            require(
+                term.weight == 0 or term.num_anchors <= term.capacity,
+                f"sop.{name}.num_anchors = {term.num_anchors} exceeds sop.{name}.capacity = {term.capacity}: "
+                "lower the one or raise the other",
+            )
+            require(
+                term.weight == 0 or term.num_supports < term.capacity,
+                f"sop.{name}.num_supports = {term.num_supports}: wanted fewer than sop.{name}.capacity = "
+                f"{term.capacity}, since an anchor is not its own support",
+            )
+
+    def terms(self) -> dict[str, TermConfig]:
+        """Return the loss terms that have a weight, by name."""
+        return {name: term for name, term in (("cls", self.cls), ("patch", self.patch)) if term.weight}
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Temperatures and weights (docs/method.md, 4)."""
+    """Temperatures (docs/method.md, 4)."""
 
     student_temp: float = 0.1
     teacher_temp_start: float = 0.04
     teacher_temp: float = 0.07
     """Teacher temperature from `teacher_temp_epochs` on; linear from `teacher_temp_start` before."""
     teacher_temp_epochs: float = 30.0
-    cls_weight: float = 1.0
-    """lambda_1; 0 switches the [CLS] loss off, with its memory, search and forward."""
-    patch_weight: float = 1.0
-    """lambda_2; 0 switches the patch loss off."""
 
     def __post_init__(self) -> None:
         require_finite("loss", self)
         for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
             require(getattr(self, name) >= 0.005, f"loss.{name} = {getattr(self, name)}: wanted 0.005 or more")
         require_between("loss.teacher_temp_epochs", self.teacher_temp_epochs, 0, 1_000_000)
-        for name in ("cls_weight", "patch_weight"):
-            require(getattr(self, name) >= 0, f"loss.{name} = {getattr(self, name)}: wanted 0 or more")
-        require(
-            self.cls_weight + self.patch_weight > 0,
-            "sop.cls.weight and sop.patch.weight are both 0: nothing would be learned",
-        )

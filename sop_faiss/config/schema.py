@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sop_faiss.config.checks import require
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
-from sop_faiss.config.method import LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig
+from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, SopConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 
 __all__ = ["Config"]
@@ -20,7 +20,6 @@ class Config:
     views: ViewsConfig = field(default_factory=ViewsConfig)
     masks: MasksConfig = field(default_factory=MasksConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
     neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
     sop: SopConfig = field(default_factory=SopConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -29,23 +28,6 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
-        levels = (
-            ("cls", self.sop.cls.weight, self.sop.cls.capacity, self.sop.cls),
-            ("patch", self.sop.patch.weight, self.sop.patch.capacity, self.sop.patch),
-        )
-        for name, weight, capacity, level in levels:
-            if weight == 0:
-                continue
-            require(
-                level.num_anchors <= capacity,
-                f"sop.{name}.num_anchors = {level.num_anchors} exceeds memory.{name}_capacity = {capacity}: "
-                "lower the one or raise the other",
-            )
-            require(
-                level.num_supports < capacity,
-                f"sop.{name}.num_supports = {level.num_supports}: wanted fewer than memory.{name}_capacity = "
-                f"{capacity}, since an anchor is not its own support",
-            )
         require(
             self.sop.patch.weight == 0 or self.masks.kind != "none",
             "masks.kind = none leaves the patch loss without patches: set sop.patch.weight=0 as well",

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sop_faiss.config import Config, load_config
+from sop_faiss.config import Config, load_run_config
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
 
@@ -33,8 +33,10 @@ _STEP_NAME = re.compile(r"step_(\d{8,})")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-]+\.safetensors")
 _OF_ANY = {"teacher.safetensors"}
 """What every checkpoint has, `best/` too."""
-_OF_A_STEP = {"student.safetensors", "teacher.safetensors", "optimizer.safetensors", "memories.safetensors"}
+_OF_A_STEP = {"student.safetensors", "teacher.safetensors", "optimizer.safetensors", "objective.safetensors"}
 """What a run goes on from."""
+_OF_VERSION_0_1 = {"objective.safetensors": "memories.safetensors"}
+"""Files that had another name in checkpoints up to version 0.1."""
 _FIELDS_OF_A_STEP = {"step", "images_seen", "bad_samples", "best_score"}
 """What it goes on from beside tensors; scores of older checkpoints are unknown."""
 
@@ -71,7 +73,8 @@ def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
     named = _STEP_NAME.fullmatch(checkpoint.name)
     files, step = state["sha256"], state.get("step")
     odd = next((name for name in files if not _FILE_NAME.fullmatch(name)), None)
-    missing = (_OF_ANY if named is None else _OF_A_STEP) - files.keys()
+    present = files.keys() | {new for new, old in _OF_VERSION_0_1.items() if old in files}
+    missing = (_OF_ANY if named is None else _OF_A_STEP) - present
     whole = {
         "sha256": odd is None and not missing,
         "step": _is_count(step) and (named is None or step == int(named[1])),
@@ -154,14 +157,17 @@ def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
 
     Args:
         checkpoint: the directory.
-        name: `student`, `teacher`, `optimizer` or `memories`.
+        name: `student`, `teacher`, `optimizer` or `objective`.
 
     Raises:
         CheckpointError: the file is missing or damaged.
     """
     path = checkpoint / f"{name}.safetensors"
+    old = _OF_VERSION_0_1.get(path.name)
+    if old is not None and not path.exists() and (checkpoint / old).exists():
+        path = checkpoint / old
     try:
-        return load_file(path)
+        return {re.sub(r"^projector\.", "heads.shared.", key): value for key, value in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint file {path} cannot be read: {str(error).splitlines()[0]}") from None
 
@@ -176,7 +182,7 @@ def config_of_run(checkpoint: Path) -> Config:
     config_file = run_directory(checkpoint) / "config.yaml"
     if not config_file.is_file():
         raise CheckpointError(f"{config_file} is missing: a checkpoint is read with the config of its run beside it")
-    return load_config(config_file)
+    return load_run_config(config_file)
 
 
 def read_backbone(checkpoint: Path, *, student: bool = False) -> dict[str, Tensor]:

@@ -142,6 +142,7 @@ def _config_in(ours: dict[str, Any], file: Path) -> Config:
     if not isinstance(model, dict) or not isinstance(views, dict):
         raise CheckpointError(f"{file} was changed: its section sop_faiss has no model or no views")
     try:
-        return config_of({"model": model, "views": views, "data": data, "loss": {"patch_weight": 0.0}}, str(file))
+        sections = {"model": model, "views": views, "data": data, "sop": {"patch": {"weight": 0.0}}}
+        return config_of(sections, str(file))
     except SopError as error:
         raise CheckpointError(f"{error}: export again") from None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sop_faiss.config import Config
+from sop_faiss.config import Config, TermConfig
 
 __all__ = ["ModelFacts", "write_card"]
 
@@ -99,22 +99,22 @@ _POOLINGS = {"cls": "the [CLS] token after the final norm", "mean": "the mean of
 
 
 def _training(facts: ModelFacts, config: Config) -> str:
-    views, train, sop, memory = config.views, config.train, config.sop, config.memory
+    views, train, sop = config.views, config.train, config.sop
     rows = {
         "network": f"{facts.role} of {facts.checkpoint}",
         "steps made": f"{facts.step:,} of {train.batch_size} images each",
         "schedule": f"{train.epochs:g} epochs, base learning rate {config.optim.base_lr:g}",
         "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} pixels",
-        "[CLS] loss": f"weight {config.sop.cls.weight:g}, {_level(sop.cls, sop.cls.capacity)}",
-        "patch loss": f"weight {config.sop.patch.weight:g}, {_level(sop.patch, sop.patch.capacity)}",
+        "[CLS] loss": _term(sop.cls),
+        "patch loss": _term(sop.patch),
     }
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
 
-def _level(level: Any, capacity: int) -> str:
-    counts = ((level.num_anchors, "anchor"), (level.num_supports, "support"), (level.tasks, "task"))
+def _term(term: TermConfig) -> str:
+    counts = ((term.num_anchors, "anchor"), (term.num_supports, "support"), (term.tasks, "task"))
     anchors, supports, tasks = (f"{count:,} {what}{'s' if count != 1 else ''}" for count, what in counts)
-    return f"memory of at most {capacity:,} rows, {anchors} with {supports} each, {tasks}"
+    return f"weight {term.weight:g}, memory of at most {term.capacity:,} rows, {anchors} with {supports} each, {tasks}"
 
 
 def _scores(metrics: Sequence[Mapping[str, Any]], step: int) -> str:

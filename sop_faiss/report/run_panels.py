@@ -27,18 +27,19 @@ class Reference(NamedTuple):
 class RunConstants:
     """What the meaning of a run's numbers depends on."""
 
-    num_anchors: Mapping[str, int]
-    """K of each level."""
+    floors: Mapping[str, float]
+    """ln K of each loss term."""
     embedding_dim: int
     """d."""
 
     def log_counts(self) -> list[Reference]:
-        """ln K of each level, once where they are equal: what uniform assignments cost."""
-        levels: dict[int, list[str]] = {}
-        for level, count in self.num_anchors.items():
-            levels.setdefault(count, []).append(_LEVELS.get(level, level))
+        """Return ln K of each loss term, once where they are equal: what uniform assignments cost."""
+        terms: dict[float, list[str]] = {}
+        for term, floor in self.floors.items():
+            terms.setdefault(floor, []).append(_TERMS.get(term, term))
         return [
-            Reference(math.log(count), f"ln {count:,} ({', '.join(names)}): uniform") for count, names in levels.items()
+            Reference(floor, f"ln {round(math.exp(floor)):,} ({', '.join(names)}): uniform")
+            for floor, names in terms.items()
         ]
 
 
@@ -63,9 +64,9 @@ class Panel:
         return self.title if name in (self.title, "") else f"{self.title}: {name}"
 
 
-_LEVELS = {"cls": "[CLS]", "patch": "patches"}
+_TERMS = {"cls": "[CLS]", "patch": "patches"}
 _LEGEND = {
-    **_LEVELS,
+    **_TERMS,
     "loss": "weighted sum",
     "loss_cls": "[CLS]",
     "loss_patch": "patches",

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sop_faiss.config import NeighborsConfig
+from sop_faiss.distributed import checksum
 from sop_faiss.errors import CheckpointError
 from sop_faiss.neighbors.approximate import ApproximateSearch
 from sop_faiss.neighbors.incremental import NeighborLists
@@ -84,6 +85,16 @@ class Memory:
         """
         known = self.stored_at != _UNKNOWN
         return (self.steps - self.stored_at).where(known, 0).sum().float() / known.sum()
+
+    def newest_rows(self, count: int) -> Int64[Tensor, " rows"]:
+        """Return the rows that were stored last, in the order of storing; fewer where it does not hold as many."""
+        count = min(count, self.stored, self.capacity)
+        places = torch.arange(self.pointer - count, self.pointer, device=self.image_ids.device)
+        return places % self.capacity
+
+    def digest(self) -> str:
+        """Return a text that two memories with the same contents share."""
+        return f"{checksum(self.embeddings)} {checksum(self.image_ids)} {self.stored}"
 
     @property
     def engine(self) -> str:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from sop_faiss import distributed
 from sop_faiss.config import OptimConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.train.schedules import StepSettings
+from sop_faiss.objectives.objective import StepSettings
 
 __all__ = ["apply_settings", "clip_each_gradient", "make_optimizer"]
 

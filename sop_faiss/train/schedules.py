@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sop_faiss.config import Config
+from sop_faiss.objectives.objective import StepSettings
 
-__all__ = ["Schedules", "StepSettings", "cosine"]
+__all__ = ["Schedules", "cosine"]
 
 
 def cosine(start: float, end: float, progress: float) -> float:
     """From `start` at progress 0 to `end` at 1 along half a cosine."""
     return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * min(1.0, max(0.0, progress))))
-
-
-class StepSettings(NamedTuple):
-    """What holds in one step."""
-
-    learning_rate: float
-    weight_decay: float
-    momentum: float
-    teacher_temp: float
-    trunk_lr_scale: float = 1.0
-    """The backbone's learning rate over the projector's: 0 while it is frozen, then rising; see
-    `optim.projector_warmup_epochs`."""
 
 
 @dataclass(frozen=True)

@@ -151,9 +151,9 @@ def _is_constant(metrics: Mapping[str, float | int], student_temp: float) -> boo
     distance = math.sqrt(max(0.0, 2.0 * (1.0 - cosine)))  # rounding may take a cosine above 1
     if distance < CONSTANT_LOGITS * min(student_temp, metrics["teacher_temp"]):
         return True
-    levels = ("cls", "patch")  # the cosine is of the first one there is
-    entropies = [metrics[key] for level in levels if (key := f"teacher_entropy_{level}_over_lnK") in metrics]
-    return cosine > ALIKE_COSINE and bool(entropies) and entropies[0] > EXACTLY_UNIFORM
+    # Of the first loss term, whose embeddings the cosine is of: metrics are in the order of the terms.
+    entropy = next((value for key, value in metrics.items() if key.startswith("teacher_entropy_")), 0.0)
+    return cosine > ALIKE_COSINE and entropy > EXACTLY_UNIFORM
 
 
 class Alarms:

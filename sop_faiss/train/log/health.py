@@ -10,20 +10,20 @@ import contextlib
 import math
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 from torch.nn import functional as F
 
 from sop_faiss import distributed
-from sop_faiss.sop.memory import Memory
+from sop_faiss.objectives.objective import Learned
 from sop_faiss.train.log.embedding_spread import mean_cosine, rankme, view_auc
 from sop_faiss.train.state import RunState
 
-__all__ = ["is_logged", "newest_rows", "watching"]
+__all__ = ["Watch", "is_logged", "watching"]
 
 MAX_ROWS = 256
 """Of how many rows spread is told at most: the solver's time grows with their cube."""
@@ -34,60 +34,43 @@ def is_logged(state: RunState, step: int) -> bool:
     return step % state.config.train.log_every_steps == 0 or step in (1, state.schedules.total_steps)
 
 
-def newest_rows(memory: Memory, count: int) -> Int64[Tensor, " rows"]:
-    """Rows of the memory that were stored last, in the order of storing; fewer where it does not hold as many."""
-    count = min(count, memory.stored, memory.capacity)
-    places = torch.arange(memory.pointer - count, memory.pointer, device=memory.image_ids.device)
-    return places % memory.capacity
-
-
 @contextlib.contextmanager
-def watching(state: RunState) -> Iterator[dict[str, float | int]]:
-    """Look on while the state's next step is made.
+def watching(state: RunState) -> Iterator[Watch]:
+    """Watch the state's next step.
 
     Yields:
-        What was seen, the same on all ranks; filled in when the step is over, and left empty unless it is logged.
+        What saw it; ask it for its numbers when the step is over.
     """
-    told: dict[str, float | int] = {}
-    if not is_logged(state, state.step + 1):
-        yield told
-        return
-    watch = _Watch(state)
+    watch = Watch(state)
     try:
-        yield told
+        yield watch
     finally:
         watch.end()
-    told.update(watch.numbers())
 
 
-class _Watch:
-    """Hooks on the teacher's projector, for the features that go into it, and on the optimizer."""
+class Watch:
+    """Sees one step by hooks on the optimizer; of a step that is not logged it sees nothing.
+
+    Args:
+        state: before the step.
+    """
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self._features: list[Float[Tensor, "views b f"]] = []
+        self._is_logged = is_logged(state, state.step + 1)
         self._before: list[Tensor] = []
         self._update_norm = math.nan
-        self._hooks = [
-            state.teacher.projector.register_forward_pre_hook(self._see_features),
-            state.optimizer.register_step_pre_hook(self._before_update),
-            state.optimizer.register_step_post_hook(self._after_update),
-        ]
+        self._hooks = []
+        if self._is_logged:
+            self._hooks = [
+                state.optimizer.register_step_pre_hook(self._before_update),
+                state.optimizer.register_step_post_hook(self._after_update),
+            ]
 
     def end(self) -> None:
-        """Look no more."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
-
-    def _see_features(self, projector: nn.Module, inputs: tuple[Float[Tensor, "rows f"]]) -> None:
-        """Keep the features of at most two global views, which come before those of patches; copied."""
-        config = self._state.config
-        if self._state.cls is None:
-            return  # nobody asks for them
-        views = config.views.global_count
-        images = config.train.batch_size // distributed.world_size() // config.train.accumulate
-        features = inputs[0][: views * images].unflatten(0, (views, images))
-        self._features.append(features[:2].detach().to(torch.float32, copy=True))
 
     def _learning(self) -> list[Tensor]:
         if self._state.is_sharded:
@@ -105,28 +88,39 @@ class _Watch:
         self._before = []
         self._update_norm = float(torch.stack(change).norm() / torch.stack(before).norm())
 
-    def numbers(self) -> dict[str, float | int]:
-        """See docs/metrics.md. NaN is a number that there is none of."""
-        memory = next(iter(self._state.levels.values())).memory  # of [CLS], unless its loss is off
-        batch = newest_rows(memory, min(MAX_ROWS, self._state.config.train.batch_size))
+    def numbers(self, learned: Sequence[Learned]) -> dict[str, float | int]:
+        """Return health numbers (docs/metrics.md), the same on all ranks; NaN where there is no such number.
+
+        Args:
+            learned: what the step's parts left behind.
+
+        Returns:
+            Nothing unless the step is logged.
+        """
+        if not self._is_logged:
+            return {}
+        batch_size = self._state.config.train.batch_size
+        newest = next(iter(self._state.objective.watched(max(MAX_ROWS, batch_size)).values())).embeddings
         return {
-            "embedding_cosine": mean_cosine(memory.embeddings[batch]),
-            "embedding_rankme": rankme(memory.embeddings[newest_rows(memory, MAX_ROWS)]),
-            **self._spread_of_features(),
+            "embedding_cosine": mean_cosine(newest[-min(MAX_ROWS, batch_size) :]),
+            "embedding_rankme": rankme(newest[-MAX_ROWS:]),
+            **_spread_of_features([part.features for part in learned if part.features is not None]),
             "update_norm": self._update_norm,
             "memory_peak_bytes": _memory_peak_bytes(self._state.device),
         }
 
-    def _spread_of_features(self) -> dict[str, float]:
-        """Of the batch's images; NaN where no feature of a whole view was computed."""
-        names = ("feature_cosine", "feature_rankme", "view_auc")
-        if not self._features:
-            return dict.fromkeys(names, math.nan)
-        features = _some_rows(distributed.gather_rows(torch.cat(self._features, 1).transpose(0, 1).contiguous()))
-        features = F.normalize(features, dim=2)
-        last, of_two_views = features[:, -1], features.shape[1] > 1
-        auc = view_auc(features[:, 0], features[:, 1]) if of_two_views else math.nan
-        return dict(zip(names, (mean_cosine(last), rankme(last), auc), strict=True))
+
+def _spread_of_features(parts: Sequence[Float[Tensor, "G b f"]]) -> dict[str, float]:
+    """Of at most two global views of the batch's images; NaN where no feature of a whole view was computed."""
+    names = ("feature_cosine", "feature_rankme", "view_auc")
+    if not parts:
+        return dict.fromkeys(names, math.nan)
+    here = torch.cat([part[:2].float() for part in parts], 1)
+    features = _some_rows(distributed.gather_rows(here.transpose(0, 1).contiguous()))
+    features = F.normalize(features, dim=2)
+    last, of_two_views = features[:, -1], features.shape[1] > 1
+    auc = view_auc(features[:, 0], features[:, 1]) if of_two_views else math.nan
+    return dict(zip(names, (mean_cosine(last), rankme(last), auc), strict=True))
 
 
 def _some_rows(rows: Float[Tensor, "n views f"]) -> Float[Tensor, "m views f"]:

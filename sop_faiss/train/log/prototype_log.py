@@ -4,73 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sop_faiss.sop.prototypes import Prototypes
+from sop_faiss.objectives.objective import Objective
+from sop_faiss.sop.prototype_sample import PrototypeSample, SeenPrototype
 from sop_faiss.train.log.json_lines import keep_lines_until, read_lines
 
-__all__ = [
-    "PROTOTYPES_FILE",
-    "PrototypeLog",
-    "PrototypeSample",
-    "SeenPrototype",
-    "read_prototypes",
-    "sample_prototypes",
-]
+__all__ = ["PROTOTYPES_FILE", "PrototypeLog", "read_prototypes"]
 
 PROTOTYPES_FILE = "prototypes.jsonl"
-_ANCHORS = 8
-_SUPPORTS = 16
-_DECIMALS = 5
-
-
-@dataclass(frozen=True)
-class SeenPrototype:
-    """One anchor and its supports, nearest first, by the ids of their images (-1: a random row of the start)."""
-
-    image: int | None
-    """None where the anchor is a copy whose row has been renewed (`sop.anchors = fixed_vectors`)."""
-    supports: list[int]
-    similarities: list[float]
-    """Of the supports to the anchor."""
-    contributions: list[float]
-    """What each member gives to this prototype, the anchor first."""
-
-
-@dataclass(frozen=True)
-class PrototypeSample:
-    """The first few prototypes of one draw."""
-
-    step: int
-    """The step that used them, counted from 1 as in `metrics.jsonl`."""
-    level: str
-    """`cls` or `patch`."""
-    prototypes: list[SeenPrototype]
-
-
-def sample_prototypes(step: int, level: str, drawn: Prototypes) -> PrototypeSample:
-    """The first anchors of a draw's first task, which are as random as any, with their nearest supports."""
-    rows, ids = drawn.anchor_rows[0, :_ANCHORS], drawn.memory.image_ids
-    supports = drawn.support_rows[0, :_ANCHORS, :_SUPPORTS]
-    columns = (
-        ids[rows].tolist(),
-        drawn.holds_anchor[0, :_ANCHORS].tolist(),
-        ids[supports].tolist(),
-        drawn.support_similarities[0, :_ANCHORS, :_SUPPORTS].tolist(),
-        drawn.contributions[0, :_ANCHORS, : _SUPPORTS + 1].tolist(),
-    )
-    seen = [
-        SeenPrototype(image if holds else None, images, _rounded(similarities), _rounded(weights))
-        for image, holds, images, similarities, weights in zip(*columns, strict=True)
-    ]
-    return PrototypeSample(step, level, seen)
-
-
-def _rounded(values: list[float]) -> list[float]:
-    return [round(value, _DECIMALS) for value in values]
 
 
 class PrototypeLog:
@@ -89,12 +33,14 @@ class PrototypeLog:
         self._every_steps = every_steps
         keep_lines_until(self._path, resumed_step)
 
-    def note(self, step: int, prototypes: Mapping[str, Prototypes]) -> None:
-        """Look at a step's prototypes, before its own embeddings are stored: of [CLS], or of patches without it."""
+    def note(self, step: int, objective: Objective) -> None:
+        """Record some of a step's prototypes, which the objective has drawn and whose embeddings it has not stored."""
         if step % self._every_steps and str(step).rstrip("0") not in ("1", "2", "5"):
             return
-        level = next(iter(prototypes))
-        line = json.dumps(asdict(sample_prototypes(step, level, prototypes[level])))
+        sample = objective.prototypes(step)
+        if sample is None:
+            return
+        line = json.dumps(asdict(sample))
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(line + "\n")
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sop_faiss import distributed
 from sop_faiss.errors import RunStoppedError
 from sop_faiss.files import write_json
 from sop_faiss.model.checkpoint import checkpoint_directories
-from sop_faiss.sop.memory import Memory
-from sop_faiss.train.log.health import newest_rows
+from sop_faiss.objectives.objective import Watched
 from sop_faiss.train.parallel import here, is_sharded
 from sop_faiss.train.state import RunState
 
@@ -103,14 +102,14 @@ def _stop(state: RunState, metrics: Mapping[str, float | int], run: Path, reason
 
 
 def _last_batch(state: RunState, gradient_norms: dict[str, float]) -> dict[str, Any]:
-    """Images and norms of the last step, and neighbors of its first images in the memories, which hold its rows."""
-    memory = next(iter(state.levels.values())).memory
-    rows = newest_rows(memory, state.config.train.batch_size)
+    """Images and norms of the last step, and the neighbors of its first images among the newest embeddings."""
+    watched = state.objective.watched(state.config.train.batch_size)
+    newest = next(iter(watched.values()))
     return {
-        "image_ids": memory.image_ids[rows].tolist(),
-        "embedding_norms": memory.embeddings[rows].norm(dim=1).tolist(),
+        "image_ids": newest.image_ids.tolist(),
+        "embedding_norms": newest.embeddings.norm(dim=1).tolist(),
         "gradient_norms": gradient_norms,  # after clipping
-        "neighbors": {name: _neighbors(level.memory, rows) for name, level in state.levels.items()},
+        "neighbors": {name: _neighbors(term) for name, term in watched.items()},
     }
 
 
@@ -131,19 +130,19 @@ def _norms_by_block(network: nn.Module) -> dict[str, float]:
     return {block: math.sqrt(square) for block, square in squares.items()}
 
 
-def _neighbors(memory: Memory, rows: Tensor) -> list[dict[str, Any]]:
+def _neighbors(watched: Watched) -> list[dict[str, Any]]:
     """The nearest other rows of some rows; not by the memory's own search, which NaN may upset."""
     listed = []
-    for row in rows[:_ANCHORS].tolist():
-        similarities = memory.embeddings @ memory.embeddings[row]
+    for row in watched.rows[:_ANCHORS].tolist():
+        similarities = watched.gallery @ watched.gallery[row]
         nearest = similarities.argsort(descending=True)
         nearest = nearest[nearest != row][:_NEIGHBORS]
         listed.append(
             {
                 "row": row,
-                "image_id": int(memory.image_ids[row]),
+                "image_id": int(watched.gallery_ids[row]),
                 "neighbor_rows": nearest.tolist(),
-                "neighbor_image_ids": memory.image_ids[nearest].tolist(),
+                "neighbor_image_ids": watched.gallery_ids[nearest].tolist(),
                 "similarities": similarities[nearest].tolist(),
             }
         )

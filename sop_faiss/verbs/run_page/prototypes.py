@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from sop_faiss.config import Config, TermConfig
+from sop_faiss.config import Config
 from sop_faiss.errors import CheckpointError
 from sop_faiss.model.checkpoint import read_state, read_tensors
+from sop_faiss.objectives.sop_terms import Term, fit_memory
 from sop_faiss.report.contact_sheet import SheetHit, Strip
 from sop_faiss.report.run_report import ImageSection
 from sop_faiss.sop.memory import Memory
+from sop_faiss.sop.prototype_sample import PrototypeSample, SeenPrototype, sample_prototypes
 from sop_faiss.sop.prototypes import PrototypeMaker
-from sop_faiss.train.log.prototype_log import PrototypeSample, SeenPrototype, sample_prototypes
-from sop_faiss.train.state import Level, fit_memory
 from sop_faiss.verbs.run_page.images import RunImages
 
 __all__ = ["early_sample", "prototype_section", "sample_of_checkpoint"]
@@ -36,14 +36,13 @@ def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> Proto
         CheckpointError: the checkpoint is damaged or of another configuration.
         ConfigError: too few rows are left for the supports.
     """
-    name = "cls" if config.sop.cls.weight else "patch"
+    name, term = next(iter(config.sop.terms().items()))
     capacity, exclude_same_image = fit_memory(config, name, images)
-    level: TermConfig = getattr(config.sop, name)
     memory = Memory(capacity, config.model.embedding_dim, torch.Generator())
     maker = PrototypeMaker(
         memory,
         # fixed anchors are saved for all tasks; of random ones the first task's are drawn first
-        replace(level, tasks=1) if config.sop.anchors == "random" else level,
+        replace(term, tasks=1) if config.sop.anchors == "random" else term,
         contributions=config.sop.contributions,
         eps=config.sop.eps,
         anchors=config.sop.anchors,
@@ -51,7 +50,7 @@ def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> Proto
         generator=torch.Generator(),
     )
     try:
-        Level(memory, maker).load_tensors(name, read_tensors(checkpoint, "memories"))
+        Term(memory, maker).load_tensors(name, read_tensors(checkpoint, "objective"))
     except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"the memories of {checkpoint} cannot be loaded ({reason})") from None
@@ -80,7 +79,7 @@ def _strip(prototype: SeenPrototype, images: RunImages) -> Strip:
         SheetHit(images.image(image), similarity, images.same_class(prototype.image, image), f"gives {weight:.2f}")
         for image, similarity, weight in list(supports)[:_SUPPORTS_SHOWN]
     ]
-    empty = "This level has no supports: the anchor is the whole prototype."
+    empty = "This loss term has no supports: the anchor is the whole prototype."
     return Strip(images.image(prototype.image), hits, f"anchor, gives {anchor_gives:.2f}", empty)
 
 

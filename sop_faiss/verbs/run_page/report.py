@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sop_faiss.config import Config, load_config
+from sop_faiss.config import Config, load_run_config
 from sop_faiss.data.shards.address import hide_secrets
 from sop_faiss.errors import CheckpointError, ConfigError, DataError, SopError, one_line
 from sop_faiss.model.checkpoint import find_checkpoint, read_state
+from sop_faiss.objectives.choose import choose_objective
 from sop_faiss.paths import path_state, real_path
 from sop_faiss.progress import ProgressCallback, Stage
 from sop_faiss.report.plots import METRICS_FILE, Curve, read_curves
@@ -72,12 +73,8 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     checkpoint, state = _last_checkpoint(run)
     with stage("looking for neighbors", "images") as progress:
         sections = _Images(config, run, checkpoint, state, options).sections(progress) if options.images else []
-    counts = {
-        name: getattr(config.sop, name).num_anchors
-        for name in ("cls", "patch")
-        if getattr(config.loss, f"{name}_weight")
-    }
-    panels, left_out = panels_of_run(curves, RunConstants(counts, config.model.embedding_dim))
+    constants = RunConstants(choose_objective(config).floors(), config.model.embedding_dim)
+    panels, left_out = panels_of_run(curves, constants)
     tables = [run_table(run, config, curves, state), score_table(panels), stop_table(run), bad_sample_table(run)]
     page = RunPage(
         title=f"Training run {real_path(run).name}",
@@ -100,7 +97,7 @@ def _read_run(run: Path) -> tuple[Config, dict[str, Curve], list[str]]:
     if not run.is_dir() or not (run / "config.yaml").is_file():
         what = "has no config.yaml" if run.is_dir() else path_state(run)
         raise DataError(f"{run} is no training run (it {what}): wanted the --output of sop-train")
-    config = load_config(run / "config.yaml")
+    config = load_run_config(run / "config.yaml")
     left_out: list[int] = []
     curves = read_curves(run, left_out) if (run / METRICS_FILE).is_file() else {}
     if not curves:

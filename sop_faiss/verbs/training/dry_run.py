@@ -17,6 +17,7 @@ from sop_faiss.data.shards.shard_cache import default_cache_folder
 from sop_faiss.data.shards.shard_source import ShardSource
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.model.networks import Network
+from sop_faiss.objectives.objective import Needs
 
 __all__ = ["activation_bytes", "describe_data", "describe_device_memory", "with_total"]
 
@@ -57,7 +58,7 @@ def describe_data(config: Config, source: ImageSource | ShardStream) -> dict[str
     }
 
 
-def activation_bytes(student: Network, config: Config) -> tuple[int, int]:
+def activation_bytes(student: Network, config: Config, needs: Needs) -> tuple[int, int]:
     """What a forward pass keeps for the backward pass, of one global and of one local view, in float32.
 
     It is counted, not modeled: a view runs through the network, and autograd tells what it keeps. The number grows
@@ -66,10 +67,9 @@ def activation_bytes(student: Network, config: Config) -> tuple[int, int]:
     views, unit = config.views, student.backbone.patch_size
     patches = (views.global_size // unit) ** 2
     masks = None if config.masks.kind == "none" else torch.zeros(1, patches, dtype=torch.bool)
-    masked = torch.arange(round(_masked_share(config) * patches)) if config.sop.patch.weight else None
-    wants_cls = config.sop.cls.weight > 0
-    of_global = _kept_bytes(student, views.global_size, masks, masked, wants_cls)
-    return of_global, _kept_bytes(student, views.local_size) if views.local_count and wants_cls else 0
+    masked = torch.arange(round(_masked_share(config) * patches)) if needs.patches else None
+    of_global = _kept_bytes(student, views.global_size, masks, masked, needs.cls)
+    return of_global, _kept_bytes(student, views.local_size) if views.local_count and needs.cls else 0
 
 
 def _kept_bytes(
@@ -104,29 +104,27 @@ def _masked_share(config: Config) -> float:
 
 
 def describe_device_memory(
-    config: Config, student: Network, world_size: int, uses_bf16: bool, is_sharded: bool
+    config: Config, student: Network, needs: Needs, world_size: int, uses_bf16: bool, is_sharded: bool
 ) -> dict[str, int]:
     """Bytes that a step needs on each rank beside weights and memories, estimated."""
     images = config.train.batch_size // world_size
     at_once = images // config.train.accumulate
     views = config.views
-    local_count = views.local_count if config.sop.cls.weight else 0
-    of_global, of_local = activation_bytes(student, config)
+    local_count = views.local_count if needs.cls else 0
+    of_global, of_local = activation_bytes(student, config, needs)
     groups = views.global_count * of_global, local_count * of_local
     kept = max(groups) if config.train.views_apart else sum(groups)
     pixels = 3 * (views.global_count * views.global_size**2 + local_count * views.local_size**2)
     patches = round(_masked_share(config) * (views.global_size // student.backbone.patch_size) ** 2)
-    targets = (
-        config.sop.cls.num_anchors if config.sop.cls.weight else 0,
-        patches * config.sop.patch.num_anchors if config.sop.patch.weight else 0,
-    )
+    rows = {"cls": 1, "patch": patches}  # of a global view
+    targets = max(rows[name] * columns for name, columns in needs.target_columns.items())
     parameters = sum(parameter.numel() for parameter in student.parameters())
     return {
         "activations_bytes": at_once * kept // (2 if uses_bf16 else 1),
         # uint8 of all images of a step, float32 of those taken at once
         "views_bytes": pixels * (images + 4 * at_once),
-        # the teacher's assignments of one task, of the level where they are more
-        "loss_bytes": at_once * views.global_count * max(targets) * 4 + _LOSS_BLOCKS_BYTES,
+        # the teacher's assignments of one task, of the term where they are more
+        "loss_bytes": at_once * views.global_count * targets * 4 + _LOSS_BLOCKS_BYTES,
         "gradient_buckets_bytes": parameters * 4 if world_size > 1 and not is_sharded else 0,
         # FSDP2 puts together what stays in no block, and two blocks at a time, weights and gradients
         "gathered_weights_bytes": _gathered(student) * 4 * 2 if is_sharded else 0,

@@ -19,7 +19,7 @@ from sop_faiss.data.images.subset import Subset
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.data.stream import split_holdout
 from sop_faiss.data.views.view_pairs import ViewPairs
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.errors import ConfigError, DataError, spell_arguments
 from sop_faiss.evaluate.knn import knn_classify
 from sop_faiss.evaluate.retrieval import choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
@@ -34,12 +34,12 @@ __all__ = ["OnlineEvaluation", "open_evaluation"]
 
 _REPORTED = ("", "medium", "hard")
 """Difficulties whose mAP is a score; what is easy says little of a training."""
-_FLAGS = {
-    "--protocol ": "evaluate.retrieval_protocol=",
-    "--data-root": "evaluate.retrieval_root",
-    ", or name one with --gnd": "",
-    "name it with --gnd": "name its directory",
+_FIELDS = {
+    "protocol": "evaluate.retrieval_protocol",
+    "data_root": "evaluate.retrieval_root",
+    "gnd": "evaluate.retrieval",
 }
+"""What configurations call the arguments of a retrieval set."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _open_retrieval(config: Config) -> _Part:
         data = open_retrieval_set(settings.retrieval, root)
         rules = choose_protocol(chosen, data.truth)
     except DataError as error:
-        raise DataError(_in_fields(str(error))) from None
+        raise DataError(spell_arguments(str(error), _FIELDS.get)) from None
     data.queries.top_value = config.data.top_value
     queries = data.whole_queries if rules.box == "ignored" else data.queries
     counted = [
@@ -186,13 +186,6 @@ def _open_retrieval(config: Config) -> _Part:
         return {name: float(metrics[metric]) for metric, name in names.items()}
 
     return _Part(tuple(names.values()), measure)
-
-
-def _in_fields(message: str) -> str:
-    """What is said about retrieval sets, with the fields of a configuration where it names options of a command."""
-    for flag, field in _FLAGS.items():
-        message = message.replace(flag, field)
-    return message
 
 
 def _open_view_recall(config: Config, source: ImageSource | ShardStream, positions: Int64[np.ndarray, " n"]) -> _Part:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss import distributed
-from sop_faiss.config import Config, TermConfig, flat_settings, load_config, to_yaml
+from sop_faiss.config import Config, flat_settings, load_run_config, to_yaml
 from sop_faiss.data.first_look import first_look
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.errors import CheckpointError, ConfigError
@@ -16,8 +16,7 @@ from sop_faiss.files import atomic_file, refuse_occupied, remove_leftovers
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
 from sop_faiss.model.networks import build_student_and_teacher
-from sop_faiss.neighbors.approximate import index_bytes
-from sop_faiss.neighbors.incremental import lists_bytes
+from sop_faiss.objectives.choose import choose_objective
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoints.checkpoint import clear_leftovers
@@ -28,7 +27,7 @@ from sop_faiss.train.log.wandb_log import require_wandb
 from sop_faiss.train.loop import train_steps
 from sop_faiss.train.parallel import copy_weights, gets_sharded
 from sop_faiss.train.schedules import Schedules
-from sop_faiss.train.state import RunState, autocast_dtype, fit_memory, keeps_neighbors
+from sop_faiss.train.state import RunState, autocast_dtype
 from sop_faiss.train.stop import REQUEUE_NAME, StopRequest
 from sop_faiss.verbs.training.dry_run import describe_data, describe_device_memory, with_total
 from sop_faiss.verbs.training.online_scores import open_evaluation
@@ -90,7 +89,7 @@ class TrainingResult:
 def _stored_config(run: Path) -> Config | None:
     """What a run was started with; None where there is none, or a damaged one, which `_check_same_run` tells."""
     try:
-        return load_config(run / "config.yaml") if (run / "config.yaml").is_file() else None
+        return load_run_config(run / "config.yaml") if (run / "config.yaml").is_file() else None
     except ConfigError:
         return None
 
@@ -98,7 +97,7 @@ def _stored_config(run: Path) -> Config | None:
 def _check_same_run(run: Path, config: Config) -> None:
     """A run is resumed with the configuration it was started with, but for what does not change its steps."""
     try:
-        before = flat_settings(load_config(run / "config.yaml"))
+        before = flat_settings(load_run_config(run / "config.yaml"))
     except ConfigError as error:
         raise CheckpointError(f"run {run} cannot be resumed: {error}") from None
     for name, value in flat_settings(config).items():
@@ -239,13 +238,14 @@ def describe_run(config: Config) -> dict[str, Any]:
     """
     config = resolve_init(config)
     source, trained, held_out = open_training_images(config)
-    student, _ = build_student_and_teacher(config)
+    objective = choose_objective(config)
+    student, _ = build_student_and_teacher(config, objective.heads)
     device, world_size = training_device(config), distributed.announced_world_size()
+    needs = objective.needs(device, len(trained))
     batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
     evaluation = open_evaluation(config, source, trained, held_out)
     parameters = sum(p.numel() for p in student.parameters())
-    memories = _describe_memories(config, len(trained))
-    checkpoint_bytes = parameters * 4 * 4 + memories["memories_bytes"] + memories["neighbor_lists_bytes"]
+    checkpoint_bytes = parameters * 4 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
     copied = config.train.background_save and device.type == "cpu"  # of a GPU's state the copy lies in main memory
     is_sharded = gets_sharded(parameters, config, world_size)
     held = -(-parameters // world_size) if is_sharded else parameters
@@ -253,8 +253,10 @@ def describe_run(config: Config) -> dict[str, Any]:
         "checkpoint_copy_bytes": checkpoint_bytes if copied else 0,
         # the teacher, and this rank's part of student, gradients and two AdamW moments, in float32
         "weights_and_optimizer_bytes": (parameters + held * 4) * 4,
-        **memories,
-        **describe_device_memory(config, student, world_size, autocast_dtype(config, device) is not None, is_sharded),
+        **needs.sizes,
+        **describe_device_memory(
+            config, student, needs, world_size, autocast_dtype(config, device) is not None, is_sharded
+        ),
     }
     return {
         "data": describe_data(config, source),
@@ -262,7 +264,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         "held_out_images": len(held_out),
         "scores": [] if evaluation is None else list(evaluation.names),
         "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
-        "projector_parameters": sum(p.numel() for p in student.projector.parameters()),
+        "projector_parameters": sum(p.numel() for p in student.heads.parameters()),
         "steps_per_epoch": batches.steps_per_epoch,
         "steps": Schedules(config, batches.steps_per_epoch).total_steps,
         "device": device.type,
@@ -271,31 +273,4 @@ def describe_run(config: Config) -> dict[str, Any]:
         "batch_size_per_rank": batches.batch_size_per_rank,
         **with_total(sizes),
         "checkpoint_bytes": checkpoint_bytes,  # on disk
-    }
-
-
-def _describe_memories(config: Config, images: int) -> dict[str, Any]:
-    """Rows of the memories, and bytes on each rank of what belongs to them."""
-    dim = config.model.embedding_dim
-    weights = {"cls": config.sop.cls.weight, "patch": config.sop.patch.weight}
-    rows = {name: fit_memory(config, name, images)[0] for name, weight in weights.items() if weight}
-    device = training_device(config)
-    lists, indices, members = 0, 0, 0
-    for name, capacity in rows.items():
-        level: TermConfig = getattr(config.sop, name)
-        if keeps_neighbors(config, name, capacity, device):
-            lists += lists_bytes(level.num_supports, capacity)
-        if config.neighbors.index != "exact" and level.num_supports:
-            indices += index_bytes(config.neighbors.index, capacity, dim)
-        members = max(members, level.num_anchors * (level.num_supports + 1) * dim * 4)
-    return {
-        "memory_rows": rows,
-        # embeddings in float32; image ids and steps in int64
-        "memories_bytes": sum(rows.values()) * (dim * 4 + 16),
-        # kept from step to step, where neighbors.refresh does so on this device
-        "neighbor_lists_bytes": lists,
-        # of an approximate index, beside the rows
-        "neighbor_index_bytes": indices,
-        # D of one task, of the level where it is larger: gathered for one task at a time
-        "gathered_members_bytes": members,
     }
