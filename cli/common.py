@@ -46,6 +46,7 @@ __all__ = [
     "progress_reporter",
     "run_command",
     "say_written",
+    "with_options",
 ]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -129,7 +130,7 @@ def _signals_raised() -> Iterator[None]:
 def _failure(error: SopError | OSError | KeyboardInterrupt | _Ended) -> tuple[str, int]:
     """The line that is told, and the exit status."""
     if isinstance(error, SopError):
-        return f"error: {with_options(str(error))}", EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
+        return f"error: {error}", EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
     if isinstance(error, OSError):
         return f"error: {_os_message(error)}", EXIT_USER
     if isinstance(error, _Ended):
@@ -155,7 +156,7 @@ def _fail(line: str, status: int, speaks: bool) -> NoReturn:
     if "WORLD_SIZE" in os.environ:
         gc.collect()  # a process group that cycles keep would end with the interpreter, which its threads may abort
     if speaks:
-        click.echo(one_line(line), err=True)
+        click.echo(one_line(with_options(line)), err=True)
     sys.exit(status)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, progress_reporter, run_command, say_written, with_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.data.check import CheckReport, check
 from sop_faiss.data.digits import write_digits
@@ -260,7 +260,7 @@ def _manifest_line(report: CheckReport) -> str:
 
 def _print_notices(notices: Sequence[str]) -> None:
     for notice in notices:
-        click.echo(f"notice: {notice}")
+        click.echo(f"notice: {with_options(notice)}")
 
 
 def _print_rest(count: int) -> None:

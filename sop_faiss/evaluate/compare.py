@@ -94,7 +94,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     except SopError as error:
         raise DataError(str(error)) from None
     if not isinstance(content, dict) or content.get("command") != "sop-retrieve":
-        raise DataError(f"{file} is no result of sop-retrieve: wanted what its --json wrote")
+        raise DataError(f"{file} is no result of sop-retrieve: wanted what its `json` wrote")
     per_query = content.get("per_query")
     whole = (
         isinstance(content.get("protocol"), dict)

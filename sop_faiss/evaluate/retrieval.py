@@ -148,13 +148,13 @@ def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
         fitting = ", ".join(key for key, other in PROTOCOLS.items() if other.lists == truth.lists)
         raise DataError(
             f"protocol {chosen} needs {'/'.join(protocol.lists)}, but {truth.path} has {'/'.join(truth.lists)}; "
-            f"choose --protocol {fitting}"
+            f"choose `protocol={fitting}`"
         )
     without_box = [query.name for query in truth.queries if query.box is None]
     if protocol.box == "required" and without_box:
         raise DataError(
             f"protocol {chosen} crops every query to its box, but {len(without_box)} of {len(truth.queries)} queries "
-            f"have no bbx (first: {without_box[0]}); choose --protocol dino for whole images"
+            f"have no bbx (first: {without_box[0]}); choose `protocol=dino` for whole images"
         )
     return protocol
 

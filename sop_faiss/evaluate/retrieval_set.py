@@ -184,7 +184,7 @@ def _directory(dataset: str, data_root: Path | None) -> Path:
     if not root.is_dir():
         names = ", ".join(KNOWN_SETS)
         raise DataError(
-            f"data set {dataset!r}: {root} is not a directory; wanted {names} inside --data-root, or a directory with "
+            f"data set {dataset!r}: {root} is not a directory; wanted {names} inside `data_root`, or a directory with "
             "gnd.json and images"
         )
     return root
@@ -196,17 +196,17 @@ def _own_ground_truth(root: Path, dataset: str) -> Path:
     found = sorted([*root.glob("gnd.json"), *root.glob("gnd_*.pkl")])
     if len(found) != 1:
         got = ", ".join(path.name for path in found) or "neither gnd.json nor gnd_*.pkl"
-        raise DataError(f"{root} holds {got}; wanted one ground-truth file, or name one with --gnd")
+        raise DataError(f"{root} holds {got}; wanted one ground-truth file, or name one with `gnd`")
     return found[0]
 
 
 def _published_ground_truth(path: Path, dataset: str) -> Path:
     if not path.is_file():
-        raise DataError(f"ground truth {path} {path_state(path)}: get it from {BENCHMARK_PAGE}, or name one with --gnd")
+        raise DataError(f"ground truth {path} {path_state(path)}: get it from {BENCHMARK_PAGE}, or name one with `gnd`")
     if (got := sha256_file(path)) != KNOWN_SETS[dataset]:
         raise DataError(
             f"{path} is not the published ground truth of {dataset} (sha256 {got[:12]}..., wanted "
-            f"{KNOWN_SETS[dataset][:12]}...): fetch it again, or name it with --gnd to use it all the same"
+            f"{KNOWN_SETS[dataset][:12]}...): fetch it again, or name it with `gnd` to use it all the same"
         )
     return path
 

@@ -69,13 +69,13 @@ class IndexOptions:
             ConfigError: FAISS knows no such factory, or a number is out of range.
         """
         if not 0 < self.recall <= 1:
-            raise ConfigError(f"--recall {self.recall}: wanted more than 0, and at most 1")
+            raise ConfigError(f"`recall` {self.recall}: wanted more than 0, and at most 1")
         if self.factory != "auto":
             check_factory(self.factory, dimension)
             if self.max_bytes is not None:
-                raise ConfigError("--max-memory is for --factory auto, which chooses by it: leave one of them out")
+                raise ConfigError("`max_memory` is for `factory` auto, which chooses by it: leave one of them out")
         elif self.max_bytes is not None and self.max_bytes < 1:
-            raise ConfigError(f"--max-memory {self.max_bytes}: wanted 1 byte or more")
+            raise ConfigError(f"`max_memory` {self.max_bytes}: wanted 1 byte or more")
 
     def choose(self, count: int, dimension: int) -> tuple[str, str]:
         """The factory for so many vectors, and why."""

@@ -231,7 +231,7 @@ def _ray_tasks(address: str) -> Iterator[Run]:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--cluster needs Ray: pip install 'sop-faiss[cluster]'") from None
+        raise ConfigError("`cluster` needs Ray: pip install 'sop-faiss[cluster]'") from None
     ours = not ray.is_initialized()
     if ours:
         _require_answer(os.environ.get("RAY_ADDRESS", "") if address == "ray" else address)

@@ -61,5 +61,5 @@ def index_images(index: FeatureIndex, images_root: Path | None = None) -> IndexI
         DataError: `images_root` is no folder.
     """
     if images_root is not None and not images_root.is_dir():
-        raise DataError(f"--images-root {images_root} is no folder: wanted the one that holds the index's images")
+        raise DataError(f"`images_root={images_root}` is no folder: wanted the one that holds the index's images")
     return IndexImages(index.ids, Path(index.manifest.root) if images_root is None else images_root)

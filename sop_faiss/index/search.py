@@ -153,7 +153,7 @@ class FeatureIndex:
             raise IndexMismatchError(
                 f"the index was built with encoder {ours.encoder['name']} (fingerprint "
                 f"{ours.encoder['fingerprint'][:12]}), the query encoder is {name} ({fingerprint[:12]}): "
-                "search with the same weights (of a run that went on --model RUN/checkpoints/step_N), or build the "
+                "search with the same weights (of a run that went on `model` RUN/checkpoints/step_N), or build the "
                 "index again"
             )
         theirs = json.loads(json.dumps(encoder.preprocess.to_dict()))

@@ -123,7 +123,7 @@ def read_export(directory: Path) -> tuple[Config, dict[str, Tensor]]:
     if not isinstance(ours, dict) or ours.get("format") != FORMAT:
         raise CheckpointError(
             f"{directory} has a {CONFIG_FILE}, but not of sop-export ({FORMAT}): give the weights of another model by "
-            "timm:NAME and --weights FILE"
+            "timm:NAME and `weights=FILE`"
         )
     config = _config_in(ours, config_file)
     if not weights.is_file():

@@ -41,7 +41,7 @@ def require_onnx() -> None:
     """
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--onnx needs {' and '.join(missing)}: pip install 'sop-faiss[onnx]'")
+        raise ConfigError(f"`onnx` needs {' and '.join(missing)}: pip install 'sop-faiss[onnx]'")
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def write_torch_export(network: nn.Module, images: Float[Tensor, "b 3 h w"], pat
             torch.export.save(program, encoded)
     except Exception as error:  # the exporter raises what it likes
         raise ConfigError(
-            f"torch.export does not take this network ({_reason(error)}): leave --torch-export out"
+            f"torch.export does not take this network ({_reason(error)}): leave `torch_export` out"
         ) from None
     path.write_bytes(encoded.getbuffer())
 
@@ -119,7 +119,7 @@ def write_onnx(network: nn.Module, images: Float[Tensor, "b 3 h w"], path: Path)
     except OSError:
         raise
     except Exception as error:  # the exporter raises what it likes
-        raise ConfigError(f"ONNX does not take this network ({_reason(error)}): leave --onnx out") from None
+        raise ConfigError(f"ONNX does not take this network ({_reason(error)}): leave `onnx` out") from None
 
 
 def _reason(error: Exception) -> str:

@@ -110,7 +110,7 @@ def _spec(model: ModelConfig, weights_needed: bool = True) -> EncoderSpec:
         )
     spec.refuse_idle_options()
     if spec.kind == "timm" and spec.weights is None and weights_needed:
-        raise ConfigError(f"model.init = {model.init} comes without weights: give --weights FILE (model.weights)")
+        raise ConfigError(f"model.init = {model.init} comes without weights: give `weights=FILE` (model.weights)")
     return spec
 
 

@@ -40,9 +40,9 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise ConfigError("--host is empty: wanted an address, as 127.0.0.1")
+            raise ConfigError("`host` is empty: wanted an address, as 127.0.0.1")
         if not 0 <= self.port <= 65_535:
-            raise ConfigError(f"--port {self.port}: wanted 0 (a free one) to 65535")
+            raise ConfigError(f"`port` {self.port}: wanted 0 (a free one) to 65535")
         for name, least in (("max_upload_bytes", 1000), ("max_upload_pixels", 1), ("threads", 1), ("max_waiting", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}: wanted {least} or more")
@@ -58,4 +58,4 @@ class ServeOptions:
         if self.thumbnail_cache_bytes < 0:
             raise ConfigError(f"thumbnail_cache_bytes = {self.thumbnail_cache_bytes}: wanted 0 or more")
         if self.images_root is not None and not self.images_root.is_dir():
-            raise DataError(f"--images-root {self.images_root} is not a folder: wanted the one the images are in")
+            raise DataError(f"`images_root` {self.images_root} is not a folder: wanted the one the images are in")

@@ -61,7 +61,7 @@ class SecureApp:
             await send(message)
 
         if self._local_only and not is_loopback(_host_of(scope)):
-            answer = _problem(400, "served to this machine only: open it as http://127.0.0.1, or serve with --host")
+            answer = _problem(400, "served to this machine only: open http://127.0.0.1, or start it with another host")
             await answer(scope, receive, send_secured)
             return
         await self._app(scope, receive, send_secured)

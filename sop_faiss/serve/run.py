@@ -53,7 +53,7 @@ def serve(
         index = FeatureIndex.open(directory)
         root = Path(index.manifest.root) if options.images_root is None else options.images_root
         if not root.is_dir():
-            _log.warning("the images are not at %s any more: give --images-root to show them", root)
+            _log.warning("the images are not at %s any more: give `images_root` to show them", root)
         app = create_app(index, None if encoder is None else encoder_of_spec(encoder), options)
         config = uvicorn.Config(
             app,
@@ -99,7 +99,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, UnicodeError):
         raise ConfigError(
-            f"--host {host} is no address of this machine: wanted 127.0.0.1, or 0.0.0.0 for all"
+            f"`host={host}` is no address of this machine: wanted 127.0.0.1, or 0.0.0.0 for all"
         ) from None
     try:
         if os.name == "posix":
@@ -114,10 +114,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _bind_message(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use: take another with --port, or --port 0 for a free one"
+        return f"port {port} of {host} is in use: take another with `port`, or `port=0` for a free one"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than you have: take one above 1023 with --port"
-    return f"cannot listen at {host}, port {port} ({error.strerror}): take another with --host and --port"
+        return f"port {port} needs more rights than you have: take one above 1023 with `port`"
+    return f"cannot listen at {host}, port {port} ({error.strerror}): take another with `host` and `port`"
 
 
 def address_of(listener: socket.socket) -> str:

@@ -109,7 +109,7 @@ class Searcher:
             Refused: there is none (409).
         """
         if self.encoder is None:
-            raise Refused(409, "served without an encoder (--model): only images of the index can be searched on")
+            raise Refused(409, "served without an encoder: only images of the index can be searched on")
         return self.encoder
 
     def _embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:

@@ -66,7 +66,7 @@ def _fresh_folder(out: Path) -> None:
     """Make the demo's folder; of an earlier demo only what it made itself is removed, anything else is left alone."""
     marker = out / ".made-by-demo"
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not marker.is_file():
-        raise ConfigError(f"{out} exists and was not made by the demo: choose another --out or remove it")
+        raise ConfigError(f"{out} exists and was not made by the demo: choose another `out` or remove it")
     for name in ("data", "run", "index"):
         if (out / name).is_dir():
             shutil.rmtree(out / name)
@@ -159,7 +159,7 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
     """
     if real_path(out) in (real_path(images), *real_path(images).parents):
         raise ConfigError(
-            f"the images {images} lie inside --out {out}, which the demo writes anew: choose another --out"
+            f"the images {images} lie inside `out={out}`, which the demo writes anew: choose another `out`"
         )
     count = len(open_source(images))
     if count < _FEWEST_PHOTOS:

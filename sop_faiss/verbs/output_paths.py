@@ -89,11 +89,11 @@ def _refuse_others(option: str, path: Path) -> None:
     """Refuse to replace what no command wrote as a result, and to write into what is a whole."""
     if (found := whole_above(path)) is not None:
         directory, kind = found
-        raise ConfigError(f"{option} {path} lies in {directory}, {kind}: name a file elsewhere, or give --force")
+        raise ConfigError(f"{option} {path} lies in {directory}, {kind}: name a file elsewhere, or give `force`")
     if path.exists() and not is_own_result(path):
         data = path.suffix.lower() in _DATA_SUFFIXES
         what = "is data by its ending" if data else "is no result of such a command"
-        raise ConfigError(f"{option} {path} exists and {what}: name another file, or give --force to replace it")
+        raise ConfigError(f"{option} {path} exists and {what}: name another file, or give `force` to replace it")
 
 
 def source_files(src: str | None) -> list[Path]:

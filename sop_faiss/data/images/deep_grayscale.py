@@ -90,7 +90,7 @@ class DeepTally:
 
 def _say(value: float | None) -> str:
     text = "VALUE" if value is None else f"{value:.10g}"
-    return f"say --top-value {text}, and data.top_value={text} in training"
+    return f"say `top_value={text}`, and data.top_value={text} in training"
 
 
 def require_top_value(value: float) -> None:

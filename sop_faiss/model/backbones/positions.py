@@ -77,7 +77,7 @@ def resize_as_dino(network: nn.Module, name: str) -> None:
     """
     if type(network) is not VisionTransformer or network.pos_embed is None or not network.dynamic_img_size:
         raise ConfigError(
-            f"model.position_resize (--position-resize) = dino: {name} has no position embeddings that DINO's rule is "
+            f"model.position_resize (`position_resize`) = dino: {name} has no position embeddings that DINO's rule is "
             "for, as plain ViTs have: leave it out"
         )
     network.__class__ = _DinoVit

@@ -134,10 +134,10 @@ class Encoder(nn.Module):
         native = self.trunk.native_size
         if self.trunk.fixed and (preprocess.keep_aspect or preprocess.crop != native):
             raise ConfigError(
-                f"{self.name} takes only square images of {native} pixels: use --size {native} and a crop"
+                f"{self.name} takes only square images of {native} pixels: use `size={native}` and a crop"
             )
         if self.trunk.fixed and preprocess.scales != (1.0,):
-            raise ConfigError(f"{self.name} takes only images of {native} pixels: leave --scales out")
+            raise ConfigError(f"{self.name} takes only images of {native} pixels: leave `scales` out")
 
 
 def encoder_of_spec(spec: EncoderSpec) -> Encoder:
@@ -159,7 +159,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     name = spec.model
     if spec.kind == "run" and is_export(Path(spec.place)):
         if spec.student:
-            raise ConfigError(f"--student does not apply to {spec.model}: an export holds one network")
+            raise ConfigError(f"`student` does not apply to {spec.model}: an export holds one network")
         trunk = exported_trunk(Path(spec.place))
         name = f"{spec.model} (export)"
     elif spec.kind == "run":
@@ -198,7 +198,7 @@ def _official(spec: EncoderSpec) -> tuple[TimmTrunk, list[str]]:
     from sop_faiss.model.encoders.timm_encoder import filled_trunk
 
     if spec.arch is None:
-        raise ConfigError(f"{spec.model} needs --arch, the timm name of its network, such as vit_small_patch16_224")
+        raise ConfigError(f"{spec.model} needs `arch`, the timm name of its network, such as vit_small_patch16_224")
     file = Path(spec.place)
     tensors = read_official(file, student=spec.student)
     rule = spec.position_resize or rule_of_official(spec.arch)
@@ -236,7 +236,7 @@ def _existing_run(text: str) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        raise CheckpointError(f"model {text} is a file; {_MODEL_FORMS}, or timm:NAME with --weights {text}")
+        raise CheckpointError(f"model {text} is a file; {_MODEL_FORMS}, or timm:NAME with `weights={text}`")
     prefix = text.partition(":")[0]
     near = difflib.get_close_matches(prefix, ("timm", "dino", "config"), n=1) if ":" in text else []
     hint = f"; did you mean {near[0]}:?" if near else ""
@@ -245,10 +245,10 @@ def _existing_run(text: str) -> Path:
 
 def _seed(random_weights: int | None, model: str) -> int:
     if random_weights is None:
-        or_weights = "--weights FILE, or " if model.startswith("timm:") else ""
-        raise CheckpointError(f"{model} comes without weights: give {or_weights}--random-weights SEED for a baseline")
+        or_weights = "`weights=FILE`, or " if model.startswith("timm:") else ""
+        raise CheckpointError(f"{model} comes without weights: give {or_weights}`random_weights=SEED` for a baseline")
     if not 0 <= random_weights < 2**63:
-        raise ConfigError(f"--random-weights {random_weights}: wanted a seed of 0 or more")
+        raise ConfigError(f"`random_weights={random_weights}`: wanted a seed of 0 or more")
     return random_weights
 
 
@@ -265,7 +265,7 @@ def _probe(encoder: Encoder) -> int:
     except (AssertionError, RuntimeError, ValueError) as error:
         reason = str(error).split("\n", 1)[0]
         raise ConfigError(
-            f"{encoder.name} takes no images of {side} pixels ({reason}): choose another --size"
+            f"{encoder.name} takes no images of {side} pixels ({reason}): choose another `size`"
         ) from None
     return int(features.shape[1])
 

@@ -100,14 +100,14 @@ def chosen_network(
     if not official and set(_ROLES) & set(names):
         raise CheckpointError(
             f"{path} holds a {' and a '.join(names)}, as checkpoints of DINO, iBOT, MaSSL and SOP do: name it "
-            f"dino:{path} with --arch NAME (in a run model.init=dino:{path})"
+            f"dino:{path} with `arch=NAME` (in a run model.init=dino:{path})"
         )
     wanted = _ROLES[0] if student else _ROLES[1]
     if len(names) == 1:
         if names[0] in _ROLES and names[0] != wanted:
             raise CheckpointError(f"{path} holds a {names[0]} but no {wanted}")
         if student and names[0] not in _ROLES:
-            raise CheckpointError(f"{path} holds one network and no student; leave --student out")
+            raise CheckpointError(f"{path} holds one network and no student; leave `student` out")
         return networks[names[0]]
     taken, left = names if student else reversed(names)
     if distributed.is_main():
@@ -154,8 +154,8 @@ def layout_of(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
     """
     if _fits_by_position(own, tensors):
         return (
-            "it has the same shapes in the same order under other names: read it as timm:NAME with --weights FILE and "
-            "--by-position (model.by_position=true in a run)"
+            "it has the same shapes in the same order under other names: read it as timm:NAME with `weights=FILE` and "
+            "`by_position` (model.by_position=true in a run)"
         )
     if ("reg_token" in own) != ("reg_token" in tensors):
         has, lacks = ("file", "model") if "reg_token" in tensors else ("model", "file")

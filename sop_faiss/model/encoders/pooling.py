@@ -83,12 +83,12 @@ def pooling_name(pooling: str, blocks: int | None, available: int) -> str:
         return pooling
     if available == 0:
         raise ConfigError(
-            f"--last-blocks {blocks}: only ViTs with a [CLS] token have blocks to choose from: leave it out"
+            f"`last_blocks={blocks}`: only ViTs with a [CLS] token have blocks to choose from: leave it out"
         )
     if not 1 <= blocks <= available:
-        raise ConfigError(f"--last-blocks {blocks}: the network has {available} blocks, wanted 1 to {available}")
+        raise ConfigError(f"`last_blocks={blocks}`: the network has {available} blocks, wanted 1 to {available}")
     if pooling not in ("cls", "cls_mean"):
-        raise ConfigError(f"--last-blocks {blocks} with pooling {pooling!r}: wanted --pooling cls or cls_mean")
+        raise ConfigError(f"`last_blocks={blocks}` with pooling {pooling!r}: wanted `pooling=cls` or cls_mean")
     return pooling if blocks == 1 else f"{pooling}_last{blocks}"
 
 

@@ -98,12 +98,12 @@ class EncoderSpec:
                 ]
                 raise ConfigError(f"{flag} does not apply to {self.model}: it is for {' and '.join(users)}")
         if self.weights is not None and self.random_weights is not None:
-            raise ConfigError("--weights and --random-weights exclude each other: take one")
+            raise ConfigError("`weights` and `random_weights` exclude each other: take one")
         if self.by_position and self.weights is None:
-            raise ConfigError("--by-position says how to read --weights: give a weights file")
+            raise ConfigError("`by_position` says how to read `weights`: give a weights file")
         if self.student and self.kind == "timm" and self.weights is None:
             raise ConfigError(
-                f"--student does not apply to {self.model} without a file of two networks: give --weights"
+                f"`student` does not apply to {self.model} without a file of two networks: give `weights`"
             )
         if self.position_resize not in (None, *POSITION_RESIZES):
-            raise ConfigError(f"--position-resize {self.position_resize}: wanted {' or '.join(POSITION_RESIZES)}")
+            raise ConfigError(f"`position_resize` {self.position_resize}: wanted {' or '.join(POSITION_RESIZES)}")

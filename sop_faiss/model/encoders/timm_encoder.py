@@ -105,7 +105,7 @@ class TimmTrunk(nn.Module):
             channels_last = getattr(self.network, "output_fmt", "NCHW") == "NHWC"
             return features.flatten(1, 2) if channels_last else features.flatten(2).transpose(1, 2)
         if features.ndim != 3:
-            raise ConfigError(f"{self.timm_name} has no map or tokens to pool: use --pooling pooled")
+            raise ConfigError(f"{self.timm_name} has no map or tokens to pool: use `pooling=pooled`")
         return features
 
 

@@ -25,5 +25,5 @@ def full_disk_told(run: Path) -> Iterator[None]:
         if error.errno not in DISK_FULL:
             raise
         told = OSError(error.errno, os.strerror(error.errno), str(error.filename or run))
-        told.add_note("free space, then --resume")
+        told.add_note("free space, then `resume`")
         raise told from error

@@ -59,7 +59,7 @@ class RunLock:
         except BlockingIOError:
             os.close(descriptor)
             raise ConfigError(
-                f"another process is training into {self.run}: wait for it or stop it, or choose another --output"
+                f"another process is training into {self.run}: wait for it or stop it, or choose another `output`"
             ) from None
         except OSError as error:
             if error.errno not in _CANNOT_LOCK:

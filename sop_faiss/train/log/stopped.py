@@ -61,7 +61,7 @@ def check_weights(state: RunState, run: Path) -> None:
 
 
 def _stop_not_finite(state: RunState, metrics: Mapping[str, float | int], run: Path, what: str) -> NoReturn:
-    remedy = "start a run with another --output and a lower optim.base_lr, or with train.precision=float32"
+    remedy = "start a run with another `output` and a lower optim.base_lr, or with train.precision=float32"
     _stop(
         state,
         metrics,
@@ -86,7 +86,7 @@ def heed_alarms(state: RunState, metrics: Mapping[str, float | int], run: Path) 
                 run,
                 alarm.name,
                 f"{alarm.name} at step {state.step}: {alarm.message}; {STOPPED_FILE} tells what led here, the last "
-                f"checkpoint is {last}; start a run with another --output, or go on with --resume and a laxer "
+                f"checkpoint is {last}; start a run with another `output`, or go on with `resume` and a laxer "
                 "train.stop_on",
             )
         if alarm.is_told and distributed.is_main():

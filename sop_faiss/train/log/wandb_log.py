@@ -72,7 +72,7 @@ class WandbLog:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
                 f"train.wandb_project = {project}: Weights & Biases cannot be started ({reason}): wandb login, or "
-                "WANDB_MODE=offline, and the same command with --resume; or train.wandb_project=''"
+                "WANDB_MODE=offline, and the same command with `resume`; or train.wandb_project=''"
             ) from error
 
     def log(self, line: Mapping[str, float | int | None]) -> None:

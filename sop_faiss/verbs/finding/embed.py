@@ -103,11 +103,11 @@ def _check_request(
     refuse_occupied(out)
     require_dtype(options.feature_dtype)
     if options.whiten is not None and encoder.whitening is not None:
-        raise ConfigError("--whiten learns a whitening and --whitening applies one: give one of them")
+        raise ConfigError("`whiten` learns a whitening and `whitening` applies one: give one of them")
     if options.whiten is None and options.whiten_dimension is not None:
-        raise ConfigError("--whiten-dim is of the whitening that --whiten learns: give --whiten SRC")
+        raise ConfigError("`whiten_dim` is of the whitening that `whiten` learns: give `whiten` SRC")
     if options.whiten_dimension is not None and options.whiten_dimension < 1:
-        raise ConfigError(f"--whiten-dim {options.whiten_dimension}: wanted 1 or more")
+        raise ConfigError(f"`whiten_dim` {options.whiten_dimension}: wanted 1 or more")
     learned_on = [] if options.whiten is None else source_files(options.whiten)
     read = [out, *source_files(data), *learned_on, *encoder_files(encoder)]
     check_outputs({"--json": result_json}, read, force=force)
@@ -118,7 +118,7 @@ def _join_ranks(encoder: EncoderSpec) -> EncoderSpec:
     if distributed.announced_world_size() == 1:
         return encoder
     if ":" in encoder.device:
-        raise ConfigError(f"--device {encoder.device} under torchrun, where each rank takes its own: use --device cuda")
+        raise ConfigError(f"`device` {encoder.device} under torchrun, where each rank takes its own: use `device=cuda`")
     return replace(encoder, device=str(distributed.join_process_group(encoder.device)))
 
 

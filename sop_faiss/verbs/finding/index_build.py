@@ -53,17 +53,17 @@ def build(
         SopError: as `build_index`, `encoder_of_spec` and `open_source`.
     """
     if features is not None and (encoder is not None or data is not None):
-        raise ConfigError("--features holds all that an index needs: leave --model and --data out")
+        raise ConfigError("`features` holds all that an index needs: leave `model` and `data` out")
     check_extraction(batch_size, None, max_bad_fraction)
     refuse_occupied(out)
     if cluster is not None:
         if features is None:
-            raise ConfigError("--cluster builds of --features STORE, which sop-embed writes: name it")
+            raise ConfigError("`cluster` builds of `features=STORE`, which sop-embed writes: name it")
         return distributed.decide(lambda: build_on_cluster(features, out, options, address=cluster, progress=progress))
     if features is not None:
         return distributed.decide(lambda: build_index(FeatureStore.read(features), out, options, progress=progress))
     if encoder is None or data is None:
-        raise ConfigError("name what to index: --features STORE, or --model M with --data SRC")
+        raise ConfigError("name what to index: `features=STORE`, or `model=M` with `data` SRC")
     source = open_source(data)
     return build_index_of_images(
         encoder_of_spec(encoder),
@@ -102,12 +102,12 @@ def add(
         SopError: as `add_to_index`, `encoder_of_spec` and `open_source`.
     """
     if features is not None and (encoder is not None or data is not None):
-        raise ConfigError("--features holds all that an index needs: leave --model and --data out")
+        raise ConfigError("`features` holds all that an index needs: leave `model` and `data` out")
     check_extraction(batch_size, None, max_bad_fraction)
     if features is not None:
         return add_to_index(index, FeatureStore.read(features))
     if encoder is None or data is None:
-        raise ConfigError("name what to add: --features STORE, or --model M with --data SRC")
+        raise ConfigError("name what to add: `features=STORE`, or `model=M` with `data` SRC")
     opened = FeatureIndex.open(index)
     source, loaded = open_source(data), encoder_of_spec(encoder)
     opened.check_encoder(loaded)

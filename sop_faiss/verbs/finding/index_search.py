@@ -87,17 +87,17 @@ def search_index(
     options = options or SearchOptions()
     check_extraction(options.batch_size, None, options.max_bad_fraction)
     if sum([bool(images), data is not None, bool(keys), features is not None]) != 1:
-        raise ConfigError("name the queries in one way: image files, or --data SRC, or --key KEY, or --features STORE")
+        raise ConfigError("name the queries in one way: image files, or `data` SRC, or `key` KEY, or `features=STORE`")
     if encoder is not None and (keys or features is not None):
-        needless = "--key needs no encoder, its features are in the index" if keys else "--features needs no encoder"
-        raise ConfigError(f"{needless}: leave --model out")
+        needless = "`key` needs no encoder, its features are in the index" if keys else "`features` needs no encoder"
+        raise ConfigError(f"{needless}: leave `model` out")
     if keys:
         return search_by_key(index, keys, options.k, threshold=options.threshold, images_root=options.images_root)
     if features is not None:
         _check_request(options.k, len(index), options.threshold)
         return search_by_features(index, FeatureStore.read(features), options.k, threshold=options.threshold)
     if encoder is None:
-        raise ConfigError(f"images need --model, the encoder of the index: {index.manifest.encoder['name']}")
+        raise ConfigError(f"images need `model`, the encoder of the index: {index.manifest.encoder['name']}")
     _check_request(options.k, len(index), options.threshold)
     source = open_images(images) if data is None else open_source(data)
     return search_by_images(
@@ -121,7 +121,7 @@ def open_images(files: Sequence[Path]) -> ImageSource:
     paths = [Path(os.path.normpath(Path(file).absolute())) for file in dict.fromkeys(files)]
     for path in paths:
         if path.is_dir():
-            raise DataError(f"{path} is a folder, wanted an image: name a folder with --data")
+            raise DataError(f"{path} is a folder, wanted an image: name a folder with `data`")
         if not path.is_file():
             raise DataError(f"image {path} {path_state(path)}")
     root = common_folder([path.parent for path in paths])

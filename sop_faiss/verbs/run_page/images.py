@@ -79,6 +79,6 @@ def open_run_images(config: Config, digest: str | None, data: str | None = None)
     if digest is not None and digest_images(source, trained) != digest:
         raise DataError(
             f"{source.description} holds other images than the run was trained on (some were added, removed or "
-            "renamed): name those by --data"
+            "renamed): name those by `data`"
         )
     return RunImages(source, trained, held_out)

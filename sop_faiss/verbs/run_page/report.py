@@ -47,7 +47,7 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.gallery <= 1_000_000:
-            raise ConfigError(f"--gallery {self.gallery}: wanted 0 to 1,000,000 images")
+            raise ConfigError(f"`gallery` {self.gallery}: wanted 0 to 1,000,000 images")
 
 
 def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None = None, footer: str = "") -> list[str]:
@@ -96,7 +96,7 @@ def _read_run(run: Path) -> tuple[Config, dict[str, Curve], list[str]]:
     """The configuration, the curves, and what of their records could not be read: a line, or none."""
     if not run.is_dir() or not (run / "config.yaml").is_file():
         what = "has no config.yaml" if run.is_dir() else path_state(run)
-        raise DataError(f"{run} is no training run (it {what}): wanted the --output of sop-train")
+        raise DataError(f"{run} is no training run (it {what}): wanted the `output` of sop-train")
     config = load_run_config(run / "config.yaml")
     left_out: list[int] = []
     curves = read_curves(run, left_out) if (run / METRICS_FILE).is_file() else {}

@@ -45,7 +45,7 @@ def write_ground_truth(dataset: str, data_root: Path | None, out: Path, *, force
         DataError: the data set is of another form, or contradicts itself.
     """
     if out.suffix != ".json":
-        raise ConfigError(f"--make-gnd {out}: wanted a .json file, such as gnd.json beside the images")
+        raise ConfigError(f"`make_gnd={out}`: wanted a .json file, such as gnd.json beside the images")
     check_outputs({"--make-gnd": out}, [], force=force)
     place = (data_root if data_root is not None else Path()) / dataset
     plain = read_plain_set(place)

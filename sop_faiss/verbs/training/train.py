@@ -104,7 +104,7 @@ def _check_same_run(run: Path, config: Config) -> None:
         if before[name] != value and not name.startswith(_MAY_CHANGE_ON_RESUME):
             raise ConfigError(
                 f"run {run} was started with {name} = {before[name]}, not {value}: resume with the same settings, "
-                "or start another run with another --output"
+                "or start another run with another `output`"
             )
 
 
@@ -119,7 +119,7 @@ def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -
         refuse_occupied(output)  # which knows what else is in the way
     started = output.is_dir() and any(path.name != LOCK_NAME for path in output.iterdir())
     if started and not resume:
-        raise ConfigError(f"output {output} already exists and is not empty: add --resume to go on, or choose another")
+        raise ConfigError(f"output {output} already exists and is not empty: add `resume` to go on, or choose another")
     if started and not (output / "config.yaml").is_file():
         raise ConfigError(f"output {output} holds something else than a run (no config.yaml): choose another")
     checkpoint = None
