@@ -155,9 +155,8 @@ def find_config(name_or_file: str | Path) -> Path:
     near = difflib.get_close_matches(str(name_or_file), packaged, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     what = path_state(path) if str(name_or_file) else "is empty"
-    of_run = path / "config.yaml"
-    if str(name_or_file) and of_run.is_file():
-        what += f" (it has {of_run})"
+    if str(name_or_file) and os.path.isfile(path / "config.yaml"):  # noqa: PTH113
+        what += f" (it has {path / 'config.yaml'})"
     raise ConfigError(
         f"config {str(name_or_file) or repr('')} {what}: wanted a file, or a packaged one of "
         f"{', '.join(sorted(packaged))}{hint}"
