@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,26 @@ FLOORS = [
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 SOURCES = sorted([*(ROOT / "sop_faiss").rglob("*.py"), *(ROOT / "cli").glob("*.py")])
+# Test files that mirror no module, and why.
+SPANNING_TESTS = {
+    "activations": "activation checkpointing is in the backbone, compilation in the loop; both leave training as it is",
+    "architecture": "all source files",
+    "cli_imports": "what every command imports",
+    "cluster_scripts": "the scripts of docs/cluster.md",
+    "corruption": "index directories as a whole, damaged at random",
+    "gpu": "what needs a CUDA device, of several packages",
+    "hostile_data": "bad and changing data on every path by which images are read",
+    "kill_series": "training commands killed at many moments",
+    "kills": "all other commands, killed while they write",
+    "loss_properties": "properties of the loss for any input; test_loss has its cases",
+    "retrieval_page": "the page of sop-retrieve in a browser",
+    "search_above": "search, duplicates and export, which share the search of all rows above a similarity",
+    "seen_images": "one image in every format, through every way of reading it",
+    "serve_openapi": "all endpoints against their own description",
+    "serve_page": "the served page in a browser",
+    "torchrun_commands": "all commands that run on several ranks",
+    "wheel": "the package as built",
+}
 
 
 def floor_of(path: Path) -> str:
@@ -84,3 +105,21 @@ def test_the_step_stays_readable():
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     step = functions["train_step"]
     assert (step.end_lineno or 0) - step.lineno < 60
+
+
+def test_test_files_mirror_modules():
+    """`test_loop` mirrors train/loop.py; where two modules share a name, their package is put first: `test_cli_knn`."""
+    modules_by_name: dict[str, set[str]] = defaultdict(set)
+    for path in [*SOURCES, *(ROOT / "benchmarks").rglob("*.py")]:
+        parts = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"]
+        for first in range(len(parts)):
+            modules_by_name["_".join(parts[first:])].add(".".join(parts))
+    tested: dict[str, str] = {}
+    names = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
+    assert SPANNING_TESTS.keys() <= names, "the table names test files that do not exist"
+    for name in sorted(names - SPANNING_TESTS.keys()):
+        modules = modules_by_name[name]
+        assert len(modules) == 1, f"test_{name} mirrors {sorted(modules) or 'no module'}: rename it or give the reason"
+        (module,) = modules
+        assert module not in tested, f"test_{name} and test_{tested[module]} both mirror {module}"
+        tested[module] = name
