@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterator, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,62 @@ def test_imports_go_down_the_floors(path):
         if parts[0] == "sop_faiss" and len(parts) > 1 and parts[1] in HEIGHT:
             target = parts[1]
             assert target == own or HEIGHT[target] < HEIGHT[own], f"{path} imports {module}, which stands higher"
+
+
+def imports_when_loaded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Find imports that run with the module: not those in functions, nor those for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            yield from imports_when_loaded(ast.Module(child.orelse, []))
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from imports_when_loaded(child)
+
+
+def loaded_modules(tree: ast.Module, own: str, modules: Set[str]) -> set[str]:
+    """Return which of the modules are loaded before this one is; a module's packages are, unless they are its own."""
+    named: set[str] = set()
+    for node in imports_when_loaded(tree):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        else:
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            named |= full & modules
+            if not full <= modules:  # names in the module itself
+                named.add(node.module or "")
+    parts = [name.split(".") for name in named]
+    loaded = {".".join(name[:end]) for name in parts for end in range(1, len(name) + 1)} & modules
+    return {name for name in loaded if name in named or not own.startswith(f"{name}.")} - {own}
+
+
+def assert_no_cycle(sources: dict[str, str]) -> None:
+    graph = {name: loaded_modules(ast.parse(text), name, sources.keys()) for name, text in sources.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules that import each other: {' <- '.join(error.args[1])}")
+
+
+def test_no_modules_import_each_other():
+    sources = {}
+    for path in SOURCES:
+        parts = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"]
+        sources[".".join(["sop_faiss", *parts] if parts[0] == "cli" else parts)] = path.read_text()
+    assert_no_cycle(sources)
+
+
+@pytest.mark.parametrize(
+    "inner", ["from p import a", "from p.a import x", "import p.a", "try:\n    import p.a\nfinally: 0"]
+)
+def test_a_cycle_is_found(inner):
+    pair = {"p": "", "p.a": "from p.b import y"}
+    with pytest.raises(pytest.fail.Exception, match=r"p\.a"):
+        assert_no_cycle({**pair, "p.b": inner})
+    with pytest.raises(pytest.fail.Exception, match="p"):
+        assert_no_cycle({"p": inner, "p.a": "from p import x"})
+    assert_no_cycle({**pair, "p.b": f"def later():\n    {inner.removeprefix('class C: ')}"})
+    assert_no_cycle({**pair, "p.b": f"if TYPE_CHECKING:\n    {inner.removeprefix('class C: ')}"})
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
