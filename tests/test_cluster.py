@@ -22,7 +22,7 @@ from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.cluster import build_by_tasks, build_on_cluster, run_here
 from sop_faiss.index.search import FeatureIndex
 from tests.oracle_neighbors import unit_rows
-from tests.test_index import make_store
+from tests.test_search import make_store
 
 COUNT, DIMENSION, PARTS = 700, 16, 5
 FACTORIES = ["Flat", "IVF8,Flat", "IVF8,SQ8", "IVF8,PQ4x4", "OPQ4,IVF8,PQ4x4", "IVF8,RaBitQ"]

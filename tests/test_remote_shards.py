@@ -20,10 +20,10 @@ import pytest
 from sop_faiss.config import DataConfig
 from sop_faiss.data.images.source import ImageSource, find_streams, open_source
 from sop_faiss.data.pack import pack
+from sop_faiss.data.shards import remote
 from sop_faiss.data.shards.address import hide_secrets
 from sop_faiss.data.shards.remote import RemoteFile
 from sop_faiss.data.shards.shard_cache import ShardCache
-from sop_faiss.data.shards.shard_source import remote
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.data.shards.sidecar import sidecar_of
 from sop_faiss.data.stream import Batches, batch_loader

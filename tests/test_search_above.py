@@ -21,7 +21,7 @@ from sop_faiss.index.duplicates import find_duplicates
 from sop_faiss.index.export import export_parquet
 from sop_faiss.index.search import FeatureIndex
 from tests.oracle_neighbors import unit_rows
-from tests.test_index import DIMENSION, make_store
+from tests.test_search import DIMENSION, make_store
 
 FACTORIES = ["Flat", "IVF2,Flat", "IVF3,SQ8", "HNSW8"]
 
