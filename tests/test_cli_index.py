@@ -316,7 +316,7 @@ def test_csv_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         (["{index}", "{image}", "--model", "{run}", "--threshold", "nan"], "threshold = nan"),
         (["{index}", "{image}", "--model", "{run}", "--student"], "fingerprint"),
         (["{index}", "{image}", "--model", "{run}", "--size", "48"], "crop 48 instead of 32"),
-        (["{index}", "{image}", "--model", "{run}", "--pooling", "mean"], "pools by 'mean'"),
+        (["{index}", "{image}", "--model", "{run}", "--pooling", "mean"], "'mean' instead of"),
         (["{index}", "{image}", "--model", "{place}/absent"], "does not exist"),
         (["{index}", "{place}/absent.jpg", "--model", "{run}"], "absent.jpg does not exist"),
         (["{index}", "{photos}", "--model", "{run}"], "name a folder with --data"),

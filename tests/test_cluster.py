@@ -53,7 +53,7 @@ def flip_a_feature(file: Path) -> None:
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """Same bytes of vectors and ids, and the same manifest: effort, recall, checksums."""
+    """Same bytes of vectors and ids, and the same manifest: search setting, recall, checksums."""
     for name in ("ids.parquet", "index.faiss", "manifest.json"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int64
 from sop_faiss.data.images.class_numbers import number_classes
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.features.facts import odd_fact
+from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
 from sop_faiss.model.encoders.whitening import WHITENING_FILE, Whitening
 from sop_faiss.paths import path_state
@@ -60,6 +61,14 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def space(self, name: str = "the feature store") -> FeatureSpace:
+        """Return what other features must share with these to be compared; `name` is for the message.
+
+        Raises:
+            FeatureError: the manifest does not say how the features were made.
+        """
+        return FeatureSpace.of_manifest(self.manifest, self.features.shape[1], name)
 
     def check(self) -> None:
         """Check that the columns belong together and the features are usable.

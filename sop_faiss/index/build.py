@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from sop_faiss.neighbors.disk.auto_factory import (
     choose_factory,
     exact_similarities,
     near_by_vectors,
-    tune_effort,
+    tune_search,
 )
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, check_factory, empty_index
 from sop_faiss.progress import ProgressCallback
@@ -60,7 +59,7 @@ class IndexOptions:
     max_bytes: int | None = None
     """Of the index in memory, for `auto`; None: no limit."""
     recall: float = 0.95
-    """Share of the 10 nearest rows that a search shall find; the effort of each search is tuned to it."""
+    """Share of the 10 nearest rows that a search must find; the search setting (nprobe or efSearch) is tuned to it."""
 
     def check(self, dimension: int) -> None:
         """Refuse what cannot be, before any work.
@@ -156,7 +155,7 @@ def build_index(
         )
         ids = IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
         of_encoder = facts_of_encoder(store, lambda rows: store.features[rows])
-        search = {"effort": index.effort, **measured, "why": why, **of_encoder}
+        search = {"effort": index.search_setting, **measured, "why": why, **of_encoder}
         described = replace(store_as_index(store, factory), search=search)
         manifest = write_index(directory, described, index.write, ids)
     forget_training(out)
@@ -185,8 +184,8 @@ def not_measured(target: float) -> dict[str, Any]:
 def measure(
     index: ApproximateIndex, queries: Float32[np.ndarray, "q d"], k: int, is_near: IsNear, target: float
 ) -> dict[str, Any]:
-    """Tune the effort of a search, and warn where the target is out of reach. What the manifest says of it."""
-    recall = tune_effort(index, queries, k, is_near, target)
+    """Tune the search setting, warn where the target is out of reach, and return what the manifest says of it."""
+    recall = tune_search(index, queries, k, is_near, target)
     if recall.share < target:
         _log.warning(
             "recall@%d of index %s is %.3f at most, wanted %.3g: its codes are too coarse, or its lists too many; "
@@ -260,16 +259,16 @@ def store_as_index(store: FeatureStore, factory: str) -> IndexManifest:
     Raises:
         FeatureError: the store's manifest lacks something.
     """
-    made_by = store.manifest
+    made_by, space = store.manifest, store.space()
     try:
         return IndexManifest(
             factory=factory,
             metric=METRIC,
-            dimension=int(store.features.shape[1]),
+            dimension=space.dimension,
             count=len(store.features),
-            encoder={name: str(made_by["encoder"][name]) for name in ("name", "fingerprint")},
-            preprocess=json.loads(json.dumps(made_by["preprocess"])),
-            pooling=made_by["pooling"],
+            encoder={"name": str(made_by["encoder"]["name"]), "fingerprint": space.fingerprint},
+            preprocess=space.preprocess,
+            pooling=space.pooling,
             class_names=made_by.get("class_names"),
             root=str(made_by["root"]),
             dropped=dict(made_by.get("dropped", {}).get("reasons", {})),

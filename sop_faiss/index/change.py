@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
 from sop_faiss.index.alike import random_pairs_cosine
@@ -21,7 +22,7 @@ from sop_faiss.index.search import closest_key, read_vectors
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
 from sop_faiss.neighbors.disk.factories import VectorIndex, append
 
-__all__ = ["add_to_index", "check_same_features", "merge_indices", "remove_from_index"]
+__all__ = ["add_to_index", "merge_indices", "remove_from_index", "require_same_space"]
 
 
 @dataclass
@@ -74,7 +75,7 @@ def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
         index = _Index.read(directory)
         added = store_as_index(store, index.manifest.factory)
         other = _Index(added, IdTable(store.keys, store.sources, store.members, store.labels), None)
-        check_same_features(index.manifest, added, "the index", "the store")
+        require_same_space(index.manifest.space, added.space, "the index", "the store")
         joined = _join_names([index, other], [str(directory), "the store"])
         assert index.vectors is not None
         index.vectors.add(store.features)
@@ -139,7 +140,7 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
     indices = [_Index.read(directory) for directory in directories]
     first = indices[0]
     for directory, other in zip(directories[1:], indices[1:], strict=True):
-        check_same_features(first.manifest, other.manifest, str(directories[0]), str(directory))
+        require_same_space(first.manifest.space, other.manifest.space, str(directories[0]), str(directory))
     joined = _join_names(indices, [str(directory) for directory in directories])
     assert first.vectors is not None
     for other in indices[1:]:
@@ -150,22 +151,18 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
         return _Index(replace(joined.manifest, search=search), joined.ids, first.vectors).write(temporary)
 
 
-def check_same_features(ours: IndexManifest, theirs: IndexManifest, our_name: str, their_name: str) -> None:
+def require_same_space(ours: FeatureSpace, theirs: FeatureSpace, our_name: str, their_name: str) -> None:
     """Refuse features that cannot be compared.
 
     Raises:
         IndexMismatchError: encoder, preprocessing, pooling or dimension differ.
     """
-    for what, one, two in (
-        ("encoder", ours.encoder["fingerprint"][:12], theirs.encoder["fingerprint"][:12]),
-        ("preprocessing", ours.preprocess, theirs.preprocess),
-        ("pooling", ours.pooling, theirs.pooling),
-        ("dimension", ours.dimension, theirs.dimension),
-    ):
-        if one != two:
-            raise IndexMismatchError(
-                f"{their_name} is of another {what} than {our_name} ({two} instead of {one}): use the same one for both"
-            )
+    difference = ours.difference(theirs)
+    if difference is not None:
+        raise IndexMismatchError(
+            f"{their_name} is of another {difference.what} than {our_name} ({difference.values}): "
+            "use the same one for both"
+        )
 
 
 def _counted(search: dict[str, Any], what: str, number: int) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def build_by_tasks(
                 progress(done, len(tasks))
         join = functools.partial(work.join_parts, tasks, counts, dimension)
         of_encoder = facts_of_encoder(names, lambda rows: _gather(run, store, sizes, rows, dimension))
-        search, last = {"effort": index.effort, **not_measured(options.recall), "why": why, **of_encoder}, None
+        search, last = {"effort": index.search_setting, **not_measured(options.recall), "why": why, **of_encoder}, None
         if queries is not None:
             last, joined = np.load(queries), place / _JOINED
             join(joined)
@@ -130,7 +130,7 @@ def build_by_tasks(
         ids = IdTable(names.keys, names.sources, names.members, names.labels).take(plan.order)
         told = replace(store_as_index(names, factory), dimension=dimension, search=search)
         with atomic_directory(out) as directory:
-            write = functools.partial(join, last=last, effort=search["effort"])
+            write = functools.partial(join, last=last, search_setting=search["effort"])
             manifest = write_index(directory, told, write, ids)
         shutil.rmtree(place, ignore_errors=True)
     return manifest
@@ -209,7 +209,7 @@ def _measured(
     k = min(RECALL_K, rows)
     index = read_approximate_index(joined, factory, queries.shape[1], rows)
     recall = measure(index, queries, k, near_by_table(work.read_nearest(tasks), k), target)
-    return {"effort": index.effort, **recall}
+    return {"effort": index.search_setting, **recall}
 
 
 def _require_answer(address: str) -> None:

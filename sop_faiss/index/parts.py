@@ -127,7 +127,7 @@ def join_parts(
     path: Path,
     *,
     last: Float32[np.ndarray, "q d"] | None = None,
-    effort: int | None = None,
+    search_setting: int | None = None,
 ) -> None:
     """Write one index of all parts: of lists as `write_joined` does, of others one part after the other, in memory.
 
@@ -137,7 +137,7 @@ def join_parts(
         dimension: of the vectors.
         path: the index file.
         last: more rows, which come behind those of the parts.
-        effort: of the index, if not the least.
+        search_setting: of the index; None: the smallest.
 
     Raises:
         IndexMismatchError: a part was damaged since.
@@ -150,8 +150,8 @@ def join_parts(
         for part, count in zip(parts, counts, strict=True)
     ]
     if isinstance(whole, ApproximateIndex):
-        if effort is not None:
-            whole.effort = effort
+        if search_setting is not None:
+            whole.search_setting = search_setting
         if joins_on_disk(whole):
             opened = [read_approximate_index(*file) for file in files]
             if last is not None:

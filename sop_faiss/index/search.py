@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
+from sop_faiss.features.feature_space import EncoderLike, FeatureSpace
 from sop_faiss.index.alike import encoder_doubts, random_pairs_cosine
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
-from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
 from sop_faiss.neighbors.exact import NearestRows
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["EncoderLike", "FeatureIndex", "Neighbors", "closest_key", "read_vectors"]
+__all__ = ["FeatureIndex", "Neighbors", "closest_key", "read_vectors"]
 
 _log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class EncoderLike(Protocol):
-    """What identifies an encoder; `load_encoder` returns one."""
-
-    @property
-    def name(self) -> str:
-        """As the user named it."""
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 of architecture and weights."""
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """How images are prepared."""
-
-    @property
-    def pooling(self) -> str:
-        """How tokens are pooled."""
 
 
 @dataclass(frozen=True)
@@ -146,31 +123,18 @@ class FeatureIndex:
         """Refuse a query encoder whose features cannot be compared with the index's.
 
         Raises:
-            IndexMismatchError: fingerprint, preprocessing or pooling differs.
+            IndexMismatchError: fingerprint, preprocessing, pooling or dimension differs.
         """
-        ours, name, fingerprint = self.manifest, encoder.name, encoder.fingerprint
-        if fingerprint != ours.encoder["fingerprint"]:
-            raise IndexMismatchError(
-                f"the index was built with encoder {ours.encoder['name']} (fingerprint "
-                f"{ours.encoder['fingerprint'][:12]}), the query encoder is {name} ({fingerprint[:12]}): "
-                "search with the same weights (of a run that went on `model` RUN/checkpoints/step_N), or build the "
-                "index again"
+        difference = self.manifest.space.difference(FeatureSpace.of_encoder(encoder))
+        if difference is not None:
+            remedy = (
+                "search with the same weights (of a run that was continued, `model` RUN/checkpoints/step_N)"
+                if difference.what == "encoder"
+                else f"use the index's {difference.what}"
             )
-        theirs = json.loads(json.dumps(encoder.preprocess.to_dict()))
-        differences = [
-            f"{field} {theirs.get(field)} instead of {ours.preprocess.get(field)}"
-            for field in sorted({*ours.preprocess, *theirs})
-            if ours.preprocess.get(field) != theirs.get(field)
-        ]
-        if differences:
             raise IndexMismatchError(
-                f"the query encoder prepares images with {', '.join(differences)}: "
-                "use the index's preprocessing, or build the index again"
-            )
-        if encoder.pooling != ours.pooling:
-            raise IndexMismatchError(
-                f"the query encoder pools by {encoder.pooling!r}, the index by {ours.pooling!r}: "
-                "use the same pooling, or build the index again"
+                f"the query encoder {encoder.name} has another {difference.what} than the index, which was built with "
+                f"encoder {self.manifest.encoder['name']} ({difference.values}): {remedy}, or build the index again"
             )
 
     def search(self, x: np.ndarray | torch.Tensor, k: int) -> Neighbors:
@@ -307,8 +271,8 @@ def read_vectors(directory: Path, manifest: IndexManifest, *, mapped: bool = Tru
     """
     if manifest.metric != METRIC:
         raise IndexMismatchError(f"{directory} has metric {manifest.metric!r}, wanted {METRIC!r}")
-    file, effort = directory / INDEX_FILE, manifest.search.get("effort")
+    file, search_setting = directory / INDEX_FILE, manifest.search.get("effort")
     vectors = read_index(file, manifest.factory, manifest.dimension, manifest.count, mapped=mapped)
-    if isinstance(vectors, ApproximateIndex) and effort is not None:
-        vectors.effort = int(effort)
+    if isinstance(vectors, ApproximateIndex) and search_setting is not None:
+        vectors.search_setting = int(search_setting)
     return vectors

@@ -20,6 +20,7 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.class_numbers import number_classes
 from sop_faiss.errors import FeatureError, IndexMismatchError
+from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.files import not_json, restore_directory, sha256_file
 from sop_faiss.paths import path_state
 
@@ -126,7 +127,7 @@ class IndexManifest:
     dropped: dict[str, int]
     """How many images could not be used when the features were extracted, by reason."""
     search: dict[str, Any]
-    """`effort`: how much of the index a search looks at (FAISS's nprobe or efSearch), null where that is all of it.
+    """`effort`: the search setting (FAISS's nprobe or efSearch), null where a search looks at all of the index.
     `recall`, `k`, `queries`, `target`: the share of the k nearest rows that is found, as measured on queries that were
     not in the index yet; null where nothing was measured. `why`: how the factory was chosen. `mean_cosine`: of random
     pairs of rows, null for fewer than 20; `scores`: of the encoder's run, `best_by`, `first_score` (of step 0) and
@@ -182,6 +183,11 @@ class IndexManifest:
         if not intact:
             raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")
         return manifest
+
+    @property
+    def space(self) -> FeatureSpace:
+        """What a query's features must share with those of the index."""
+        return FeatureSpace(self.encoder["fingerprint"], self.preprocess, self.pooling, self.dimension)
 
     @property
     def exact(self) -> bool:

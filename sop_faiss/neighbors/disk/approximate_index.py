@@ -1,8 +1,8 @@
 """Indices on disk that look at a part of the rows (IVF, HNSW), or at shortened ones (SQ, PQ, RaBitQ).
 
-Any FAISS factory makes one. How much of the index a search looks at is its *effort*: `nprobe` of an IVF index,
-`efSearch` of an HNSW one; an index that goes through all of its codes has none. Similarities are those of the stored
-codes: with `Flat` codes the cosines, with shortened ones near them.
+Any FAISS factory makes one. Its *search setting* says how much of the index a search looks at: `nprobe` of an IVF
+index, `efSearch` of an HNSW one; an index that goes through all of its codes has none. Similarities are those of the
+stored codes: with `Flat` codes the cosines, with shortened ones near them.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class ApproximateIndex:
         self._ivf: Any = faiss.try_extract_index_ivf(index)
         self._gpus = FilledByGpus(index, self._ivf)
         self._changing = threading.Lock()
-        self._effort: int | None = None
-        if self.knob is not None:
-            self.effort = self.efforts()[0]
+        self._search_setting: int | None = None
+        if self.setting_name is not None:
+            self.search_setting = self.search_settings()[0]
 
     @property
     def dimension(self) -> int:
@@ -71,8 +71,8 @@ class ApproximateIndex:
         return int(self._faiss.ntotal)
 
     @property
-    def knob(self) -> str | None:
-        """FAISS's name of what the effort is: `nprobe`, `efSearch`, or None where there is nothing to choose."""
+    def setting_name(self) -> str | None:
+        """FAISS's name of the search setting: `nprobe`, `efSearch`, or None where there is nothing to choose."""
         if self._ivf is not None:
             return "nprobe"
         return "efSearch" if isinstance(_innermost(self._faiss), faiss.IndexHNSW) else None
@@ -80,7 +80,7 @@ class ApproximateIndex:
     @property
     def is_graph(self) -> bool:
         """Whether what is added first shapes the search for what comes later."""
-        return self.knob == "efSearch"
+        return self.setting_name == "efSearch"
 
     @property
     def made_in_parts(self) -> bool:
@@ -88,23 +88,23 @@ class ApproximateIndex:
         return self._ivf is not None and not isinstance(self._faiss, faiss.IndexRefine)
 
     @property
-    def effort(self) -> int | None:
-        """How much a search looks at."""
-        return self._effort
+    def search_setting(self) -> int | None:
+        """How much a search looks at: lists (`nprobe`) or candidates (`efSearch`)."""
+        return self._search_setting
 
-    @effort.setter
-    def effort(self, value: int) -> None:
-        if self.knob is None or not 1 <= value <= self.efforts()[-1]:
-            raise ConfigError(f"effort {value} of an index {self.factory}: wanted {self._efforts_told()}")
-        faiss.ParameterSpace().set_index_parameter(self._faiss, self.knob, value)
-        self._effort = value
+    @search_setting.setter
+    def search_setting(self, value: int) -> None:
+        name = self.setting_name
+        if name is None:
+            raise ConfigError(f"search setting {value} of an index {self.factory}: this kind of index has none")
+        if not 1 <= value <= self.search_settings()[-1]:
+            raise ConfigError(f"{name} = {value} of an index {self.factory}: wanted 1 to {self.search_settings()[-1]}")
+        faiss.ParameterSpace().set_index_parameter(self._faiss, name, value)
+        self._search_setting = value
 
-    def _efforts_told(self) -> str:
-        return "none" if self.knob is None else f"a {self.knob} of 1 to {self.efforts()[-1]}"
-
-    def efforts(self) -> list[int]:
-        """Efforts worth trying, rising to the most there is; steps of about a quarter."""
-        most = 1 if self.knob is None else _MOST_LINKED if self._ivf is None else int(self._ivf.nlist)
+    def search_settings(self) -> list[int]:
+        """Return the settings worth trying, rising to the largest that is possible, in steps of about a quarter."""
+        most = 1 if self.setting_name is None else _MOST_LINKED if self._ivf is None else int(self._ivf.nlist)
         values = {most} | {round(2 ** (step / 3)) for step in range(64)}
         return sorted(value for value in values if value <= most)
 
@@ -149,7 +149,7 @@ class ApproximateIndex:
     def search(self, queries: Float32[np.ndarray, "q d"], k: int) -> NearestRows:
         """k rows of large inner product with each query, ties by rising row; never fewer, and never -1.
 
-        Where the effort does not lead to k rows, it is doubled for these queries until it does.
+        Where the search setting does not lead to k rows, it is doubled for these queries until it does.
 
         Args:
             queries: finite unit vectors, one per row.
@@ -176,18 +176,18 @@ class ApproximateIndex:
     def _search_wider(
         self, queries: Float32[np.ndarray, "q d"], asked: int, k: int
     ) -> tuple[Float32[np.ndarray, "q a"], Int64[np.ndarray, "q a"]]:
-        efforts = [value for value in self.efforts() if self._effort is not None and value > self._effort]
+        before = self._search_setting
+        wider = [value for value in self.search_settings() if before is not None and value > before]
         with self._changing:
-            before = self._effort
             try:
-                for value in [*efforts[::3], *efforts[-1:]]:
-                    self.effort = value
+                for value in [*wider[::3], *wider[-1:]]:
+                    self.search_setting = value
                     similarities, rows = self._faiss.search(queries, asked)
                     if not (rows[:, :k] < 0).any():
                         return similarities, rows
             finally:
                 if before is not None:
-                    self.effort = before
+                    self.search_setting = before
         raise IndexMismatchError(
             f"k = {k} neighbors were asked, and an index {self.factory} of {self.count} rows leads to fewer: ask for "
             "fewer, or build it again"

@@ -23,7 +23,7 @@ __all__ = [
     "exact_similarities",
     "near_by_table",
     "near_by_vectors",
-    "tune_effort",
+    "tune_search",
 ]
 
 _EXACT_ROWS = 100_000
@@ -160,10 +160,10 @@ def near_by_table(nearest: NearestRows, k: int) -> IsNear:
     return is_near
 
 
-def tune_effort(
+def tune_search(
     index: ApproximateIndex, queries: Float32[np.ndarray, "q d"], k: int, is_near: IsNear, target: float
 ) -> Recall:
-    """Set the least effort of an index whose recall reaches the target; the most there is where none does.
+    """Set the smallest search setting of an index whose recall reaches the target; the largest where none does.
 
     Args:
         index: holds n vectors.
@@ -179,15 +179,15 @@ def tune_effort(
     def share() -> float:
         return float(is_near(index.search(queries, k).rows).mean())
 
-    if index.knob is not None:
-        efforts = index.efforts()
-        low, high = 0, len(efforts) - 1
-        while low < high:  # recall rises with the effort
+    if index.setting_name is not None:
+        settings = index.search_settings()
+        low, high = 0, len(settings) - 1
+        while low < high:  # recall rises with nprobe and efSearch
             middle = (low + high) // 2
-            index.effort = efforts[middle]
+            index.search_setting = settings[middle]
             if share() >= target:
                 high = middle
             else:
                 low = middle + 1
-        index.effort = efforts[low]
+        index.search_setting = settings[low]
     return Recall(share(), k, len(queries))

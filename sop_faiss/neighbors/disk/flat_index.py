@@ -39,7 +39,7 @@ class FlatIndex:
     """
 
     factory = "Flat"
-    effort: int | None = None
+    search_setting: int | None = None
     """There is nothing to look at less of."""
 
     def __init__(self, index: Any) -> None:

@@ -36,7 +36,7 @@ def write_joined(empty: ApproximateIndex, parts: Sequence[ApproximateIndex], pat
     Not atomic: write into a directory that is renamed when complete.
 
     Args:
-        empty: trained, without a row, of a kind that `joins_on_disk`; its effort is written, too.
+        empty: trained, without a row, of a kind that `joins_on_disk`; its search setting is written, too.
         parts: trained alike; those whose vectors are in files stay there.
         path: the file.
 

@@ -18,7 +18,7 @@ from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.extract import check_extraction, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
-from sop_faiss.index.change import check_same_features
+from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
 from sop_faiss.index.search import FeatureIndex, Neighbors
 from sop_faiss.index.store import IdTable
@@ -187,7 +187,7 @@ def search_by_features(
     """
     _check_request(k, len(index), threshold)
     described = store_as_index(store, index.manifest.factory)
-    check_same_features(index.manifest, described, "the index", "the store")
+    require_same_space(index.manifest.space, described.space, "the index", "the store")
     lines = _search(index, store.features, k, threshold)
     images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
     reads = [functools.partial(images.read, row) for row in range(len(store))]
