@@ -48,8 +48,8 @@ def duplicates_command(
       sop-index duplicates photos.index --html duplicates.html
       sop-index duplicates photos.index --threshold 0.98 --csv -
     """
-    from sop_faiss.index.alike import ALIKE
     from sop_faiss.index.duplicates import find_duplicates
+    from sop_faiss.index.encoder_doubts import ALIKE
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_duplicates import duplicates_as_csv, duplicates_as_records, write_duplicates_page
 

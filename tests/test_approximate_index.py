@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError, SopError
-from sop_faiss.index.trained import forget_training, trained_once
+from sop_faiss.index.resume_build import forget_training, trained_once
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.disk.auto_factory import (
     choose_factory,

@@ -17,7 +17,7 @@ from sop_faiss.cli.index import main
 from sop_faiss.errors import ConfigError, FeatureError, SopError
 from sop_faiss.features.store import FeatureStore, read_names
 from sop_faiss.index import cluster
-from sop_faiss.index import parts as work
+from sop_faiss.index import cluster_tasks as work
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.cluster import build_by_tasks, build_on_cluster, run_here
 from sop_faiss.index.search import FeatureIndex

@@ -15,24 +15,18 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
 from sop_faiss.data.images.class_numbers import number_classes
-from sop_faiss.errors import FeatureError, SopError
-from sop_faiss.features.facts import odd_fact
+from sop_faiss.errors import FeatureError
 from sop_faiss.features.feature_space import FeatureSpace
-from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
+from sop_faiss.features.store_manifest import FORMAT, MANIFEST_NAME, read_store_manifest, require_dtype
+from sop_faiss.files import atomic_directory, require_readable, sha256_file, write_json
 from sop_faiss.model.encoders.whitening import WHITENING_FILE, Whitening
-from sop_faiss.paths import path_state
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["FEATURE_DTYPES", "MANIFEST_NAME", "FeatureStore", "read_names", "read_store_manifest", "require_dtype"]
-
-MANIFEST_NAME = "manifest.json"
-FORMAT = "sop_faiss feature store 1"
-FEATURE_DTYPES = ("float32", "float16")
-"""How features may be stored; they are float32 in memory."""
+__all__ = ["NORM_TOLERANCE", "FeatureStore", "feature_matrix", "read_names"]
 
 _BYTES_PER_FILE = 256 * 2**20
 """Features per Parquet file, about; at most 100 files' worth is ever held twice."""
-_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
+NORM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
 """How far the norm of a stored row may be from 1; float16 rounds each number by up to 5e-4 of itself."""
 
 
@@ -170,7 +164,7 @@ class FeatureStore:
         row = 0
         for part in parts:
             rows = _read_part(directory / str(part["name"]), part, manifest)
-            features[row : row + len(rows)] = _feature_matrix(rows, manifest["dimension"])
+            features[row : row + len(rows)] = feature_matrix(rows, manifest["dimension"])
             row += len(rows)
             columns.append(rows.drop_columns(["feature"]))
         table = pa.concat_tables(columns)
@@ -219,16 +213,6 @@ def _labels(table: pa.Table, manifest: dict[str, Any]) -> tuple[Int64[np.ndarray
     return labels, {**manifest, "class_names": class_names} if names is not None else manifest
 
 
-def require_dtype(name: str) -> None:
-    """Check that features can be stored in this dtype.
-
-    Raises:
-        FeatureError: they cannot.
-    """
-    if name not in FEATURE_DTYPES:
-        raise FeatureError(f"feature dtype {name!r}: wanted one of {', '.join(FEATURE_DTYPES)}")
-
-
 def _parts(count: int, dimension: int) -> Iterator[tuple[int, int]]:
     """First and last-plus-one row of each Parquet file."""
     rows = max(1, _BYTES_PER_FILE // (4 * dimension))
@@ -239,50 +223,8 @@ def _parts(count: int, dimension: int) -> Iterator[tuple[int, int]]:
 def _check_features(features: Float32[np.ndarray, "n d"], keys: list[str], stored_as: str) -> None:
     if features.size == 0:
         raise FeatureError("there are no features: wanted at least one row")
-    tolerance = _TOLERANCE[stored_as]
+    tolerance = NORM_TOLERANCE[stored_as]
     require_unit_rows(features, "features", tolerance=tolerance, names=keys, remedy="extract them again")
-
-
-def read_store_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a store, whose files are there.
-
-    Raises:
-        FeatureError: there is no store, or it is incomplete or damaged.
-    """
-    if not directory.is_dir():
-        raise FeatureError(f"feature store {directory} {path_state(directory)}; make one with sop-embed")
-    path = directory / MANIFEST_NAME
-    if not path.is_file():
-        raise FeatureError(f"{directory} has no {MANIFEST_NAME}: it is no feature store, or an unfinished one")
-    try:
-        manifest = read_json(path)
-    except SopError as error:
-        raise FeatureError(str(error)) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FeatureError(f"{path} is not the manifest of a feature store ({FORMAT})")
-    whole = (
-        _is_count(manifest.get("count"))
-        and _is_count(manifest.get("dimension"))
-        and manifest.get("feature_dtype") in FEATURE_DTYPES
-        and isinstance(manifest.get("files"), list)
-        and all(isinstance(part, dict) and {"name", "rows", "sha256"} <= set(part) for part in manifest["files"])
-        and manifest["count"] == sum(part["rows"] for part in manifest["files"] if _is_count(part["rows"]))
-    )
-    if not whole:
-        raise FeatureError(f"{path} is damaged: count, dimension, feature_dtype and files do not agree")
-    odd = odd_fact(manifest)
-    if odd:
-        raise FeatureError(f"{path} is damaged: {odd} is not what sop-embed writes; embed again")
-    named = {str(part["name"]) for part in manifest["files"]}
-    found = {file.name for file in directory.glob("features-*.parquet")}
-    if named != found:
-        odd = sorted(named ^ found)[0]
-        raise FeatureError(f"{directory}: {odd} is {'missing' if odd in named else 'not in the manifest'}; embed again")
-    return manifest
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
 
 
 def _schema(manifest: Mapping[str, Any]) -> pa.Schema:
@@ -310,7 +252,7 @@ def _read_part(path: Path, part: Mapping[str, Any], manifest: Mapping[str, Any])
     return table
 
 
-def _feature_matrix(table: pa.Table, dimension: int) -> np.ndarray:
+def feature_matrix(table: pa.Table, dimension: int) -> np.ndarray:
     """The rows of one file; chunks of a fixed-size list are flat arrays."""
     column = table["feature"].combine_chunks()
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]

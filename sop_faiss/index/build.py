@@ -19,10 +19,10 @@ from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
-from sop_faiss.index.alike import encoder_doubts, facts_of_encoder
-from sop_faiss.index.plan import RECALL_K, plan_rows
+from sop_faiss.index.encoder_doubts import encoder_doubts, facts_of_encoder
+from sop_faiss.index.resume_build import forget_training, trained_once
+from sop_faiss.index.row_plan import RECALL_K, plan_rows
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
-from sop_faiss.index.trained import forget_training, trained_once
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.auto_factory import (

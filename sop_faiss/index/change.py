@@ -16,8 +16,8 @@ from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
-from sop_faiss.index.alike import random_pairs_cosine
 from sop_faiss.index.build import store_as_index
+from sop_faiss.index.encoder_doubts import random_pairs_cosine
 from sop_faiss.index.search import closest_key, read_vectors
 from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
 from sop_faiss.neighbors.disk.factories import VectorIndex, append

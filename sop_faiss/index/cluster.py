@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, SopError
-from sop_faiss.features.store import read_names, read_store_manifest
+from sop_faiss.features.store import read_names
+from sop_faiss.features.store_manifest import read_store_manifest
 from sop_faiss.files import (
     atomic_directory,
     atomic_file,
@@ -27,11 +28,11 @@ from sop_faiss.files import (
     refuse_occupied,
     sha256_file,
 )
-from sop_faiss.index import parts as work
-from sop_faiss.index.alike import facts_of_encoder
+from sop_faiss.index import cluster_tasks as work
 from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index, write_index
-from sop_faiss.index.parts import Part
-from sop_faiss.index.plan import RECALL_K, RowPlan, plan_rows
+from sop_faiss.index.cluster_tasks import Part
+from sop_faiss.index.encoder_doubts import facts_of_encoder
+from sop_faiss.index.row_plan import RECALL_K, RowPlan, plan_rows
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
 from sop_faiss.neighbors.disk.auto_factory import near_by_table

@@ -14,7 +14,7 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.features.feature_space import EncoderLike, FeatureSpace
-from sop_faiss.index.alike import encoder_doubts, random_pairs_cosine
+from sop_faiss.index.encoder_doubts import encoder_doubts, random_pairs_cosine
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index

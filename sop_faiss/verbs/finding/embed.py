@@ -18,7 +18,8 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.results import write_result
 from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
-from sop_faiss.features.store import FeatureStore, require_dtype
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.features.store_manifest import require_dtype
 from sop_faiss.files import refuse_occupied
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec

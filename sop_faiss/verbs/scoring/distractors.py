@@ -13,9 +13,9 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.distributed import rank, world_size
 from sop_faiss.errors import FeatureError
-from sop_faiss.features.blocks import FeatureBlocks
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.feature_space import FeatureSpace
+from sop_faiss.features.store_blocks import FeatureBlocks
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from sop_faiss.errors import FeatureError
-from sop_faiss.features.store import _TOLERANCE, _feature_matrix, read_store_manifest
+from sop_faiss.features.store import NORM_TOLERANCE, feature_matrix
+from sop_faiss.features.store_manifest import read_store_manifest
 from sop_faiss.files import sha256_file
 from sop_faiss.unit_rows import require_unit_rows
 
@@ -54,8 +55,8 @@ class FeatureBlocks:
             path = self.directory / str(part["name"])
             try:
                 for batch in pq.ParquetFile(path).iter_batches(BLOCK_ROWS, columns=["feature"]):
-                    rows = _feature_matrix(pa.table(batch), dimension).astype(np.float32, copy=False)
-                    require_unit_rows(rows, f"features in {path}", tolerance=_TOLERANCE[stored_as])
+                    rows = feature_matrix(pa.table(batch), dimension).astype(np.float32, copy=False)
+                    require_unit_rows(rows, f"features in {path}", tolerance=NORM_TOLERANCE[stored_as])
                     if stored_as != "float32":
                         rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
                     yield rows
