@@ -92,7 +92,7 @@ def test_bad_images_are_counted(place: Path, tmp_path: Path) -> None:
         (["--features", "{features}", "--size", "64"], "no --model"),
         (["--features", "{features}", "--factory", "IVF16,Flat"], "IVF16,Flat"),
         (["--features", "{place}/absent"], "does not exist"),
-        (["--features", "{photos}"], "no feature store"),
+        (["--features", "{photos}"], "not a feature store"),
         (["--features", "{place}/photos.index"], "not the manifest of a feature store"),
         (["--model", "{place}/absent", "--data", "{photos}"], "does not exist"),
         (["--model", "{run}", "--data", "{place}/absent"], "does not exist"),

@@ -206,7 +206,7 @@ def test_features_of_another_encoder(place: Path, tmp_path: Path) -> None:
 def test_kinds_without_range_search(store: FeatureStore, tmp_path: Path) -> None:
     build_index(store, tmp_path / "fast", IndexOptions("PQ4x4fs"))
     index = FeatureIndex.open(tmp_path / "fast")
-    with pytest.raises(ConfigError, match="finds the k nearest only") as error:
+    with pytest.raises(ConfigError, match="only the k nearest") as error:
         index.search_above(store.features[:2], 0.5)
     assert "\n" not in str(error.value)
     result = invoke("duplicates", tmp_path / "fast", ok=False)

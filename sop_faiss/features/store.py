@@ -25,7 +25,7 @@ from sop_faiss.unit_rows import require_unit_rows
 __all__ = ["NORM_TOLERANCE", "FeatureStore", "feature_matrix", "read_names"]
 
 _BYTES_PER_FILE = 256 * 2**20
-"""Features per Parquet file, about; at most 100 files' worth is ever held twice."""
+"""Of features per Parquet file, about."""
 NORM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
 """How far the norm of a stored row may be from 1; float16 rounds each number by up to 5e-4 of itself."""
 
@@ -42,7 +42,7 @@ class FeatureStore:
         features: unit-norm rows.
         manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalized`, `root`,
             `sources` (as the user named them), and what else the extraction noted; JSON values.
-        whitening: how the features were whitened, written beside them; None, too, for a store that was read.
+        whitening: how the features were whitened, written next to them; None also for a store that was read.
     """
 
     keys: list[str]
@@ -86,7 +86,7 @@ class FeatureStore:
             )
 
     def write(self, directory: Path, *, feature_dtype: str = "float32") -> dict[str, Any]:
-        """Write the store; it appears whole or not at all.
+        """Write the store; it appears complete or not at all.
 
         Args:
             directory: new or empty.
@@ -148,7 +148,7 @@ class FeatureStore:
 
     @classmethod
     def read_part(cls, directory: Path, number: int) -> FeatureStore:
-        """As `read`, one of the store's files alone.
+        """Read one file of the store alone, as `read` does.
 
         Args:
             directory: of the store.
@@ -179,7 +179,7 @@ class FeatureStore:
 
 
 def read_names(directory: Path) -> FeatureStore:
-    """A store without its features, which have no columns: keys, labels, sources, members and manifest.
+    """Read a store without its features (they have no columns): keys, labels, sources, members and manifest.
 
     The files' bytes are not compared with their checksums: `FeatureStore.read_part` does that.
 
@@ -205,7 +205,7 @@ def read_names(directory: Path) -> FeatureStore:
 
 
 def _labels(table: pa.Table, manifest: dict[str, Any]) -> tuple[Int64[np.ndarray, " n"] | None, dict[str, Any]]:
-    """The labels, and the manifest without class names that are whole numbers: those are the labels."""
+    """Return the labels, and the manifest without class names that are integers: those are the labels."""
     stored = table["label"].fill_null(-1).to_numpy().astype(np.int64)
     names = manifest.get("class_names")
     names = [str(name) for name in names] if isinstance(names, list) else None
@@ -253,7 +253,7 @@ def _read_part(path: Path, part: Mapping[str, Any], manifest: Mapping[str, Any])
 
 
 def feature_matrix(table: pa.Table, dimension: int) -> np.ndarray:
-    """The rows of one file; chunks of a fixed-size list are flat arrays."""
+    """Return the rows of one file; chunks of a fixed-size list are flat arrays."""
     column = table["feature"].combine_chunks()
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimension) for chunk in chunks])

@@ -30,7 +30,7 @@ class FeatureBlocks:
         directory: of the store.
 
     Raises:
-        FeatureError: there is no store, it is incomplete, or a file is not as it was written.
+        FeatureError: there is no store, it is incomplete, or a file differs from what was written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -45,10 +45,10 @@ class FeatureBlocks:
         return int(self.manifest["count"])
 
     def __iter__(self) -> Iterator[Float32[np.ndarray, "_ d"]]:
-        """Unit rows; those stored as float16 are made unit rows again.
+        """Yield blocks of unit rows; those stored as float16 are made unit rows again.
 
         Raises:
-            FeatureError: a file is no table of features, or rows are not finite unit vectors.
+            FeatureError: a file is not a table of features, or rows are not finite unit vectors.
         """
         dimension, stored_as = self.manifest["dimension"], self.manifest["feature_dtype"]
         for part in self.manifest["files"]:

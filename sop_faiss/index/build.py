@@ -1,4 +1,4 @@
-"""Features -> a searchable index directory, whole or absent."""
+"""Features to a searchable index directory, which appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _BLOCK_ROWS = 65_536
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """What an index shall be like."""
+    """What kind of index to build."""
 
     factory: str = "auto"
     """FAISS factory string, or `auto`: `Flat` for 100,000 vectors or fewer, else IVF with codes that fit."""
@@ -62,7 +62,7 @@ class IndexOptions:
     """Share of the 10 nearest rows that a search must find; the search setting (nprobe or efSearch) is tuned to it."""
 
     def check(self, dimension: int) -> None:
-        """Refuse what cannot be, before any work.
+        """Refuse impossible options before any work.
 
         Raises:
             ConfigError: FAISS knows no such factory, or a number is out of range.
@@ -77,7 +77,7 @@ class IndexOptions:
             raise ConfigError(f"`max_memory` {self.max_bytes}: wanted 1 byte or more")
 
     def choose(self, count: int, dimension: int) -> tuple[str, str]:
-        """The factory for so many vectors, and why."""
+        """Choose the factory for this many vectors, and say why."""
         if self.factory != "auto":
             return self.factory, "asked for"
         choice = choose_factory(count, dimension, self.max_bytes)
@@ -88,10 +88,10 @@ _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**
 
 
 def parse_bytes(text: str) -> int:
-    """A size as people write it: 800000000, 800MB, 1.5 GB, 2GiB.
+    """Parse a size as people write it: 800000000, 800MB, 1.5 GB, 2GiB.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a size.
     """
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in _UNITS:
@@ -108,13 +108,12 @@ def build_index(
 ) -> IndexManifest:
     """Write the index directory of a feature store: `index.faiss`, `ids.parquet`, `manifest.json`.
 
-    The rows are in the store's order, but those that recall is measured with before they are added come last; see
-    `plan_rows`.
+    The rows are in the store's order, except that those which recall is measured with come last; see `plan_rows`.
 
     Args:
         store: unit-norm features of one encoder.
-        out: where the directory shall stand; it appears complete or not at all. What was trained stays beside it
-            until then: after a kill, the same call does not train again.
+        out: the index directory; it appears complete or not at all. What was trained is kept next to it until then:
+            after a kill, the same call does not train again.
         options: which kind of index; None for the defaults.
         progress: called with vectors added and their total.
 
@@ -177,7 +176,7 @@ def _add(
 
 
 def not_measured(target: float) -> dict[str, Any]:
-    """What the manifest says of a recall that was not measured."""
+    """Return what the manifest says where recall was not measured."""
     return {"recall": None, "k": None, "queries": 0, "target": target}
 
 
@@ -200,7 +199,7 @@ def write_index(
 ) -> IndexManifest:
     """Write the three files into a directory that is renamed when complete; the manifest with their checksums.
 
-    An encoder that hardly tells the images apart is named in the log.
+    An encoder that hardly distinguishes the images is named in the log.
     """
     write_vectors(directory / INDEX_FILE)
     ids.write(directory / IDS_FILE)
@@ -222,21 +221,21 @@ def build_index_of_images(
     max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
-    """As `build_index`, of images. After a kill the same call encodes only what is missing (`kept_until_whole`).
+    """Build an index of images. After a kill the same call encodes only what is missing (`kept_until_whole`).
 
     Ranks share the encoding, and the main one builds.
 
     Args:
-        encoder: on the device it shall run on.
+        encoder: on the device that it runs on.
         source: the images.
-        out: where the directory shall stand.
+        out: the index directory.
         options: which kind of index; None for the defaults.
         batch_size: images per forward pass.
         max_bad_fraction: share of images that may be unreadable; they are left out and counted in the manifest.
         progress: called with images done and their total.
 
     Raises:
-        SopError: as `build_index` and `extract_features`; what is wrong with `out` or `options`, before any work.
+        SopError: as `build_index` and `extract_features`; faults of `out` or `options` are found before any work.
     """
     options = options or IndexOptions()
     refuse_occupied(out)
@@ -254,7 +253,7 @@ def build_index_of_images(
 
 
 def store_as_index(store: FeatureStore, factory: str) -> IndexManifest:
-    """What an index's manifest takes over from a feature store.
+    """Make the manifest of an index from that of a feature store.
 
     Raises:
         FeatureError: the store's manifest lacks something.

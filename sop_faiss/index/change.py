@@ -1,4 +1,4 @@
-"""Change an index on disk: add, remove, merge. Each is whole or does not happen; what was there stays until then."""
+"""Add, remove, merge: changes of an index on disk. Each is done completely or not at all; until then the old index stays."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class _Index:
         return cls(manifest, ids, read_vectors(directory, manifest, mapped=False))
 
     def write(self, directory: Path) -> IndexManifest:
-        """Write the three files; the manifest with the present count and checksums, and what random pairs are like now.
+        """Write the three files; the manifest has the new count, checksums, and mean cosine of random pairs.
 
-        Of lists and codes, whose rows cannot be read without a map that would be written too, the last stays.
+        An approximate index keeps the cosine it has: reading its rows needs a map, which would be written too.
         """
         assert self.vectors is not None
         self.vectors.write(directory / INDEX_FILE)
@@ -123,7 +123,7 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
     """Join indices of one encoder into a new one, of the first one's kind.
 
     Rows keep their order, index after index. Codes are taken over as they are where both indices were trained alike;
-    else they are made anew from what the index remembers of its vectors.
+    else they are computed again from what the index keeps of its vectors.
 
     Args:
         directories: of the indices, two or more.
@@ -131,7 +131,7 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
 
     Raises:
         IndexMismatchError: an index is damaged, or of another encoder, preprocessing or pooling than the first.
-        ConfigError: a key occurs twice, or classes cannot be told apart.
+        ConfigError: a key occurs twice, or some indices have class names and others only numbers.
         SopError: `out` is not empty.
     """
     if len(directories) < 2:
@@ -166,12 +166,12 @@ def require_same_space(ours: FeatureSpace, theirs: FeatureSpace, our_name: str, 
 
 
 def _counted(search: dict[str, Any], what: str, number: int) -> dict[str, Any]:
-    """What the manifest says of searches, with rows that were added or removed since recall was measured."""
+    """Return the manifest's `search` with rows counted that were added or removed since recall was measured."""
     return search | {what: int(search.get(what, 0)) + number}
 
 
 def _join_names(indices: list[_Index], names: list[str]) -> _Index:
-    """Ids and manifest of several indices together; the first one's manifest says the rest."""
+    """Join ids and manifests of several indices; all else is from the first one's manifest."""
     keys = [key for index in indices for key in index.ids.keys]
     repeated = [key for key, times in Counter(keys).items() if times > 1]
     if repeated:
@@ -195,7 +195,7 @@ def _join_names(indices: list[_Index], names: list[str]) -> _Index:
 
 
 def _join_classes(indices: list[_Index], names: list[str]) -> tuple[list[str] | None, Int64[np.ndarray, " n"] | None]:
-    """The names of the classes, the first index's first, and each image's label among them."""
+    """Join the names of the classes, the first index's first, and number each image's label among them."""
     labeled = [index for index in indices if index.ids.labels is not None]
     if not labeled:
         return None, None

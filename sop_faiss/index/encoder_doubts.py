@@ -1,4 +1,4 @@
-"""Whether an encoder tells the images of its index apart: measured at the build, kept in the manifest, said at use."""
+"""Whether an encoder distinguishes the images of its index: measured at the build, kept in the manifest, logged."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def random_pairs_cosine(
 def facts_of_encoder(
     store: FeatureStore, features: Callable[[Int64[np.ndarray, " m"]], Float32[np.ndarray, "m d"]]
 ) -> dict[str, Any]:
-    """What the manifest's `search` says of the encoder of a store; the features may lie elsewhere."""
+    """Return what the manifest's `search` says of the encoder of a store, whose features may be elsewhere."""
     return {"mean_cosine": random_pairs_cosine(len(store.keys), features), "scores": store.manifest.get("scores")}
 
 
 def encoder_doubts(manifest: IndexManifest) -> list[str]:
-    """Why neighbors of this index may mean little: a sentence for each reason; of an index without facts, none."""
+    """List why neighbors of this index may mean little, a sentence per reason; empty for an index without facts."""
     doubts, name = [], manifest.encoder["name"]
     cosine, scores = manifest.search.get("mean_cosine"), manifest.search.get("scores")
     if cosine is not None and cosine >= ALIKE:
         doubts.append(
-            f"encoder {name} hardly tells these images apart: random pairs have a mean cosine of {cosine:.3f}, where 1 "
-            "is all alike; neighbors may mean little: train the encoder longer, or build the index with another one"
+            f"encoder {name} hardly distinguishes these images: random pairs have a mean cosine of {cosine:.3f}, where "
+            "1 means all alike; neighbors may mean little: train the encoder longer, or build the index with another one"
         )
     if scores is not None and scores["best_score"] <= scores["first_score"]:
         doubts.append(

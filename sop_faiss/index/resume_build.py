@@ -27,7 +27,7 @@ _OURS = re.compile(rf"{re.escape(_INDEX)}|{re.escape(_MADE_OF)}")
 
 
 def trained_once(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"], out: Path) -> ApproximateIndex:
-    """Return an empty index trained on these rows: one kept by a killed build of `out`, or this one, which is then kept.
+    """Return an empty index trained on these rows: one that a killed build of `out` kept, or this one, then kept.
 
     Raises:
         ConfigError: the rows are too few for this factory.

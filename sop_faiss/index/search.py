@@ -1,4 +1,4 @@
-"""Open an index directory and ask it for neighbors."""
+"""Open an index directory and search it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Neighbors:
 
 
 class FeatureIndex:
-    """A searchable index of unit-norm features. Make one with `open`; safe in threads."""
+    """A searchable index of unit-norm features. Make one with `open`; thread-safe."""
 
     def __init__(self, directory: Path, manifest: IndexManifest, ids: IdTable, vectors: VectorIndex) -> None:
         self.directory = directory
@@ -53,7 +53,7 @@ class FeatureIndex:
     def open(cls, directory: str | Path, *, verify: str = "all") -> FeatureIndex:
         """Open an index directory; the vectors stay in their file until a search looks at them.
 
-        An encoder that hardly tells the images apart, by what was measured at the build, is named in the log.
+        An encoder that hardly distinguishes the images, as measured at the build, is named in the log.
 
         Args:
             directory: made by `build_index`; it may have been moved or copied since.
@@ -70,7 +70,7 @@ class FeatureIndex:
             raise ConfigError(f"verify = {verify!r}: wanted all or sizes")
         manifest, ids = read_verified(directory, vectors=verify == "all")
         if verify == "sizes":
-            _log.info("index %s is believed by its sizes: the vectors' bytes were not verified", directory)
+            _log.info("index %s was checked by file sizes: the vectors' bytes were not verified", directory)
         for doubt in encoder_doubts(manifest):
             _log.warning("%s", doubt)
         return cls(directory, manifest, ids, read_vectors(directory, manifest))
@@ -91,18 +91,18 @@ class FeatureIndex:
         return random_pairs_cosine(len(self), self._vectors.features)
 
     def class_name(self, label: int) -> str | None:
-        """The name of a label, the number itself if names are not known, None for -1 (no label)."""
+        """Return the name of a label, the number itself if names are not known, None for -1 (no label)."""
         names = self.manifest.class_names
         if label == -1:
             return None
         return names[label] if names is not None and 0 <= label < len(names) else str(label)
 
     def label_name(self, row: int) -> str | None:
-        """The name of an image's class; None where it has none."""
+        """Return the name of an image's class; None where it has none."""
         return None if self.ids.labels is None else self.class_name(int(self.ids.labels[row]))
 
     def row_of(self, key: str) -> int:
-        """The row of an image.
+        """Find the row of an image.
 
         Raises:
             ConfigError: no image of the index has this key.
@@ -112,7 +112,7 @@ class FeatureIndex:
         return self._rows[key]
 
     def has(self, key: str) -> bool:
-        """Whether an image of the index has this key."""
+        """Return whether an image of the index has this key."""
         return key in self._rows
 
     @functools.cached_property
@@ -138,7 +138,7 @@ class FeatureIndex:
             )
 
     def search(self, x: np.ndarray | torch.Tensor, k: int) -> Neighbors:
-        """The k nearest images of each query; exact for a `Flat` index, else see `manifest.search` for its recall.
+        """Find the k nearest images of each query; exact for a `Flat` index, else see `manifest.search` for its recall.
 
         Args:
             x: one unit-norm feature (d,) or one per row (q, d), of this index's encoder; any float dtype, any strides,
@@ -152,7 +152,7 @@ class FeatureIndex:
         return self._named(self._vectors.search(self._as_queries(x), k))
 
     def search_above(self, x: np.ndarray | torch.Tensor, similarity: float) -> list[Neighbors]:
-        """All images whose similarity to a query reaches a threshold; one answer of one line for each query.
+        """Find all images whose similarity to a query reaches a threshold; one answer of one line for each query.
 
         Args:
             x: as of `search`.
@@ -166,7 +166,7 @@ class FeatureIndex:
         return [self._named(found) for found in self._vectors.search_above(self._as_queries(x), similarity)]
 
     def search_rows(self, rows: Sequence[int], k: int) -> Neighbors:
-        """The k nearest *other* images of images of the index itself; no encoder is needed.
+        """Find the k nearest *other* images of images of the index itself; no encoder is needed.
 
         Args:
             rows: which images; a row is not its own neighbor, but an identical image of another row is.
@@ -186,7 +186,7 @@ class FeatureIndex:
         return self._named(NearestRows(found.similarities[keep].reshape(shape), found.rows[keep].reshape(shape)))
 
     def search_rows_above(self, rows: Sequence[int], similarity: float) -> list[Neighbors]:
-        """All *other* images whose similarity to an image of the index reaches a threshold; one answer for each row.
+        """Find all *other* images whose similarity to an image of the index reaches a threshold; one answer per row.
 
         Args:
             rows: which images; a row is not its own neighbor, but an identical image of another row is.
@@ -198,7 +198,7 @@ class FeatureIndex:
         return [self._named(found) for found in self.others_above(rows, similarity)]
 
     def others_above(self, rows: Sequence[int], similarity: float) -> list[NearestRows]:
-        """As `search_rows_above`, by row alone: for work on all of an index."""
+        """Search as `search_rows_above` does, but return rows without names: for work on a complete index."""
         wanted = self._as_rows(rows)
         _check_similarity(similarity)
         nearby = self._vectors.search_above(self._vectors.features(wanted), similarity)
@@ -215,7 +215,7 @@ class FeatureIndex:
         return wanted
 
     def features(self, rows: Sequence[int]) -> Float32[np.ndarray, "n d"]:
-        """A copy of the features of some rows; of an index with shortened codes, what these make of them."""
+        """Copy the features of some rows; those of an index with shortened codes are reconstructed from the codes."""
         return self._vectors.features(np.asarray(rows, np.int64))
 
     def _as_queries(self, x: np.ndarray | torch.Tensor) -> Float32[np.ndarray, "q d"]:
@@ -251,7 +251,7 @@ def _check_similarity(similarity: float) -> None:
 
 
 def closest_key(key: str, keys: Sequence[str]) -> str:
-    """`; did you mean 'x'?`, or nothing."""
+    """Suggest the most similar key as `; did you mean 'x'?`, or return an empty string."""
     import difflib
 
     near = difflib.get_close_matches(key, keys[:100_000], n=1)
@@ -259,7 +259,7 @@ def closest_key(key: str, keys: Sequence[str]) -> str:
 
 
 def read_vectors(directory: Path, manifest: IndexManifest, *, mapped: bool = True) -> VectorIndex:
-    """The vectors of a verified index directory, searched as the manifest says.
+    """Read the vectors of a verified index directory; searches use the setting in its manifest.
 
     Args:
         directory: of the index.
@@ -267,7 +267,7 @@ def read_vectors(directory: Path, manifest: IndexManifest, *, mapped: bool = Tru
         mapped: leave the vectors in the file until they are looked at; such an index cannot be changed.
 
     Raises:
-        IndexMismatchError: they are not what the manifest says.
+        IndexMismatchError: the vectors are not what the manifest says.
     """
     if manifest.metric != METRIC:
         raise IndexMismatchError(f"{directory} has metric {manifest.metric!r}, wanted {METRIC!r}")

@@ -1,8 +1,8 @@
-"""What an index directory holds, written whole and believed only after every byte was compared.
+"""The files of an index directory, which appear together and are used only after every byte was compared.
 
 index.faiss     the vectors, a FAISS file
 ids.parquet     row -> key, source, member, label
-manifest.json   how it was made, the checksums of the other two, and a seal over itself
+manifest.json   how it was made, the checksums of the other two, and one of itself (its seal)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class IdTable:
     """Class of each image, -1 where it has none; None if no image has one."""
 
     def take(self, rows: Int64[np.ndarray, " m"]) -> IdTable:
-        """Some rows, in this order."""
+        """Return some rows, in this order."""
         keys, sources, members = ([column[row] for row in rows] for column in (self.keys, self.sources, self.members))
         return IdTable(keys, sources, members, None if self.labels is None else self.labels[rows])
 
@@ -140,7 +140,7 @@ class IndexManifest:
         (directory / MANIFEST_FILE).write_bytes(self._sealed())
 
     def _sealed(self) -> bytes:
-        """The exact bytes of `manifest.json`: the content and a sha256 over it."""
+        """Return the exact bytes of `manifest.json`: the content and a sha256 of it."""
         content = {"format": FORMAT, "format_version": FORMAT_VERSION} | asdict(self)
         seal = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
         return (json.dumps(content | {"seal": seal}, indent=1, allow_nan=False) + "\n").encode()
@@ -150,7 +150,7 @@ class IndexManifest:
         """Read `manifest.json` and check its seal.
 
         Raises:
-            IndexMismatchError: the directory is no index, of a foreign version, or the manifest was changed.
+            IndexMismatchError: the directory is not an index, is of another version, or the manifest was changed.
         """
         path = directory / MANIFEST_FILE
         if not path.is_file():
@@ -237,7 +237,7 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """The manifest's entry of one file: `sha256` and `bytes`."""
+    """Make the manifest's entry of one file: `sha256` and `bytes`."""
     return {"sha256": sha256_file(path), "bytes": path.stat().st_size}
 
 

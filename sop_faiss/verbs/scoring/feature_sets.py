@@ -70,7 +70,7 @@ def require_encoder_or_stores(sets: Sequence[FeatureSet], encoder: EncoderSpec |
     """
     images = [feature_set.name for feature_set in sets if feature_set.store is None]
     if images and encoder is None:
-        raise ConfigError(f"{images[0]} is no feature store, so its features must be extracted: give `model`")
+        raise ConfigError(f"{images[0]} is not a feature store, so its features must be extracted: give `model`")
     if not images and encoder is not None:
         raise ConfigError("all sources are feature stores: leave the encoder's options out")
     _require_same_space(sets)
