@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,40 @@ from sop_faiss.files import sha256_file
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.preprocess import Preprocess
-from tests.test_index import StubEncoder, make_store
+from tests.oracle_neighbors import unit_rows
 
-PREPROCESS = {"resize": 32, "crop": 32, "keep_aspect": False, "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]}
+PREPROCESS = {
+    "resize": 32,
+    "crop": 32,
+    "mean": [0.485, 0.456, 0.406],
+    "std": [0.229, 0.224, 0.225],
+    "interpolation": "bicubic",
+    "keep_aspect": False,
+    "multiple": 1,
+}
 SPACE = FeatureSpace("ab" * 32, PREPROCESS, "cls", 12)
+
+
+@dataclass(frozen=True)
+class StubEncoder:
+    """What identifies an encoder."""
+
+    name: str = "tiny"
+    fingerprint: str = SPACE.fingerprint
+    pooling: str = SPACE.pooling
+    feature_dim: int = SPACE.dimension
+    preprocess: Preprocess = field(default_factory=lambda: Preprocess.from_dict(PREPROCESS))
+
+
+def make_store(count: int = 60) -> FeatureStore:
+    names = [f"{row}.jpg" for row in range(count)]
+    manifest = {
+        "encoder": {"name": "tiny", "fingerprint": SPACE.fingerprint},
+        "preprocess": dict(PREPROCESS),
+        "pooling": SPACE.pooling,
+        "root": "/photos",
+    }
+    return FeatureStore(names, None, [""] * count, names, unit_rows(np.random.default_rng(0), count, 12), manifest)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +84,7 @@ def test_an_encoder_its_store_and_its_index_have_one_space(tmp_path: Path) -> No
     spaces = [FeatureSpace.of_encoder(StubEncoder()), store.space(), manifest.space]
     spaces.append(FeatureIndex.open(tmp_path / "index").manifest.space)
     assert all(one.difference(other) is None for one in spaces for other in spaces)
-    wider = FeatureSpace.of_encoder(StubEncoder(), Preprocess.square(32).keeping_aspect())
+    wider = FeatureSpace.of_encoder(StubEncoder(), StubEncoder().preprocess.keeping_aspect())
     difference = store.space().difference(wider)
     assert difference is not None and difference.what == "preprocessing"
 
@@ -116,7 +146,7 @@ def test_an_index_as_it_was_written_before_opens(tmp_path: Path) -> None:
         "encoder": {"name": "tiny", "fingerprint": "ab" * 32},
         "preprocess": PREPROCESS,
         "pooling": "cls",
-        "class_names": ["apple", "pear", "plum"],
+        "class_names": None,
         "root": "/photos",
         "dropped": {"truncated": 2},
         "search": {"effort": 3, "recall": 0.9, "k": 10, "queries": 6, "target": 0.5, "why": "asked for"},

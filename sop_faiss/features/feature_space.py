@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from sop_faiss.errors import FeatureError
-from sop_faiss.model.encoders.preprocess import Preprocess
+
+if TYPE_CHECKING:  # torch; `sop-index info` does without
+    from sop_faiss.model.encoders.preprocess import Preprocess
 
 __all__ = ["EncoderLike", "FeatureSpace", "SpaceDifference"]
 

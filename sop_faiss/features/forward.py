@@ -44,7 +44,7 @@ def batches_of_equal_shape(
 
 @contextlib.contextmanager
 def exact_inference(encoder: Encoder) -> Iterator[None]:
-    """Run in evaluation mode (restored afterwards), without gradients, in float32: no autocast, no TF32, fixed kernels."""
+    """Run in evaluation mode (restored after), without gradients, in float32: no autocast, no TF32, fixed kernels."""
     were_training = [(module, module.training) for module in encoder.modules()]
     device = _device_of(encoder)
     encoder.eval()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
-from sop_faiss.index.encoder_doubts import encoder_doubts, facts_of_encoder
+from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
 from sop_faiss.index.resume_build import forget_training, trained_once
 from sop_faiss.index.row_plan import RECALL_K, plan_rows
-from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
+from sop_faiss.index.store import IdTable, IndexManifest, write_index
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.auto_factory import (
@@ -43,7 +42,6 @@ __all__ = [
     "not_measured",
     "parse_bytes",
     "store_as_index",
-    "write_index",
 ]
 
 _log = logging.getLogger(__name__)
@@ -158,6 +156,7 @@ def build_index(
         described = replace(store_as_index(store, factory), search=search)
         manifest = write_index(directory, described, index.write, ids)
     forget_training(out)
+    log_encoder_doubts(manifest)
     return manifest
 
 
@@ -192,23 +191,6 @@ def measure(
             *(k, index.factory, recall.share, target),
         )
     return {"recall": round(recall.share, 4), "k": k, "queries": recall.queries, "target": target}
-
-
-def write_index(
-    directory: Path, described: IndexManifest, write_vectors: Callable[[Path], None], ids: IdTable
-) -> IndexManifest:
-    """Write the three files into a directory that is renamed when complete; the manifest with their checksums.
-
-    An encoder that hardly distinguishes the images is named in the log.
-    """
-    write_vectors(directory / INDEX_FILE)
-    ids.write(directory / IDS_FILE)
-    files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
-    manifest = replace(described, files=files)
-    manifest.write(directory)
-    for doubt in encoder_doubts(manifest):
-        _log.warning("%s", doubt)
-    return manifest
 
 
 def build_index_of_images(

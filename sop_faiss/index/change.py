@@ -1,4 +1,4 @@
-"""Add, remove, merge: changes of an index on disk. Each is done completely or not at all; until then the old index stays."""
+"""Add to, remove from, merge indices on disk. Each is done completely or not at all; until then the old index stays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied,
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.encoder_doubts import random_pairs_cosine
 from sop_faiss.index.search import closest_key, read_vectors
-from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
+from sop_faiss.index.store import IdTable, IndexManifest, read_verified, write_index
 from sop_faiss.neighbors.disk.factories import VectorIndex, append
 
 __all__ = ["add_to_index", "merge_indices", "remove_from_index", "require_same_space"]
@@ -44,15 +44,10 @@ class _Index:
         An approximate index keeps the cosine it has: reading its rows needs a map, which would be written too.
         """
         assert self.vectors is not None
-        self.vectors.write(directory / INDEX_FILE)
-        self.ids.write(directory / IDS_FILE)
-        files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
         count, search = len(self.ids.keys), self.manifest.search
         if self.manifest.exact:
             search = search | {"mean_cosine": random_pairs_cosine(count, self.vectors.features)}
-        manifest = replace(self.manifest, count=count, files=files, search=search)
-        manifest.write(directory)
-        return manifest
+        return write_index(directory, replace(self.manifest, count=count, search=search), self.vectors.write, self.ids)
 
 
 def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:

@@ -29,11 +29,11 @@ from sop_faiss.files import (
     sha256_file,
 )
 from sop_faiss.index import cluster_tasks as work
-from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index, write_index
+from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index
 from sop_faiss.index.cluster_tasks import Part
-from sop_faiss.index.encoder_doubts import facts_of_encoder
+from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
 from sop_faiss.index.row_plan import RECALL_K, RowPlan, plan_rows
-from sop_faiss.index.store import IdTable, IndexManifest
+from sop_faiss.index.store import IdTable, IndexManifest, write_index
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
 from sop_faiss.neighbors.disk.auto_factory import near_by_table
 from sop_faiss.neighbors.disk.factories import VectorIndex, empty_index
@@ -99,8 +99,8 @@ def build_by_tasks(
     options = options or IndexOptions()
     refuse_occupied(out)
     store, out = store.absolute(), out.absolute()
-    described = read_store_manifest(store)
-    count, dimension = int(described["count"]), int(described["dimension"])
+    store_manifest = read_store_manifest(store)
+    count, dimension = int(store_manifest["count"]), int(store_manifest["dimension"])
     options.check(dimension)
     factory, why = options.choose(count, dimension)
     _log.info("index factory %s: %s", factory, why)
@@ -113,33 +113,34 @@ def build_by_tasks(
     refuse_foreign(place, _OURS, "the parts of the index")
     place.mkdir(parents=True, exist_ok=True)
     with locked_directory(place):
-        sizes = [int(part["rows"]) for part in described["files"]]
-        trained, queries = _train(run, store, sizes, plan, index, place, _digest_of(described, factory))
-        tasks = _plan_parts(store, described, factory, plan, sizes, place, trained, queries)
+        sizes = [int(part["rows"]) for part in store_manifest["files"]]
+        trained, queries = _train(run, store, sizes, plan, index, place, _digest_of(store_manifest, factory))
+        parts = _plan_parts(store, store_manifest, sizes, plan, factory, place, trained, queries)
         counts = []
-        for done, rows in enumerate(run(work.index_part, [(task,) for task in tasks]), start=1):
+        for done, rows in enumerate(run(work.index_part, [(part,) for part in parts]), start=1):
             counts.append(rows)
             if progress is not None:
-                progress(done, len(tasks))
-        join = functools.partial(work.join_parts, tasks, counts, dimension)
+                progress(done, len(parts))
+        join = functools.partial(work.join_parts, parts, counts, dimension)
         of_encoder = facts_of_encoder(names, lambda rows: _gather(run, store, sizes, rows, dimension))
         search, last = {"effort": index.search_setting, **not_measured(options.recall), "why": why, **of_encoder}, None
         if queries is not None:
             last, joined = np.load(queries), place / _JOINED
             join(joined)
-            search.update(_measured(joined, tasks, len(plan.present), last, factory, options.recall))
+            search.update(_measured(joined, parts, len(plan.present), last, factory, options.recall))
         ids = IdTable(names.keys, names.sources, names.members, names.labels).take(plan.order)
         planned = replace(store_as_index(names, factory), dimension=dimension, search=search)
         with atomic_directory(out) as directory:
             write = functools.partial(join, last=last, search_setting=search["effort"])
             manifest = write_index(directory, planned, write, ids)
         shutil.rmtree(place, ignore_errors=True)
+    log_encoder_doubts(manifest)
     return manifest
 
 
-def _digest_of(described: dict[str, Any], factory: str) -> str:
+def _digest_of(store_manifest: dict[str, Any], factory: str) -> str:
     """Return a checksum of all that a trained index depends on."""
-    return work.digest([part["sha256"] for part in described["files"]], factory)
+    return work.digest([part["sha256"] for part in store_manifest["files"]], factory)
 
 
 def _train(
@@ -173,10 +174,10 @@ def _gather(
 
 def _plan_parts(
     store: Path,
-    described: dict[str, Any],
-    factory: str,
-    plan: RowPlan,
+    store_manifest: dict[str, Any],
     sizes: list[int],
+    plan: RowPlan,
+    factory: str,
     place: Path,
     trained: Path | None,
     queries: Path | None,
@@ -185,7 +186,7 @@ def _plan_parts(
     checksums = [None if file is None else sha256_file(file) for file in (trained, queries)]
     parts, first_row = [], 0
     for number, (size, skipped) in enumerate(zip(sizes, held_out, strict=True)):
-        made_of = work.digest(described["files"][number]["sha256"], factory, checksums, first_row, sorted(skipped))
+        made_of = work.digest(store_manifest["files"][number]["sha256"], factory, checksums, first_row, sorted(skipped))
         parts.append(
             Part(
                 store=str(store),
@@ -204,12 +205,12 @@ def _plan_parts(
 
 
 def _measured(
-    joined: Path, tasks: list[Part], rows: int, queries: Float32[np.ndarray, "q d"], factory: str, target: float
+    joined: Path, parts: list[Part], rows: int, queries: Float32[np.ndarray, "q d"], factory: str, target: float
 ) -> dict[str, Any]:
     """Tune searches on the rows held out, in an index of all others, and return what the manifest says of them."""
     k = min(RECALL_K, rows)
     index = read_approximate_index(joined, factory, queries.shape[1], rows)
-    recall = measure(index, queries, k, near_by_table(work.read_nearest(tasks), k), target)
+    recall = measure(index, queries, k, near_by_table(work.read_nearest(parts), k), target)
     return {"effort": index.search_setting, **recall}
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.data.images.near_duplicates import join_groups
-from sop_faiss.errors import ConfigError
-from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.search import FeatureIndex, require_cosine
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["DuplicateGroup", "find_duplicates"]
@@ -43,8 +42,7 @@ def find_duplicates(
     Raises:
         ConfigError: the threshold is out of range, or this kind of index finds only the k nearest.
     """
-    if not -1 <= threshold <= 1:
-        raise ConfigError(f"threshold = {threshold}: wanted a cosine similarity from -1 to 1")
+    require_cosine(threshold, "threshold")
     lowest = np.arange(len(index))
     for start in range(0, len(index), _BLOCK_ROWS):
         rows = range(start, min(start + _BLOCK_ROWS, len(index)))

@@ -14,14 +14,14 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.features.feature_space import EncoderLike, FeatureSpace
-from sop_faiss.index.encoder_doubts import encoder_doubts, random_pairs_cosine
+from sop_faiss.index.encoder_doubts import log_encoder_doubts, random_pairs_cosine
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
 from sop_faiss.neighbors.exact import NearestRows
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["FeatureIndex", "Neighbors", "closest_key", "read_vectors"]
+__all__ = ["FeatureIndex", "Neighbors", "closest_key", "read_vectors", "require_cosine"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +71,7 @@ class FeatureIndex:
         manifest, ids = read_verified(directory, vectors=verify == "all")
         if verify == "sizes":
             _log.info("index %s was checked by file sizes: the vectors' bytes were not verified", directory)
-        for doubt in encoder_doubts(manifest):
-            _log.warning("%s", doubt)
+        log_encoder_doubts(manifest)
         return cls(directory, manifest, ids, read_vectors(directory, manifest))
 
     def __len__(self) -> int:
@@ -162,7 +161,7 @@ class FeatureIndex:
             ConfigError: the threshold is out of range, or this kind of index has no such search.
             FeatureError: as `search`.
         """
-        _check_similarity(similarity)
+        require_cosine(similarity, "similarity")
         return [self._named(found) for found in self._vectors.search_above(self._as_queries(x), similarity)]
 
     def search_rows(self, rows: Sequence[int], k: int) -> Neighbors:
@@ -200,7 +199,7 @@ class FeatureIndex:
     def others_above(self, rows: Sequence[int], similarity: float) -> list[NearestRows]:
         """Search as `search_rows_above` does, but return rows without names: for work on a complete index."""
         wanted = self._as_rows(rows)
-        _check_similarity(similarity)
+        require_cosine(similarity, "similarity")
         nearby = self._vectors.search_above(self._vectors.features(wanted), similarity)
         answers = []
         for row, found in zip(wanted, nearby, strict=True):
@@ -245,9 +244,14 @@ class FeatureIndex:
         )
 
 
-def _check_similarity(similarity: float) -> None:
-    if not -1 <= similarity <= 1:
-        raise ConfigError(f"similarity {similarity}: wanted a cosine from -1 to 1")
+def require_cosine(value: float, name: str) -> None:
+    """Refuse a threshold of similarity that is not a cosine; `name` is for the message.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    if not -1 <= value <= 1:
+        raise ConfigError(f"{name} = {value}: wanted a cosine similarity from -1 to 1")
 
 
 def closest_key(key: str, keys: Sequence[str]) -> str:

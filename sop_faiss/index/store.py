@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.files import not_json, restore_directory, sha256_file
 from sop_faiss.paths import path_state
 
-__all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "describe_file", "read_verified"]
+__all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "read_verified", "write_index"]
 
 INDEX_FILE = "index.faiss"
 IDS_FILE = "ids.parquet"
@@ -236,9 +237,17 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
     return replace(manifest, class_names=class_names), replace(ids, labels=labels)
 
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """Make the manifest's entry of one file: `sha256` and `bytes`."""
-    return {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+def write_index(
+    directory: Path, described: IndexManifest, write_vectors: Callable[[Path], None], ids: IdTable
+) -> IndexManifest:
+    """Write the three files into a directory that is renamed when complete, and return the manifest with checksums."""
+    write_vectors(directory / INDEX_FILE)
+    ids.write(directory / IDS_FILE)
+    paths = [directory / name for name in (INDEX_FILE, IDS_FILE)]
+    files = {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths}
+    manifest = replace(described, files=files)
+    manifest.write(directory)
+    return manifest
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
-from sop_faiss.index.search import FeatureIndex, Neighbors
+from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -267,8 +267,8 @@ def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
         k = min(_K, max(limit, 1))
     if k is not None and not 1 <= k <= limit:
         raise ConfigError(f"k = {k} neighbors asked, {limit} can be found: wanted 1 <= k <= {limit}")
-    if threshold is not None and not -1 <= threshold <= 1:
-        raise ConfigError(f"threshold = {threshold}: wanted a cosine similarity from -1 to 1")
+    if threshold is not None:
+        require_cosine(threshold, "threshold")
 
 
 def _found(
