@@ -149,7 +149,7 @@ def test_label_and_threshold(
     )
     index = FeatureIndex.open(tmp_path / "index")
     if factory != "Flat":
-        index._vectors.effort = 3  # type: ignore[union-attr]  # looks at all: exact
+        index._vectors.search_setting = 3  # type: ignore[union-attr]  # looks at all: exact
     served = Searcher(index, None)
     assert index.ids.labels is not None
     for row in range(0, 300, 23):
