@@ -173,14 +173,14 @@ function card(image, wantedLabel) {
   link.dataset.key = image.key;
   link.title = image.label ? `${image.key}\n${image.label}` : image.key;
   const frame = element("div", "frame");
-  const image = element("img");
-  image.loading = "lazy";
-  image.decoding = "async";
-  image.alt = image.key;
-  image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) <= 64));
-  image.addEventListener("error", () => image.replaceWith(element("div", "problem", "⊘ cannot be shown")));
-  image.src = image.thumbnail;
-  frame.append(image);
+  const shown = element("img");
+  shown.loading = "lazy";
+  shown.decoding = "async";
+  shown.alt = image.key;
+  shown.addEventListener("load", () => shown.classList.toggle("tiny", Math.max(shown.naturalWidth, shown.naturalHeight) <= 64));
+  shown.addEventListener("error", () => shown.replaceWith(element("div", "problem", "⊘ cannot be shown")));
+  shown.src = image.thumbnail;
+  frame.append(shown);
   if (wantedLabel && image.label) {
     const right = wantedLabel === image.label;
     item.classList.add(right ? "right" : "wrong");
