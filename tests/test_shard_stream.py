@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.data.images.source import find_streams, open_source
-from sop_faiss.data.shards.shard_source import remote, shard_stream
+from sop_faiss.data.shards import remote, shard_stream
 from sop_faiss.data.shards.shard_stream import Damage, ShardStream, StreamedImage, stable_image_id
 from sop_faiss.errors import DataError, UnreachableError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar

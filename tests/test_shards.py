@@ -18,7 +18,7 @@ import pytest
 from sop_faiss.data.check import check
 from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.data.images.source import ImageSource, open_source
-from sop_faiss.data.shards.shard_source import shard_source as shards_module
+from sop_faiss.data.shards import shard_source as shards_module
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.errors import DataError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar

@@ -45,8 +45,8 @@ def walk_shard(path: Path, name: str = "") -> ShardIndex:
     """Walk the headers of a shard; hidden members are skipped, as in a folder.
 
     An image has the label of the same name (`a.b.jpg`, `a.b.cls`). A label without such an image belongs to images
-    of the same name up to the first dot, as webdataset reads names: `KEY.cls` to each `KEY.*.jpg` without its own label,
-    and `KEY.label.cls` to `KEY.input.jpg` if these are the only two.
+    of the same name up to the first dot, as webdataset reads names: `KEY.cls` to each `KEY.*.jpg` without its own
+    label, and `KEY.label.cls` to `KEY.input.jpg` if these are the only two.
 
     Args:
         path: of the shard.
