@@ -31,6 +31,8 @@ test-slow: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@# not CHANGELOG.md, which names keys that were spelled otherwise
+	$(BIN)/codespell sop_faiss cli configs benchmarks tests docs README.md CONTRIBUTING.md Makefile pyproject.toml
 
 types: setup
 	@# mypy cannot see that cli/ and configs/ install below sop_faiss: show it the tree as it is installed

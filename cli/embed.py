@@ -74,7 +74,7 @@ def main(
 ) -> None:
     """Write unit-norm features of images: a feature store of Parquet files and a manifest.
 
-    Killed, it goes on where it was when the same command is given again. Several GPUs share the images under
+    After a kill, the same command continues where it was. Several GPUs share the images under
     torchrun -m sop_faiss.cli.embed.
 
     \b

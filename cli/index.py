@@ -70,7 +70,7 @@ def main() -> None:
     type=float,
     default=0.95,
     show_default=True,
-    help="Share of the 10 nearest that a search shall find; tuned and measured on images held out.",
+    help="Share of the 10 nearest that a search must find; tuned and measured on images held out.",
 )
 @click.option(
     "--cluster",
@@ -100,7 +100,7 @@ def build_command(
 ) -> None:
     """Build an index of a feature store, or of images.
 
-    Killed, it goes on where it was when the same command is given again.
+    After a kill, the same command continues where it was.
 
     \b
     Examples:
@@ -147,7 +147,7 @@ def _describe(manifest: IndexManifest) -> str:
 
 
 def _kind(manifest: IndexManifest) -> str:
-    """The factory, and how much of an exact search it finds."""
+    """Name the factory, and how much of an exact search it finds."""
     recall = manifest.search["recall"]
     return manifest.factory if recall is None else f"{manifest.factory} (recall@{manifest.search['k']} {recall:.3f})"
 

@@ -42,7 +42,7 @@ def add_command(
 ) -> None:
     """Add images or features, of the index's own encoder, to an index.
 
-    The index is whole at every moment: a search meanwhile, or a kill, finds it as it was before.
+    The index is complete at every moment: a search meanwhile, or a kill, finds it as it was before.
 
     \b
     Examples:

@@ -48,8 +48,8 @@ def duplicates_command(
       sop-index duplicates photos.index --html duplicates.html
       sop-index duplicates photos.index --threshold 0.98 --csv -
     """
-    from sop_faiss.index.alike import ALIKE
     from sop_faiss.index.duplicates import find_duplicates
+    from sop_faiss.index.encoder_doubts import ALIKE
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_duplicates import duplicates_as_csv, duplicates_as_records, write_duplicates_page
 
@@ -89,8 +89,8 @@ def duplicates_command(
         }
         put_json(json_file, content)
     if STDOUT not in (json_file, csv_file):
-        groups_told = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
-        click.echo(f"{groups_told} of {alike:,} of {len(opened):,} images at {threshold:g} or more")
+        counted_groups = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
+        click.echo(f"{counted_groups} of {alike:,} of {len(opened):,} images at {threshold:g} or more")
         for group in groups[:_SHOWN_GROUPS]:
             keys = [one_line(opened.ids.keys[row]) for row in group.rows[:_SHOWN_KEYS].tolist()]
             more = f"  and {len(group.rows) - len(keys):,} more" if len(group.rows) > len(keys) else ""

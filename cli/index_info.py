@@ -77,7 +77,7 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
     lines = {
         "index": f"{index}, {facts['bytes'] / 1e6:,.1f} MB, every byte verified",
         "vectors": f"{facts['count']:,} of dimension {facts['dimension']}, {facts['factory']}, {facts['metric']}",
-        "search": _search_text(facts["search"]),
+        "search": _search_text(facts["search"], facts["factory"]),
         "encoder": f"{encoder['name']}, fingerprint {encoder['fingerprint'][:12]}, pooling {facts['pooling']}",
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
@@ -92,9 +92,10 @@ def _alike_text(cosine: float | None) -> str:
     return "not measured" if cosine is None else f"random pairs have a mean cosine of {cosine:.3f}"
 
 
-def _search_text(search: dict[str, Any]) -> str:
-    """How far a search looks, how much it finds, why this kind of index, and what has changed since."""
-    parts = [] if search["effort"] is None else [f"effort {search['effort']}"]
+def _search_text(search: dict[str, Any], factory: str) -> str:
+    """Say how far a search looks, how much it finds, why this kind of index, and what has changed since."""
+    setting = "nprobe" if "IVF" in factory or "IMI" in factory else "efSearch"
+    parts = [] if search["effort"] is None else [f"{setting} {search['effort']}"]
     if search["recall"] is not None:
         found = f"recall@{search['k']} {search['recall']:.3f} on {search['queries']:,} images held out"
         parts.append(f"{found} (wanted {search['target']:g})")

@@ -45,7 +45,7 @@ _FOLDER = NamedPath()
 @click.option(
     "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbor; - is stdout."
 )
-@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of images that stands alone.")
+@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of images, complete in one file.")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option(
@@ -138,7 +138,7 @@ def search_command(
 
 
 def _found_text(result: SearchResult) -> str:
-    """One block a query: its key and class, then rank, similarity, mark, key and class of each neighbor."""
+    """Print one block per query: its key and class, then rank, similarity, mark, key and class of each neighbor."""
     marks = {True: "+", False: "-", None: " "}
     blocks = []
     for query in result.queries:

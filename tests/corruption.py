@@ -20,7 +20,7 @@ import sop_faiss.index.search as search_module
 from sop_faiss.errors import IndexMismatchError
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
-from tests.test_index import DIMENSION, FILES, blank, cut, flip, grow, make_store
+from tests.test_search import DIMENSION, FILES, blank, cut, flip, grow, make_store
 
 KINDS = ("Flat", "IVF4,Flat", "IVF4,SQ8", "HNSW8")
 QUERY_ROWS = [0, 7, 31]

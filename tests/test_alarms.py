@@ -294,7 +294,7 @@ def test_a_run_that_ends_before_any_alarm_tells_of_a_collapse(tmp_path, caplog):
     assert f"{tmp_path / 'photos'}: all 16 images" in caplog.text
     caplog.clear()
     assert CliRunner().invoke(main, [*words, "--resume"]).exit_code == 0
-    assert "looked at" not in caplog.text and "the sign of constant_output" in caplog.text
+    assert "images checked" not in caplog.text and "the sign of constant_output" in caplog.text
 
 
 def test_directions_that_are_lost(tmp_path, shards, caplog, monkeypatch):
@@ -310,7 +310,7 @@ def test_directions_that_are_lost(tmp_path, shards, caplog, monkeypatch):
 def test_a_run_that_learns_raises_no_alarm(tmp_path, shards, caplog):
     length = ("train.stop_after_steps=30", "optim.base_lr=0.005")
     run_training(tiny_config(tmp_path, f"data.train={shards}", *QUICK, *length), tmp_path / "run")
-    assert told_alarms(caplog) == set() and "the sign of" not in caplog.text and "looked at" not in caplog.text
+    assert told_alarms(caplog) == set() and "the sign of" not in caplog.text and "images checked" not in caplog.text
     assert len(read_metrics(tmp_path / "run")) == 30
     assert not (tmp_path / "run" / "stopped.json").exists()
 

@@ -18,7 +18,7 @@ from sop_faiss.index import change
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.change import add_to_index, merge_indices, remove_from_index
 from sop_faiss.index.search import FeatureIndex
-from tests.test_index import make_store
+from tests.test_search import make_store
 
 FACTORIES = ["Flat", "IVF2,Flat", "IVF2,SQ8", "HNSW8"]
 

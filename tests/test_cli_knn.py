@@ -191,9 +191,9 @@ def test_store_and_images_of_the_same_encoder(tmp_path: Path) -> None:
     assert first["metrics"] == second["metrics"]
     assert first["encoder"] == second["encoder"]
     other_seed = ("--model", "timm:test_resnet", "--random-weights", 1, "--size", 32)
-    assert "their fingerprint differs" in fails(*other_seed, "--train", tmp_path / "store", "--test", test, "-k", 3)
+    assert "their encoder differs" in fails(*other_seed, "--train", tmp_path / "store", "--test", test, "-k", 3)
     other_size = (*RESNET[:-1], 48)
-    assert "their preprocess differs" in fails(*other_size, "--train", tmp_path / "store", "--test", test, "-k", 3)
+    assert "their preprocessing differs" in fails(*other_size, "--train", tmp_path / "store", "--test", test, "-k", 3)
 
 
 def test_classes_are_compared_by_name(tmp_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_help_shows_an_example() -> None:
 def test_stores_of_different_encoders(stores: tuple[Path, Path], tmp_path: Path) -> None:
     labels = np.arange(12) % 3
     changes: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("fingerprint", {"encoder": {"name": "other", "fingerprint": "0" * 64}}),
-        ("preprocess", {"preprocess": {"resize": 64, "crop": 64}}),
+        ("encoder", {"encoder": {"name": "other", "fingerprint": "0" * 64}}),
+        ("preprocessing", {"preprocess": {"resize": 64, "crop": 64}}),
         ("pooling", {"pooling": "mean"}),
     )
     for what, manifest in changes:

@@ -17,12 +17,12 @@ from sop_faiss.cli.index import main
 from sop_faiss.errors import ConfigError, FeatureError, SopError
 from sop_faiss.features.store import FeatureStore, read_names
 from sop_faiss.index import cluster
-from sop_faiss.index import parts as work
+from sop_faiss.index import cluster_tasks as work
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.cluster import build_by_tasks, build_on_cluster, run_here
 from sop_faiss.index.search import FeatureIndex
 from tests.oracle_neighbors import unit_rows
-from tests.test_index import make_store
+from tests.test_search import make_store
 
 COUNT, DIMENSION, PARTS = 700, 16, 5
 FACTORIES = ["Flat", "IVF8,Flat", "IVF8,SQ8", "IVF8,PQ4x4", "OPQ4,IVF8,PQ4x4", "IVF8,RaBitQ"]
@@ -53,7 +53,7 @@ def flip_a_feature(file: Path) -> None:
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """Same bytes of vectors and ids, and the same manifest: effort, recall, checksums."""
+    """Same bytes of vectors and ids, and the same manifest: search setting, recall, checksums."""
     for name in ("ids.parquet", "index.faiss", "manifest.json"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 

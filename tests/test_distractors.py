@@ -12,9 +12,9 @@ import pytest
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import FeatureError
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
-from sop_faiss.features.blocks import FeatureBlocks
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
+from sop_faiss.features.store_blocks import FeatureBlocks
 from sop_faiss.model.encoders.encoder import Encoder, load_encoder
 from sop_faiss.verbs.scoring import distractors as stream
 from sop_faiss.verbs.scoring.retrieve import _expanded
@@ -136,9 +136,9 @@ def made_store(directory: Path, rows: int, **options: Any) -> np.ndarray:
 
 
 def test_a_store_in_blocks_is_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sop_faiss.features import blocks, store
+    from sop_faiss.features import store, store_blocks
 
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(store_blocks, "BLOCK_ROWS", 16)
     monkeypatch.setattr(store, "_BYTES_PER_FILE", 40 * 32)
     features = made_store(tmp_path / "a", 100)
     read = FeatureBlocks(tmp_path / "a")

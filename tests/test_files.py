@@ -37,7 +37,7 @@ from sop_faiss.model.encoders.whitening import read_whitening
 from sop_faiss.neighbors.disk.faiss_files import load
 from tests.images import write_folder
 from tests.messages import assert_one_line
-from tests.test_feature_store import make_store
+from tests.test_features_store import make_store
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):

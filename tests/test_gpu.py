@@ -17,7 +17,7 @@ from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.oracle import dense_assignment, product_and_topk
 from tests.runs import tiny_config
-from tests.test_rounded import RECALL_FLOOR, clustered, recall
+from tests.test_bf16 import RECALL_FLOOR, clustered, recall
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

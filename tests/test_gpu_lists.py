@@ -94,7 +94,7 @@ def test_a_gpu_builds_an_index_that_finds_as_much(factory: str, monkeypatch: pyt
         index.train(rows)
         index.add(rows)
         assert index.count == len(rows) and (index._gpus._centers is not None) == (worth_it == 1)
-        index.effort = 16
+        index.search_setting = 16
         found = index.search(queries, 10).rows
         return float(np.mean([len(set(a) & set(b)) for a, b in zip(found, exact, strict=True)])) / 10
 

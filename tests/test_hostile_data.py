@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut in a header": (cut(lambda end: 700), "cut off"),
     "cut in an image": (cut(lambda end: end - 600), "cut off"),
     "without the end blocks": (cut(lambda end: end), "no end mark"),
-    "a size beyond the file": (beyond_the_end, "goes beyond the end"),
+    "a size beyond the file": (beyond_the_end, "beyond the end"),
     "a key twice": (member("good_3.png"), "two images with the key good_3"),
     "a label twice": (lambda path: write_tar(path, [*GOOD, ("good_1.cls", b"1"), ("good_1.cls", b"2")]), "two labels"),
     "a path upwards": (member("../../etc/passwd.jpg"), "points out of the shard"),

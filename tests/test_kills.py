@@ -17,7 +17,7 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.search import FeatureIndex
 from tests.encoders import write_run
 from tests.images import write_folder
-from tests.test_index import make_store
+from tests.test_search import make_store
 
 pytestmark = pytest.mark.slow
 

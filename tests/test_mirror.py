@@ -17,7 +17,7 @@ from sop_faiss.neighbors.blocks import search_by_blocks
 from sop_faiss.neighbors.engine_trial import EngineTrial
 from sop_faiss.neighbors.faiss_gpu import FaissGpu
 from sop_faiss.neighbors.mirror import RingMirror, ring_segments
-from tests.test_trial import Device
+from tests.test_engine_trial import Device
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

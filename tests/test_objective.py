@@ -118,7 +118,7 @@ def test_a_state_of_other_terms_is_refused(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
 def test_training_knows_no_method(path):
-    """Nothing below `train/` imports the method's maths or names one of its sections."""
+    """Nothing below `train/` imports the method's mathematics or names one of its sections."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sop_faiss.distributed import checksum
 from sop_faiss.train.parallel import share_student
-from sop_faiss.train.rank_agreement import checksum
 from sop_faiss.train.state import RunState
 from tests.images import write_shards
 from tests.runs import tiny_config

@@ -14,7 +14,7 @@ from sop_faiss.data import profile
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.profile import STAGES, ideal_distinct, shuffle_quality, time_stages, time_stream
 from sop_faiss.data.stream import Batches
-from sop_faiss.data.views.crops import multicrop
+from sop_faiss.data.views import multicrop
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.verbs.training.profile_data import profile_data, wait_share
 from tests.images import write_folder, write_shards

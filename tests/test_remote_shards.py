@@ -20,10 +20,10 @@ import pytest
 from sop_faiss.config import DataConfig
 from sop_faiss.data.images.source import ImageSource, find_streams, open_source
 from sop_faiss.data.pack import pack
+from sop_faiss.data.shards import remote
 from sop_faiss.data.shards.address import hide_secrets
 from sop_faiss.data.shards.remote import RemoteFile
 from sop_faiss.data.shards.shard_cache import ShardCache
-from sop_faiss.data.shards.shard_source import remote
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.data.shards.sidecar import sidecar_of
 from sop_faiss.data.stream import Batches, batch_loader
@@ -181,7 +181,7 @@ def test_the_manifest_is_believed_and_verified(packed: Path, settings: DataConfi
     source = open_source(address, settings)
     with pytest.raises(UnreachableError) as error:
         source.read(6)
-    assert_one_line(error, "photos-000001.tar", "another sha256")
+    assert_one_line(error, "photos-000001.tar", "sha256")
     files.rm(name)
     with pytest.raises(UnreachableError, match="does not exist"):
         source.read(6)
@@ -242,7 +242,7 @@ def test_a_length_that_is_not_told(server: Server, settings: DataConfig) -> None
     server.lengths = False
     with pytest.raises(DataError) as error:
         open_source(f"{server.address}/photos-000000.tar", settings)
-    assert_one_line(error, "its size is not told", "data.access=sequential")
+    assert_one_line(error, "photos-000000.tar", "data.access=sequential")
 
 
 def test_secrets_are_never_shown(server: Server, settings: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
@@ -267,8 +267,8 @@ def test_secrets_are_never_shown(server: Server, settings: DataConfig, caplog: p
         ("abfs://host/x.tar", ["adlfs"]),
         ("zip://x.tar::https://host/x.zip", ["inside an address"]),
         ("simplecache::https://me:s3cret@host/x.tar", ["inside an address"]),
-        ("reference://x.tar", ["hides other files"]),
-        ("tar://x.tar", ["hides other files"]),
+        ("reference://x.tar", ["reference://"]),
+        ("tar://x.tar", ["tar://"]),
         ("pipe:curl https://me:s3cret@host/x.tar", ["is a command"]),
         ("pipe:curl https://me:s3cret@host/x.tar |", ["is a command"]),
         ("https://host/x.tar | sh", ["is a command"]),

@@ -60,7 +60,7 @@ def test_every_metric_of_a_run_has_its_panel():
     assert all(panel.unit for panel in found.values())
     for title in (
         "Recall between two views",
-        "Views of one image told from others",
+        "Views of one image against those of others",
         "Backbone's rate over projector's",
     ):
         assert [found[title].heading(name) for name in found[title].curves] == [title]

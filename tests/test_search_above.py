@@ -21,7 +21,7 @@ from sop_faiss.index.duplicates import find_duplicates
 from sop_faiss.index.export import export_parquet
 from sop_faiss.index.search import FeatureIndex
 from tests.oracle_neighbors import unit_rows
-from tests.test_index import DIMENSION, make_store
+from tests.test_search import DIMENSION, make_store
 
 FACTORIES = ["Flat", "IVF2,Flat", "IVF3,SQ8", "HNSW8"]
 
@@ -76,7 +76,7 @@ def test_others_above_are_brute_force(place: Path, store: FeatureStore, threshol
 def test_others_above_in_kinds_that_search_a_part(place: Path, factory: str) -> None:
     index = FeatureIndex.open(place / factory)
     if index.manifest.search["effort"] is not None:
-        index._vectors.effort = index._vectors.efforts()[-1]
+        index._vectors.search_setting = index._vectors.search_settings()[-1]
     total, found_of_all = 0, 0
     features = index.features(range(len(index))).astype(np.float64)
     for row, answer in enumerate(index.search_rows_above(range(len(index)), 0.8)):
@@ -206,7 +206,7 @@ def test_features_of_another_encoder(place: Path, tmp_path: Path) -> None:
 def test_kinds_without_range_search(store: FeatureStore, tmp_path: Path) -> None:
     build_index(store, tmp_path / "fast", IndexOptions("PQ4x4fs"))
     index = FeatureIndex.open(tmp_path / "fast")
-    with pytest.raises(ConfigError, match="finds the k nearest only") as error:
+    with pytest.raises(ConfigError, match="only the k nearest") as error:
         index.search_above(store.features[:2], 0.5)
     assert "\n" not in str(error.value)
     result = invoke("duplicates", tmp_path / "fast", ok=False)
@@ -247,7 +247,7 @@ def test_export_command(place: Path, tmp_path: Path) -> None:
     assert refused.exit_code == 1 and "read by this command" in refused.stderr
 
 
-def test_info_tells_of_searches_and_changes(tmp_path: Path) -> None:
+def test_info_reports_searches_and_changes(tmp_path: Path) -> None:
     store = spread_store()
     build_index(store, tmp_path / "index", IndexOptions("IVF4,Flat"))
     more = make_store(seed=8, count=10)
@@ -256,7 +256,7 @@ def test_info_tells_of_searches_and_changes(tmp_path: Path) -> None:
     remove_from_index(tmp_path / "index", ["bild-0001", "bild-0002"])
     text = invoke("info", tmp_path / "index").stdout
     for words in (
-        "effort ",
+        "nprobe ",
         "recall@10 ",
         "on 30 images held out (wanted 0.95)",
         "asked for",

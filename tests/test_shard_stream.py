@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.data.images.source import find_streams, open_source
-from sop_faiss.data.shards.shard_source import remote, shard_stream
+from sop_faiss.data.shards import remote, shard_stream
 from sop_faiss.data.shards.shard_stream import Damage, ShardStream, StreamedImage, stable_image_id
 from sop_faiss.errors import DataError, UnreachableError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar
@@ -106,7 +106,7 @@ def test_few_images_reach_all_of_many_consumers(tmp_path: Path) -> None:
 
 def test_only_shards_are_read_in_sequence(tmp_path: Path, folder: Path) -> None:
     assert [Path(path).name for path in find_streams(folder)] == [f"photos-00000{n}.tar" for n in range(4)]
-    with pytest.raises(DataError, match="holds no shards"):
+    with pytest.raises(DataError, match=str(tmp_path / "photos")):
         find_streams(write_folder(tmp_path / "photos"))
 
 
@@ -159,7 +159,7 @@ def test_shards_without_images_end_in_an_error_not_in_silence(tmp_path: Path, co
     for consumer in range(consumers):
         with pytest.raises(DataError) as error:
             take(stream_of(*shards), 1, consumer, consumers)
-        assert_one_line(error, "3 shards", "hold no image")
+        assert_one_line(error, "3 shards")
     write_tar(shards[1], [("a.jpg", b"x")])
     assert keys(take(stream_of(*shards), 3)) == ["1/a"] * 3
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from sop_faiss.config import DataConfig
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
+from sop_faiss.data.shards import sidecar
 from sop_faiss.data.shards.shard_index import LINK, walk_shard
-from sop_faiss.data.shards.shard_source import sidecar
 from sop_faiss.data.shards.sidecar import index_digest, load_index, parse_sidecar, sidecar_of
 from sop_faiss.errors import DataError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar

@@ -12,8 +12,8 @@ RENAMED = {
     "memory.cls_capacity": "sop.cls.capacity",
     "memory.patch_capacity": "sop.patch.capacity",
     "memory.fill": "sop.fill",
-    "views.colour": "views.color",
-    "views.grey": "views.gray",
+    "views.colour": "views.color",  # codespell:ignore colour
+    "views.grey": "views.gray",  # codespell:ignore grey
     "evaluate.view_colours": "evaluate.view_colors",
 }
 """Dotted name up to version 0.1 -> name since 0.2.

@@ -1,4 +1,4 @@
-"""One image of a batch: read, or replaced where it is bad."""
+"""Images into batches: each is read, or replaced if it cannot be read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sop_faiss.data.views.crops import view_generator
 from sop_faiss.data.views.multicrop import DrawnView, MultiCrop, Pixels
 from sop_faiss.errors import DataError, UnreachableError
 
-__all__ = ["REPLACEMENT_TRIES", "Samples"]
+__all__ = ["REPLACEMENT_TRIES", "BatchWriter"]
 
 REPLACEMENT_TRIES = 32
-"""Bad images in a row before the data are given up."""
+"""Bad images in a row before reading fails."""
 
-_REPLACEMENT = 2**63 + 1  # a view of no image: the key of other draws
+_REPLACEMENT = 2**63 + 1  # a number that no view has: the key of the draws of replacements
 
 
-class Samples:
+class BatchWriter:
     """Writes images into batches; safe in threads, and each image a pure function of its id and epoch.
 
     Args:
         source: the images.
-        positions: those of them that may replace a bad one.
-        multicrop: makes their views.
+        positions: the images that may replace a bad one.
+        multicrop: makes the views of the images.
     """
 
     def __init__(self, source: ImageSource, positions: Int64[np.ndarray, " m"], multicrop: MultiCrop) -> None:
@@ -38,21 +38,21 @@ class Samples:
         self._kept_bytes = 0
         self._keeping = threading.Lock()
 
-    def write(self, wanted: int, epoch: int, out: Buffers, place: int) -> tuple[int, list[BadSample]]:
+    def write(self, image_id: int, epoch: int, out: Buffers, place: int) -> tuple[int, list[BadSample]]:
         """Write the views and masks of an image, or of its replacement, at its place in a batch.
 
         Returns:
-            The image that was written, and those that could not be read.
+            The id of the image that was written, and the images that could not be read.
 
         Raises:
             DataError: no readable image was found in place of a bad one.
         """
-        image_id, (image, drawn), bad = self._readable(wanted, epoch)
+        image_id, (image, drawn), bad = self._load_readable(image_id, epoch)
         self.multicrop.write(image, drawn, out, place, epoch)
         return image_id, bad
 
-    def _readable(self, wanted: int, epoch: int) -> tuple[int, tuple[Pixels, list[DrawnView]], list[BadSample]]:
-        """The wanted image; where it cannot be read, one that (seed, epoch, wanted) determines."""
+    def _load_readable(self, wanted: int, epoch: int) -> tuple[int, tuple[Pixels, list[DrawnView]], list[BadSample]]:
+        """Load the wanted image or, if it cannot be read, one that (seed, epoch, wanted) determines."""
         generator: np.random.Generator | None = None
         failed: dict[int, DataError] = {}
         image_id = wanted

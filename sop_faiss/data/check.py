@@ -1,4 +1,4 @@
-"""Is a data set whole? Every shard walked, every image decoded, everything held against the manifest."""
+"""Check a data set: every shard is walked, every image decoded, and all compared with the manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sop_faiss.data.images.deep_grayscale import DeepImage, DeepTally, require_t
 from sop_faiss.data.images.keys import is_hidden
 from sop_faiss.data.images.near_duplicates import Duplicates, Signature, image_signature
 from sop_faiss.data.images.source import ImageSource, find_shards, open_source
-from sop_faiss.data.images.verified import image_name, read_whole
+from sop_faiss.data.images.verified_image import image_name, read_whole
 from sop_faiss.data.ordered_map import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shards.shard_source import MANIFEST_NAME, ShardSource, common_folder, open_shards
 from sop_faiss.errors import ConfigError, DataError, SopError
@@ -45,7 +45,7 @@ class SideLengths:
 
 @dataclass
 class CheckReport:
-    """What `check` found; `problems` is empty when all is well, one line each otherwise."""
+    """What `check` found; `problems` has one line for each problem, and is empty if there are none."""
 
     source: str
     shards: int = 0
@@ -59,19 +59,19 @@ class CheckReport:
     bad_by_reason: dict[str, int] = field(default_factory=dict)
     bad: list[BadImage] = field(default_factory=list)
     ignored_members: dict[str, int] = field(default_factory=dict)
-    repeated_keys: int = 0  # in more than one shard; no problem, they get the shard's name before them when read
+    repeated_keys: int = 0  # in more than one shard; not a problem: they are prefixed with the shard's name when read
     has_manifest: bool = False
-    duplicates: dict[str, Any] | None = None  # `Duplicates.report`, where asked for; no problem in itself
+    duplicates: dict[str, Any] | None = None  # `Duplicates.report`, if requested; not a problem in itself
     deep_grayscale: DeepTally = field(default_factory=DeepTally)
     problems: list[str] = field(default_factory=list)
 
     @property
     def notices(self) -> list[str]:
-        """What to know of grayscale images of more than 8 bits; no problem in itself."""
+        """Notes on grayscale images of more than 8 bits; not problems in themselves."""
         return self.deep_grayscale.notices()
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON types; `ok` says whether there is no problem."""
+        """Return the report as plain JSON types; `ok` is true if there are no problems."""
         content = asdict(self)
         content["label_counts"] = {str(label): count for label, count in self.label_counts.items()}
         content["deep_grayscale"] = self.deep_grayscale.to_dict()
@@ -89,15 +89,15 @@ def check(
 ) -> CheckReport:
     """Verify shards (or a folder or list of images): headers, keys, labels, every image, and the manifest.
 
-    Finds all problems instead of stopping at the first; members other than images and labels are counted, never read.
+    All problems are found, not only the first; members other than images and labels are counted, never read.
 
     Args:
         src: anything `open_source` takes.
         workers: threads; None for one per processor, 8 at most.
         max_pixels: images with more are bad.
-        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
-        find_duplicates: report images that are there twice, exactly or nearly.
-        progress: called with the images done and their total.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else the largest value of its type.
+        find_duplicates: report exact and near duplicates.
+        progress: called with the number of images checked and their total.
 
     Raises:
         DataError: there is nothing to check.
@@ -111,7 +111,7 @@ def check(
     except DataError:
         if not Path(src).is_dir():
             raise
-        found = sorted(Path(src).glob("*.tar"))  # the manifest names more; reported below
+        found = sorted(Path(src).glob("*.tar"))  # the manifest names more, which is reported below
         paths = [path for path in found if not is_hidden(path.name)]
     sources = _open_each(paths, report) if paths else [open_source(src)]
     total = sum(len(source) for source in sources)
@@ -145,7 +145,7 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
     for path in paths:
         report.shards += 1
         try:
-            source = open_shards(str(path), [path], walk_anew=True)
+            source = open_shards(str(path), [path], ignore_sidecars=True)
         except DataError as error:
             report.problems.append(str(error))
             continue
@@ -159,7 +159,7 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
 
 
 class _Good(NamedTuple):
-    """What is found of a good image."""
+    """Facts about a good image."""
 
     format: str
     shorter_side: int  # pixels
@@ -170,7 +170,7 @@ class _Good(NamedTuple):
 def _check_image(
     source: ImageSource, max_pixels: int, top_value: float, signed: bool, position: int
 ) -> _Good | DataError:
-    """What one image is (with a signature if `signed`), or what is wrong with it."""
+    """Return the facts about one image (with a signature if `signed`), or what is wrong with it."""
     whole = read_whole(source, position, max_pixels, top_value)
     if isinstance(whole, DataError):
         return whole
@@ -210,7 +210,7 @@ def _side_lengths(sides: Counter[int]) -> SideLengths | None:
 
 
 def _check_manifest(folder: Path, paths: Sequence[Path], sources: Sequence[ImageSource], report: CheckReport) -> None:
-    """Hold the shards against `manifest.json`: names, sample counts, bytes, sha256, class names."""
+    """Compare the shards with `manifest.json`: names, sample counts, bytes, sha256, class names."""
     if not (folder / MANIFEST_NAME).is_file():
         return
     try:

@@ -30,7 +30,7 @@ _SPLIT_SEED = 0
 
 @dataclass(frozen=True)
 class DigitsSummary:
-    """Where the demo set is and how many images its parts have."""
+    """Where the demo set is, and the number of images in each part."""
 
     out: Path
     train: int
@@ -42,8 +42,9 @@ class DigitsSummary:
 def write_digits(out: Path) -> DigitsSummary:
     """Write `train/` and `test/` (shards with labels) and `retrieval/` (queries and database from the test part).
 
-    1,397 training and 400 test images, each digit in equal shares; of the test images ten of each digit are
-    queries and all others the database, where the same digit is relevant. Always the same bytes. RGB PNG of 32 px.
+    There are 1,397 training and 400 test images, stratified by digit. Ten test images of each digit are queries, the
+    others are the database, in which images of the same digit are relevant. The images are RGB PNGs of 32 px; the
+    bytes are always the same.
 
     Args:
         out: the folder to make; must be absent or empty.
@@ -68,7 +69,7 @@ def _load() -> tuple[Float64[np.ndarray, "n 8 8"], Int64[np.ndarray, " n"]]:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError(
-            "scikit-learn is missing, the demo images are part of it: pip install 'sop-faiss[demo]'"
+            "scikit-learn, which contains the demo images, is not installed: pip install 'sop-faiss[demo]'"
         ) from None
     digits = load_digits()
     return digits.images, digits.target.astype(np.int64)
@@ -77,7 +78,7 @@ def _load() -> tuple[Float64[np.ndarray, "n 8 8"], Int64[np.ndarray, " n"]]:
 def split_stratified(
     labels: Int64[np.ndarray, " n"], test_count: int
 ) -> tuple[Int64[np.ndarray, " train"], Int64[np.ndarray, " test"]]:
-    """Rising positions of a training and a test part with the classes in equal shares (largest remainders)."""
+    """Split the positions into a training and a test part, stratified by class (largest remainders), each sorted."""
     rng = np.random.Generator(np.random.Philox(_SPLIT_SEED))
     classes, counts = np.unique(labels, return_counts=True)
     exact = counts * test_count / len(labels)
@@ -92,7 +93,7 @@ def split_stratified(
 
 
 def enlarge(image: Float64[np.ndarray, "h w"]) -> UInt8[np.ndarray, "32 32 3"]:
-    """A digit in 0..16 as a smooth RGB image, white on black."""
+    """Enlarge a digit of values 0 to 16 to a smooth RGB image, white on black."""
     gray = Image.fromarray((image * (255.0 / _DARKEST)).astype(np.float32))
     smooth = np.asarray(gray.resize((SIDE_PIXELS, SIDE_PIXELS), Image.Resampling.BICUBIC))
     return np.repeat(np.clip(np.rint(smooth), 0, 255).astype(np.uint8)[:, :, None], 3, axis=2)
@@ -124,7 +125,7 @@ def _write_retrieval(
     queries: Int64[np.ndarray, " q"],
     database: Int64[np.ndarray, " m"],
 ) -> None:
-    """The revisited layout: `query/`, `database/` and `gnd.json` with `imlist`, `qimlist`, `gnd[i].ok` and `.junk`."""
+    """Write the revisited layout: `query/`, `database/`, `gnd.json` (`imlist`, `qimlist`, `gnd[i].ok` and `.junk`)."""
     names = {}
     for part, positions in (("query", queries), ("database", database)):
         (folder / part).mkdir(parents=True)

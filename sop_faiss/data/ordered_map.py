@@ -1,6 +1,6 @@
-"""A map over threads that keeps the order and holds only a bounded number of results.
+"""A map over threads that keeps the order and a bounded number of results.
 
-Threads, not processes: reading, decoding and resizing all leave Python's lock, nothing has to be copied between
+It uses threads, not processes: reading, decoding and resizing release Python's lock, nothing is copied between
 processes, and Ctrl-C ends it at once.
 """
 
@@ -18,7 +18,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MAX_WORKERS = 1024
-"""More threads than any machine has use for; what is asked beyond is a slip of the keyboard."""
+"""More threads than any machine can use; a larger number is taken for a typing error."""
 _RESULTS_PER_WORKER = 4
 
 
@@ -27,14 +27,18 @@ def _processors() -> int:
 
 
 def default_workers() -> int:
-    """The number of processors this process may use, 8 at most."""
+    """Return the number of processors that this process may use, 8 at most."""
     return min(_processors(), 8)
 
 
 def default_threads(processes: int, ranks: int) -> int:
-    """Threads in each of `processes` (0: in the training process itself) of each rank here: one a processor, 1 to 4.
+    """Return the threads of each process: one per processor of this machine, 1 to 4.
 
-    More than 4 gain little, as drawing the views holds Python's lock.
+    More than 4 gain little, since drawing the views holds Python's lock.
+
+    Args:
+        processes: that prepare images, per rank; 0: the training process prepares them itself.
+        ranks: on this machine.
     """
     return max(1, min(_processors() // (max(1, processes) * ranks), 4))
 
@@ -43,8 +47,8 @@ def map_ordered(function: Callable[[A], B], items: Iterable[A], workers: int) ->
     """Yield `function(item)` for each item, in order; up to four results per worker wait to be taken.
 
     Args:
-        function: must be safe in threads; what it raises is raised at its place in the order.
-        items: consumed as far as the work has been handed out.
+        function: safe in threads; what it raises is raised at its place in the order.
+        items: taken as the work is submitted.
         workers: threads; 1 or more.
     """
     waiting: deque[Future[B]] = deque()

@@ -1,4 +1,4 @@
-"""Images to shards: every image verified by decoding it, the bad ones dropped, counted and listed."""
+"""Pack images into shards: every image is verified by decoding it; bad ones are dropped, counted and listed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sop_faiss.data.images.deep_grayscale import DeepImage, DeepTally, require_t
 from sop_faiss.data.images.keys import is_hidden
 from sop_faiss.data.images.near_duplicates import Duplicates, Signature, image_signature
 from sop_faiss.data.images.source import ImageSource, open_source
-from sop_faiss.data.images.verified import image_name, read_whole
+from sop_faiss.data.images.verified_image import image_name, read_whole
 from sop_faiss.data.ordered_map import MAX_WORKERS, default_workers, map_ordered
 from sop_faiss.data.shards.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
 from sop_faiss.data.shards.sidecar import load_index
@@ -36,7 +36,7 @@ _JPEG_QUALITY = 95
 
 @dataclass(frozen=True)
 class Dropped:
-    """An image that was left out, and why: the first word of `reason` is what to count by."""
+    """An image that was left out, and why; the first word of `reason` is the kind, which is counted."""
 
     image: str  # file, or member and shard
     reason: str
@@ -55,9 +55,9 @@ class PackSummary:
     classes: int
     dropped: list[Dropped]
     duplicates: dict[str, int | bool]
-    """How many images repeat another's bytes (`exact`), or nearly its look (`near`); whether the former are out."""
+    """Numbers of exact and of near duplicates (`exact`, `near`), and whether exact ones are left out."""
     notices: list[str]
-    """What to know of grayscale images of more than 8 bits."""
+    """Notes on grayscale images of more than 8 bits."""
 
     @property
     def dropped_by_reason(self) -> dict[str, int]:
@@ -78,7 +78,7 @@ class _Encoded:
 
 @dataclass
 class _Packing:
-    """Takes prepared images in order, and keeps count."""
+    """Writes prepared images in order, and counts them."""
 
     source: ImageSource
     keys: Sequence[str]
@@ -91,7 +91,7 @@ class _Packing:
     deep: DeepTally = field(default_factory=DeepTally)
 
     def take(self, position: int, result: _Encoded | DataError) -> None:
-        """Write one image, or note why not."""
+        """Write one image, or record why it is left out."""
         image = image_name(self.source, position)
         if isinstance(result, DataError):
             self.dropped.append(Dropped(image, str(result)))
@@ -105,7 +105,7 @@ class _Packing:
         self.resized += result.is_resized
 
     def write_duplicates(self, folder: Path) -> dict[str, int | bool]:
-        """Write `duplicates.json`; what the manifest says of it."""
+        """Write `duplicates.json`, and return its summary for the manifest."""
         report = self.duplicates.report()
         write_json(folder / DUPLICATES_NAME, {"exact_are_left_out": self.drop_exact_duplicates, **report})
         return {
@@ -132,25 +132,25 @@ def pack(
 ) -> PackSummary:
     """Write the images of a folder, list or CSV as webdataset shards with their sidecars and a `manifest.json`.
 
-    A JPEG, PNG or WebP keeps its bytes; other formats, images that are made smaller, and with `top_value` grayscale
-    of more than 8 bits, are encoded anew (JPEG of quality 95 where the original was lossy, else PNG of 8 bits). Keys
-    are those of the source, with dots made `_`. The same images give the same shards and manifest, whatever the
-    number of workers: these read, decode and encode; one thread writes. `duplicates.json` lists images that are there
-    twice; see `Duplicates.report`. All or nothing is written.
+    JPEG, PNG and WebP files keep their bytes. Other formats, images that are made smaller, and with `top_value`
+    grayscale of more than 8 bits are encoded again (as JPEG of quality 95 if the original was lossy, else as PNG of
+    8 bits). Keys are those of the source, with dots replaced by `_`. The same images give the same shards and manifest
+    for any number of workers: workers read, decode and encode; one thread writes. `duplicates.json` lists duplicates
+    (see `Duplicates.report`). Either everything is written or nothing.
 
     Args:
         src: anything `open_source` takes.
         out: the folder to make; must be absent or empty.
         samples_per_shard: images per shard at most.
-        resize: shorter side in pixels to shrink larger images to, the aspect kept; None leaves all as they are.
+        resize: shorter side in pixels to which larger images are shrunk, at the same aspect; None: no resizing.
         name: first part of the names of the shards.
         workers: threads; None for one per processor, 8 at most.
-        max_bad_fraction: fail when a larger share of the images is bad; 1 fails only when all are.
+        max_bad_fraction: packing fails if a larger fraction of the images is bad; 1: only if all are bad.
         max_pixels: images with more are bad.
-        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
-        drop_exact_duplicates: of images with the same bytes keep the first only.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else the largest value of its type.
+        drop_exact_duplicates: keep only the first of images with the same bytes.
         shard_bytes: a shard also ends when its images reach this size.
-        progress: called with the images done and their total.
+        progress: called with the number of images packed and their total.
 
     Raises:
         DataError: the source is unusable, or too many images are bad.
@@ -177,7 +177,7 @@ def pack(
         _check_dropped(source, dropped, max_bad_fraction)
         duplicates = packing.write_duplicates(folder)
         for entry in writer.entries:
-            load_index(folder / entry.name)  # writes the sidecar
+            load_index(folder / entry.name)  # this writes the sidecar
         manifest = write_manifest(
             folder,
             writer.entries,
@@ -210,9 +210,9 @@ def pack(
 def _prepare(
     source: ImageSource, resize: int | None, max_pixels: int, top_value: float, position: int
 ) -> _Encoded | DataError:
-    """Verify one image by decoding it whole, and encode it anew where that is asked or needed.
+    """Verify one image by decoding all of it, and encode it again where requested or necessary.
 
-    Returns what is wrong with a bad image; the first word is the reason.
+    For a bad image, return what is wrong; the first word is the reason.
     """
     whole = read_whole(source, position, max_pixels, top_value)
     if isinstance(whole, DataError):
@@ -221,8 +221,8 @@ def _prepare(
     signature = image_signature(encoded, image)
     shorter = min(image.size)
     shrink = resize is not None and shorter > resize
-    is_told = deep is not None and top_value > 0  # what is white: said here, so nobody has to say it of the shards
-    if not shrink and not is_told and kind is not None and kind in _KEPT:
+    has_new_white = deep is not None and top_value > 0  # applied here, so that reading the shards needs no `top_value`
+    if not shrink and not has_new_white and kind is not None and kind in _KEPT:
         return _Encoded(_KEPT[kind], encoded, False, signature, deep)
     if resize is not None and shrink:
         width, height = (max(1, round(side * resize / shorter)) for side in image.size)
@@ -236,7 +236,7 @@ def _prepare(
 
 
 def _webdataset_keys(keys: Sequence[str]) -> list[str]:
-    """Keys that are not hidden and have no dot in the basename, where webdataset would cut them; still unique."""
+    """Make keys unique that are not hidden and have no dot in the basename, where webdataset would cut them."""
     taken = set(keys)
     made = []
     for key in keys:

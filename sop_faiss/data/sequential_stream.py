@@ -1,4 +1,4 @@
-"""Batches from shards that are read in sequence (`data.access: sequential`): their images come as they come."""
+"""Batches from shards that are read in sequence (`data.access: sequential`), without random access."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _log = logging.getLogger(__name__)
 
 
 def stand_in_positions(config: Config) -> Int64[np.ndarray, " m"]:
-    """As many -1 as an epoch has images: they have no positions. One number in memory."""
+    """Return -1 for each image of an epoch, since they have no positions; it takes the memory of one number."""
     return np.broadcast_to(np.int64(-1), (config.data.samples_per_epoch,))
 
 
 class SequentialBatches(Batches):
-    """Batches by step number, each of the next images that this worker's part of the stream has.
+    """Batches by step number, each of the next images in this worker's part of the stream.
 
-    A step asked for twice has other images the second time. All ranks have the same number of steps.
+    A step that is made twice has other images the second time. All ranks have the same number of steps.
 
     Args:
         stream: the shards.
         config: as of `Batches`.
         patch_size: side of a mask's unit, in pixels.
-        rank: whose part is made.
-        world_size: into how many parts a global batch is cut.
-        device: where the views are to be used.
+        rank: the rank whose part is made.
+        world_size: number of parts of a global batch.
+        device: where the views will be used.
 
     Raises:
         ConfigError: as `Batches`.
@@ -63,28 +63,28 @@ class SequentialBatches(Batches):
         self._images: Iterator[StreamedImage | Damage] | None = None
         if rank == 0:
             _log.info(
-                "%s is read in sequence: shuffled by shards and among %d images, counted as %d per epoch, and begun "
-                "anew when resumed",
+                "%s is read in sequence: it is shuffled by shards and among %d images, an epoch is %d images, and a "
+                "resumed run starts a new pass",
                 *(stream.description, config.data.shuffle_buffer, config.data.samples_per_epoch),
             )
 
     def image_ids(self, step: int) -> Int64[np.ndarray, " b"]:
-        """Not known before they are read: -1."""
+        """Return -1 for each image: the ids are not known before the images are read."""
         return np.full(self.batch_size_per_rank, -1)
 
     def fetching_ahead(self, step: int) -> AbstractContextManager[None]:
-        """Nothing is kept, so nothing is fetched."""
+        """Do nothing: no shards are kept, so none are fetched."""
         return nullcontext()
 
     def digest(self) -> str:
-        """Which shards these are, as 64 hex digits."""
+        """Digest the addresses of the shards, as 64 hex digits."""
         return self.stream.digest()
 
     def make(self, step: int) -> Batch:
-        """As `Batches.make`; the first step asked for tells where the run goes on, which chooses the order.
+        """Make the batch of a step, as `Batches.make`; the first step made is where the run starts, and sets the order.
 
         Images are taken from the stream in the order of their places, then written in threads, then others are taken
-        for those that could not be read: what is made does not depend on the number of threads.
+        for those that could not be read: the batch does not depend on the number of threads.
         """
         images = self._images = self._images or self._start(step)
         batch = self._empty_batch(step)
@@ -105,18 +105,18 @@ class SequentialBatches(Batches):
         raise _too_many(next(iter(failed.values())))
 
     def _start(self, step: int) -> Iterator[StreamedImage | Damage]:
-        """This worker's part of the stream."""
+        """Start this worker's part of the stream."""
         number, workers = this_worker() or (0, 1)
         return self.stream.images(
             self._rank * workers + number,
             self._world_size * workers,
             self.config.data.shuffle_buffer,
             self.config.train.seed,
-            max(0, step - number),  # each worker is asked for one step after the other
+            max(0, step - number),  # the run's first step: worker `number` begins `number` steps later
         )
 
     def _write_image(self, epoch: int, out: Buffers, tried: tuple[int, StreamedImage]) -> Damage | None:
-        """Write the views of an image at its place, or say why it cannot be read."""
+        """Write the views of an image at its place, or return why it cannot be read."""
         place, item = tried
         try:
             image, drawn = self.multicrop.load(stable_image_id(item.key), epoch, item.encoded)
@@ -127,10 +127,10 @@ class SequentialBatches(Batches):
 
 
 def _next_image(images: Iterator[StreamedImage | Damage], damages: list[Damage]) -> StreamedImage:
-    """The next image of the stream; what could not be read before it goes to `damages`.
+    """Return the next image of the stream; what cannot be read before it is added to `damages`.
 
     Raises:
-        DataError: too much in a row.
+        DataError: too many images in a row cannot be read.
     """
     for _ in range(REPLACEMENT_TRIES):
         item = next(images)

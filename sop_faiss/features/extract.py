@@ -1,6 +1,6 @@
 """Images to unit-norm features: decode in threads, run the encoder on batches, keep the order of the source.
 
-Ranks share the images where `torchrun` started several; what an earlier extraction left in the cache is taken.
+Ranks share the images where `torchrun` started several; features that an earlier extraction left in the cache are used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sop_faiss.progress import ProgressCallback
 __all__ = ["check_extraction", "embed_images", "extract_features"]
 
 MAX_BATCH_SIZE = 65_536
-"""More images than any machine has use for; what is asked beyond is a slip of the keyboard."""
+"""More images than any machine has use for; a larger number is a typing error."""
 _LISTED_DROPS = 1000
 """Dropped images listed by name in the manifest; all are counted."""
 
@@ -53,7 +53,7 @@ def extract_features(
     progress: ProgressCallback | None = None,
     across_ranks: bool = False,
 ) -> FeatureStore:
-    """Features of every usable image of a source, in its order, computed in float32.
+    """Extract the features of every usable image of a source, in its order, computed in float32.
 
     Rows do not depend on `batch_size`, `workers` or the number of ranks beyond the last bits of float32.
 
@@ -66,8 +66,8 @@ def extract_features(
         max_bad_fraction: larger shares of unusable images are an error; smaller ones are dropped, counted by
             reason, and listed in the manifest's `dropped`.
         progress: called with the number of images read.
-        across_ranks: every rank calls this and encodes its share; each gets the whole. Otherwise ranks know nothing of
-            each other.
+        across_ranks: every rank calls this and encodes its share; each gets all features. Otherwise ranks are
+            independent.
 
     Raises:
         DataError: too many images are unusable, or none is left.
@@ -111,7 +111,7 @@ def _encode(
     batch_size: int,
     cache: FeatureCache | None,
 ) -> dict[int, Float32[np.ndarray, " d"]]:
-    """Features by position: from the cache where they are at hand, else computed and added to it."""
+    """Features by position: from the cache where they are in it, else computed and added to it."""
     rows: dict[int, Float32[np.ndarray, " d"]] = {}
     digests: dict[int, bytes] = {}
 
@@ -158,7 +158,7 @@ def embed_images(
     preprocess: Preprocess | None = None,
     batch_size: int = 64,
 ) -> Float32[np.ndarray, "n d"]:
-    """Unit-norm features of decoded RGB images of any shapes, one row each, such as the queries of a search.
+    """Compute unit-norm features of decoded RGB images of any shapes, one row each, such as the queries of a search.
 
     Raises:
         FeatureError: the encoder's features are not finite or zero.
@@ -183,7 +183,7 @@ class _Pixels(NamedTuple):
     digest: bytes
     """sha256 of its encoded bytes; empty without a cache."""
     pixels: UInt8[np.ndarray, "h w 3"] | None
-    """Ready for the encoder; None if its feature is at hand."""
+    """Ready for the encoder; None if its feature was in the cache."""
     feature: Float32[np.ndarray, " d"] | None
 
 

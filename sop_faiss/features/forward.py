@@ -22,7 +22,7 @@ __all__ = ["batches_of_equal_shape", "exact_inference", "features_of_batch", "fi
 def batches_of_equal_shape(
     images: Iterator[tuple[int, np.ndarray]], batch_size: int
 ) -> Iterator[tuple[list[int], UInt8[Tensor, "b h w 3"]]]:
-    """Group images of equal shape; when four batches' worth wait, the fullest group goes first."""
+    """Group images of equal shape; when images of four batches wait, the largest group goes first."""
     groups: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
     waiting = 0
 
@@ -44,7 +44,7 @@ def batches_of_equal_shape(
 
 @contextlib.contextmanager
 def exact_inference(encoder: Encoder) -> Iterator[None]:
-    """Evaluation mode (restored afterwards), no gradients, full float32: no autocast, no TF32, one choice of kernel."""
+    """Run in evaluation mode (restored after), without gradients, in float32: no autocast, no TF32, fixed kernels."""
     were_training = [(module, module.training) for module in encoder.modules()]
     device = _device_of(encoder)
     encoder.eval()
@@ -88,7 +88,7 @@ def features_of_batch(
 def finished_features(
     encoder: Encoder, features: Float32[np.ndarray, "n d"], names: list[str]
 ) -> Float32[np.ndarray, "n D"]:
-    """The features as they are given out: whitened where the encoder has a whitening.
+    """Return the features as users get them: whitened where the encoder has a whitening.
 
     Raises:
         FeatureError: one is zero afterwards.
@@ -101,7 +101,7 @@ def finished_features(
 
 
 def require_usable(features: Float32[np.ndarray, "b d"], names: list[str]) -> None:
-    """Check what an encoder gave.
+    """Check the features that an encoder returned.
 
     Raises:
         FeatureError: a row is not finite, or zero.

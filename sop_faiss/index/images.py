@@ -16,7 +16,7 @@ __all__ = ["IndexImages", "index_images"]
 
 
 class IndexImages:
-    """Encoded images by row; safe in threads. Nothing is opened before it is asked for.
+    """Encoded images by row; thread-safe. Nothing is opened before it is needed.
 
     Args:
         ids: the index's rows.
@@ -31,7 +31,7 @@ class IndexImages:
         self._open_shard = functools.cache(self._walk_shard)
 
     def read(self, row: int) -> bytes:
-        """The encoded bytes of one row's image.
+        """Read the encoded bytes of one row's image.
 
         Raises:
             DataError: it is missing, empty, unreadable, or outside `root`; the first word of the message is the reason.
@@ -49,17 +49,17 @@ class IndexImages:
         return shard.read(positions[member])
 
     def _walk_shard(self, source: str) -> tuple[ShardSource, dict[str, int]]:
-        """One shard, and the position of each of its members; walked once."""
+        """Open one shard, and find the position of each of its members; done once."""
         shard = open_shards(source, [self._root / source])
         return shard, {shard.member_of(position): position for position in range(len(shard))}
 
 
 def index_images(index: FeatureIndex, images_root: Path | None = None) -> IndexImages:
-    """The images of an index, below `images_root`, or where they were when it was built.
+    """Open the images of an index, below `images_root`, or where they were when it was built.
 
     Raises:
-        DataError: `images_root` is no folder.
+        DataError: `images_root` is not a folder.
     """
     if images_root is not None and not images_root.is_dir():
-        raise DataError(f"`images_root={images_root}` is no folder: wanted the one that holds the index's images")
+        raise DataError(f"`images_root={images_root}` is not a folder: wanted the one that holds the index's images")
     return IndexImages(index.ids, Path(index.manifest.root) if images_root is None else images_root)

@@ -2,7 +2,7 @@
 
 Read it beside the paper, from top to bottom: sections 3.1 (memory), 3.2 (prototypes) and 3.3 (losses) of arXiv
 2505.21533. Two loss terms, `cls` and `patch`, each with a memory and prototypes of its own; a term of weight 0 is left
-out. The maths is in `sop_faiss/sop/`.
+out. The mathematics is in `sop_faiss/sop/`.
 """
 
 from __future__ import annotations

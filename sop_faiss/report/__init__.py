@@ -1,1 +1,1 @@
-"""Images and pages of results."""
+"""Figures and pages of results."""

@@ -1,4 +1,4 @@
-"""How average precision is spread over the queries."""
+"""Histogram of the average precision (AP) of the queries."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BINS = 20
 
 
 def draw_ap_histogram(values: Mapping[str, Sequence[float]]) -> bytes:
-    """Draw queries by AP in steps of 5 %, one row per difficulty, as a PNG; a line marks the mean.
+    """Draw a histogram of AP in steps of 5 %, one row per difficulty, as a PNG; a line marks the mean.
 
     Args:
-        values: AP of each counted query in percent, by the difficulty's name; one without queries is left out.
+        values: AP of each counted query in percent, by the name of the difficulty; one without queries is left out.
     """
     shown = {name: np.asarray(each, np.float64) for name, each in values.items() if len(each)}
     figure = Figure(figsize=(5.6, 0.7 + 1.25 * max(1, len(shown))), dpi=110, layout="constrained")

@@ -1,4 +1,4 @@
-"""Several retrieval results in one image: mAP with its interval, and the differences to the first."""
+"""A figure of several retrieval results: mAP with its interval, and the differences to the first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME_LENGTH = 32
 
 
 def draw_comparison(comparison: Comparison) -> bytes:
-    """Draw a column of panels per metric: above mAP of each result, below each one's difference to the first; a PNG."""
+    """Draw two panels per metric as a PNG: mAP of each result above, its difference to the first below."""
     names = [name if len(name) <= _NAME_LENGTH else "…" + name[1 - _NAME_LENGTH :] for name in comparison.names]
     count = len(comparison.setups)
     height = 1.6 + 0.32 * (2 * len(names) - 1)

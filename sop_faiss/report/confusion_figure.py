@@ -1,4 +1,4 @@
-"""An image of which class was taken for which."""
+"""A figure of the confusion matrix: predicted classes by true class."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sop_faiss.files import GENERATOR
 __all__ = ["SHOWN_CLASSES", "draw_confusion"]
 
 SHOWN_CLASSES = 40
-"""With more classes than this, the ones with the most confused images are shown."""
+"""Of more classes, those with the most confused images are shown."""
 _NUMBERED_CLASSES = 16
 _NAME_LENGTH = 24
 
 
 def draw_confusion(confusion: Confusion, title: str) -> bytes:
-    """Draw the shares of each true class (a row) that were given to each class (a column), as a PNG.
+    """Draw the percentage of each true class (a row) that was predicted as each class (a column), as a PNG.
 
-    Classes that were not tested have an empty row. Of many classes the most confused ones are shown, and the image
-    says so; shares are of all images of the row's class, shown columns or not.
+    Classes that were not tested have an empty row. Of many classes the most confused ones are shown, and the figure
+    says so; percentages are of all images of the row's class, whether or not their columns are shown.
     """
     shown = _most_confused(confusion)
     images = confusion.images()[shown]
@@ -57,7 +57,7 @@ def draw_confusion(confusion: Confusion, title: str) -> bytes:
 
 
 def _most_confused(confusion: Confusion) -> list[int]:
-    """Positions of the shown classes, in the order of their numbers."""
+    """Return the positions of the shown classes, in the order of their numbers."""
     if len(confusion.names) <= SHOWN_CLASSES:
         return list(range(len(confusion.names)))
     right = confusion.counts.diagonal()

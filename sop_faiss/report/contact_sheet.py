@@ -1,4 +1,4 @@
-"""One self-contained HTML page of queries and what was found: no script, no request, safe for any file name."""
+"""One self-contained HTML page of queries and their hits: no script, no request, safe for any file name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEMPLATE = "contact_sheet.html"
 
 
 class Verdict(StrEnum):
-    """Whether a found image was wanted."""
+    """Whether a found image is right."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -36,13 +36,13 @@ class SheetImage:
     """One image of a page."""
 
     name: str
-    """Shown below it; any text."""
+    """Shown below the image; any text."""
     read: Callable[[], bytes]
     """Returns its encoded bytes, or raises DataError; called from several threads."""
     label: str = ""
-    """Its class, if known."""
+    """The class of the image, if known."""
     box: tuple[float, float, float, float] | None = None
-    """x1, y1, x2, y2 in its pixels, to be drawn: the part that was searched for."""
+    """x1, y1, x2, y2 in pixels: the part that was searched for, which is outlined."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SheetHit:
     similarity: float
     """Cosine."""
     verdict: Verdict | None = None
-    """None where nobody knows what is right."""
+    """None if it is not known what is right."""
     note: str = ""
     """A few words below the similarity."""
 
@@ -65,14 +65,14 @@ class Strip:
     query: SheetImage
     hits: Sequence[SheetHit]
     note: str = ""
-    """A few words beside the query, as in `AP 43.2 %`."""
+    """A few words next to the query, as in `AP 43.2 %`."""
     empty: str = "Nothing found."
-    """Stands where there are no hits."""
+    """Shown if there are no hits."""
 
 
 @dataclass(frozen=True)
 class SheetTable:
-    """A small table above the strips; the first column is set as row names."""
+    """A small table above the strips; the first column has the names of the rows."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -81,7 +81,7 @@ class SheetTable:
 
 @dataclass(frozen=True)
 class Chart:
-    """An image above the strips, as `plot_training` makes them."""
+    """A figure above the strips, as `plot_training` makes them."""
 
     title: str
     png: bytes
@@ -102,18 +102,18 @@ def write_contact_sheet(
 ) -> None:
     """Write the page, atomically: each strip a row with the query on the left and its ranked hits on the right.
 
-    Hits are framed green with a check mark where right, red with a cross where wrong, gray with a dash where junk,
-    plain where unknown. Images that cannot be read are shown as placeholders that say why.
+    Right hits have a green frame and a check mark, wrong ones a red frame and a cross, junk a gray frame and a dash,
+    unknown ones a plain frame. Images that cannot be read are shown as placeholders that say why.
 
     Args:
-        path: the HTML file; its folder is made.
+        path: the HTML file; its folder is created.
         title: of the page.
         strips: rows of the page, in order.
         subtitle: one or two sentences below the title.
         legend: how to read a row.
         summary: tables above the strips.
         charts: PNG images above the strips.
-        footer: how the page was made, as in the command and the date.
+        footer: how the page was made, such as the command and the date.
         progress: called with the number of images read and their total.
 
     Raises:
@@ -135,7 +135,7 @@ def write_contact_sheet(
 
 
 def show_strips(strips: Sequence[Strip], progress: ProgressCallback | None = None) -> list[dict[str, Any]]:
-    """Strips as the templates want them, with every image read and shrunk.
+    """Convert strips for the templates, with every image read and shrunk.
 
     Args:
         strips: rows of a page.
@@ -150,7 +150,7 @@ def _images(strip: Strip) -> list[SheetImage]:
 
 
 def _read_thumbnails(images: Sequence[SheetImage], progress: ProgressCallback | None) -> dict[int, Thumbnail]:
-    """The thumbnail of each image by its `id`; equal bytes are decoded once."""
+    """Make the thumbnail of each image, by its `id`; equal bytes are decoded once."""
     distinct = {id(image): image for image in images}
     made: dict[tuple[bytes, object], Thumbnail] = {}
 
@@ -193,10 +193,10 @@ def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any
 
 
 def _show_similarities(hits: Sequence[SheetHit]) -> list[str]:
-    """With three decimals, or four where three would make different similarities of one query read alike."""
+    """Format with three decimals, or with four if different similarities of one query would look equal."""
     short = [f"{hit.similarity:.3f}" for hit in hits]
-    all_told_apart = len(set(short)) == len({hit.similarity for hit in hits})
-    return short if all_told_apart else [f"{hit.similarity:.4f}" for hit in hits]
+    all_distinct = len(set(short)) == len({hit.similarity for hit in hits})
+    return short if all_distinct else [f"{hit.similarity:.4f}" for hit in hits]
 
 
 def _show_image(image: SheetImage, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The README.md of an export: what it is, how to load it, how it was trained, and what was measured."""
+"""The model card (README.md) of an export: what it is, how to load it, how it was trained, its scores."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sop_faiss.config import Config, TermConfig
 __all__ = ["ModelFacts", "write_card"]
 
 _PLACE = ("step", "epoch", "images")
-"""Of a line of metrics: where the run was, not a score."""
+"""Keys of a line of metrics that are not scores."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a card tells besides the configuration."""
+    """The facts of a card besides the configuration."""
 
     folder: str
     """Name of the export's folder."""
@@ -33,13 +33,13 @@ class ModelFacts:
     files: tuple[str, ...] = ()
     """Optional ones: `model.onnx`, `model.pt2`."""
     caveat: str = ""
-    """What timm's network does otherwise than the run's, one clause; empty if nothing."""
+    """How timm's network differs from the run's, one clause; empty if it does not."""
 
 
 def write_card(
     facts: ModelFacts, config: Config, preprocess: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
 ) -> str:
-    """The card as Markdown, with the heading that model hubs read. It names no path of the machine it was made on.
+    """Write the card as Markdown, with the heading that model hubs read. It has no paths of this machine.
 
     Args:
         facts: of the export.
@@ -52,14 +52,14 @@ def write_card(
         f"# {facts.folder}",
         f"An image encoder ({config.model.backbone}, {facts.parameters:,} parameters, features of dimension "
         f"{facts.feature_dim}) pretrained without labels by sop_faiss {facts.version}: *Self-Organizing Visual "
-        "Prototypes* (ICML 2025, arXiv 2505.21533). It gives features, no classes.",
+        "Prototypes* (ICML 2025, arXiv 2505.21533). It computes features, not classes.",
         _how_to_load(facts, preprocess),
         _training(facts, config),
         _scores(metrics, facts.step),
         "## What is left out\n\nThe mask token and the projector of the training: no feature depends on them. Training "
-        "goes on from the run, not from this export." + (f"\n\nMind that {facts.caveat}." if facts.caveat else ""),
-        f"Fingerprint of the encoder: `{facts.fingerprint}` (the same as of the run: an index built with the one is "
-        "searched with the other).",
+        "continues from the run, not from this export." + (f"\n\nNote that {facts.caveat}." if facts.caveat else ""),
+        f"Fingerprint of the encoder: `{facts.fingerprint}`. It equals the run's: an index that was built with one can "
+        "be searched with the other.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -118,7 +118,7 @@ def _term(term: TermConfig) -> str:
 
 
 def _scores(metrics: Sequence[Mapping[str, Any]], step: int) -> str:
-    """The run's own scores up to the exported step, which it measured while it trained."""
+    """Tabulate the scores that the run measured while it trained, up to the exported step."""
     scored = [line for line in metrics if "loss" not in line and line["step"] <= step]
     lines = [
         f"| {line['step']:,} | {name} | {value:.4g} |"

@@ -25,7 +25,7 @@ _THEMES = (
 )
 _LEGEND_LETTERS = 40
 _SHORT_NAME = 14
-"""Letters of which three names fit side by side."""
+"""Letters; three names of this length fit side by side."""
 _DASHES = ("-", "--", "-.", ":")
 _STYLE = STYLE | {
     "svg.fonttype": "none",  # text stays text: small, and drawn with the reader's fonts
@@ -43,10 +43,10 @@ _STYLE = STYLE | {
 def plot_panel(panel: Panel) -> str:
     """Draw a panel: its curves, its references as dashed lines with a label, units at the axes.
 
-    Of a score that was measured at step 0, that value is a reference too: what training has to beat.
+    The value of a score at step 0 is also a reference, which training has to beat.
 
     Returns:
-        A `data:image/svg+xml` URI. As an image nothing in it can run or be fetched, whatever the curves are called.
+        A `data:image/svg+xml` URI. As an image it cannot run or fetch anything, whatever the names of the curves.
     """
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -103,7 +103,7 @@ def _draw_reference(axes: Axes, reference: Reference) -> None:
 
 
 def _add_legend(axes: Axes, names: list[str]) -> None:
-    """Above the curves, names as they are, whatever signs are in them."""
+    """Add a legend above the curves; names are shown literally, with any characters."""
     shown = [_shortened(one_line(name)) for name in names[: len(COLORS)]]
     handles = list(axes.get_lines())[: len(shown)]
     columns = 3 if max(map(len, shown)) <= _SHORT_NAME else 1

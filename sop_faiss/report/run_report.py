@@ -18,7 +18,7 @@ __all__ = ["ImageSection", "RunPage", "write_run_report"]
 
 TEMPLATE = "run_report.html"
 _SHORT_STRIP = 2
-"""Strips of at most so many hits stand side by side."""
+"""Strips of at most this many hits are placed side by side."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ImageSection:
 
     title: str
     text: str
-    """What is shown, and how to read it."""
+    """What is shown and how to read it."""
     strips: Sequence[Strip] = ()
     problem: str = ""
     """Why there are no images."""
@@ -46,7 +46,7 @@ class RunPage:
     panels_left_out: int = 0
     images: Sequence[ImageSection] = ()
     settings: SheetTable = field(default_factory=lambda: SheetTable((), ()))
-    """The configuration, where it is not the default."""
+    """The settings that are not the defaults."""
     footer: str = ""
 
 
@@ -54,7 +54,7 @@ def write_run_report(path: Path, page: RunPage, progress: ProgressCallback | Non
     """Write the page, atomically.
 
     Args:
-        path: the HTML file; its folder is made.
+        path: the HTML file; its folder is created.
         page: its contents; texts may be anything.
         progress: called with the number of images read and their total.
 
@@ -91,7 +91,7 @@ def _show_section(section: ImageSection, strips: list[dict[str, Any]]) -> dict[s
 
 
 def _show_panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Groups of charts, in the order of the panels."""
+    """Group the charts, in the order of the panels."""
     return [
         {
             "title": title,
@@ -108,7 +108,7 @@ def _title(panel: Panel) -> str:
 
 
 def _describe(panel: Panel) -> str:
-    """The panel in words, for those who do not see it."""
+    """Describe the panel in words, for screen readers."""
     ends = [
         f"{name} from {curve.values[0]:.4g} at step {curve.steps[0]:,.0f} to {curve.values[-1]:.4g} at step "
         f"{curve.steps[-1]:,.0f}"
@@ -118,7 +118,7 @@ def _describe(panel: Panel) -> str:
 
 
 def _show_values(panels: Sequence[Panel]) -> SheetTable:
-    """Each curve in numbers."""
+    """Tabulate each curve."""
     rows = [
         [
             panel.heading(name),

@@ -1,4 +1,4 @@
-"""Images as small data URIs, for pages that stand alone."""
+"""Images as small data URIs, for self-contained pages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ THUMBNAIL_PIXELS = 120
 
 _BOX_DARK, _BOX_LIGHT = (20, 20, 20), (255, 214, 10)
 _TINY_PIXELS = 64
-"""Images up to this side are kept as they are and shown enlarged with hard pixel edges."""
+"""Images up to this side are not resized, and are shown enlarged with hard pixel edges."""
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A JPEG of at most `THUMBNAIL_PIXELS` a side, or the reason why there is none."""
+    """A JPEG of at most `THUMBNAIL_PIXELS` per side, or the reason why there is none."""
 
     uri: str
     """`data:image/jpeg;base64,...`, empty if the image could not be read."""
@@ -31,17 +31,17 @@ class Thumbnail:
     """Pixels; 0 if the image could not be read."""
     height: int
     tiny: bool
-    """The image itself is no larger than a few dozen pixels."""
+    """Whether the image itself has at most a few dozen pixels per side."""
     problem: str
     """Why the image could not be read; empty if it could."""
 
 
 def make_thumbnail(encoded: bytes, box: tuple[float, float, float, float] | None = None) -> Thumbnail:
-    """Shrink one encoded image; an image that cannot be decoded becomes the reason, not an error.
+    """Shrink one encoded image; if it cannot be decoded, the reason is returned instead of raised.
 
     Args:
         encoded: the bytes of its file.
-        box: x1, y1, x2, y2 in pixels of the image, to be drawn.
+        box: x1, y1, x2, y2 in pixels of the image, of an outline to draw.
     """
     try:
         image = decode_pillow(encoded)
@@ -57,7 +57,7 @@ def make_thumbnail(encoded: bytes, box: tuple[float, float, float, float] | None
 
 
 def shrink_image(encoded: bytes, side: int) -> bytes:
-    """One encoded image as a JPEG of at most `side` pixels a side, without what else its file says (place, camera).
+    """Shrink one encoded image to a JPEG of at most `side` pixels per side, without metadata (place, camera).
 
     Raises:
         DataError: it cannot be decoded.
@@ -80,7 +80,7 @@ def _as_jpeg(image: Image.Image, tiny: bool) -> bytes:
 
 
 def _draw_box(thumbnail: Image.Image, box: tuple[float, float, float, float], whole: tuple[int, int]) -> None:
-    """Draw a box of the whole image: a light line on a dark one, seen on any image."""
+    """Draw a box given in the whole image: a light line on a dark one, visible on any image."""
     across, down = thumbnail.width / whole[0], thumbnail.height / whole[1]
     x1, x2 = (min(max(round(x * across), 0), thumbnail.width - 1) for x in (box[0], box[2] - 1))
     y1, y2 = (min(max(round(y * down), 0), thumbnail.height - 1) for y in (box[1], box[3] - 1))
@@ -91,5 +91,5 @@ def _draw_box(thumbnail: Image.Image, box: tuple[float, float, float, float], wh
 
 
 def missing_thumbnail(error: DataError) -> Thumbnail:
-    """What stands for an image that cannot be read."""
+    """Make the placeholder of an image that cannot be read."""
     return Thumbnail("", 0, 0, tiny=False, problem=str(error))

@@ -22,10 +22,10 @@ from sop_faiss.files import GENERATOR, atomic_file
 
 __all__ = ["ViewedImage", "overlay_mask", "plot_views"]
 
-# Okabe and Ito's palette: told apart with any color vision.
+# Okabe and Ito's palette, which is distinguishable with any color vision
 _GLOBAL_COLORS = ("#0072b2", "#d55e00", "#e69f00", "#56b4e9")
 _LOCAL_COLOR = "#009e73"
-_HIDDEN = np.array([204, 90, 160], dtype=np.float64)  # pink, which photos have little of
+_HIDDEN = np.array([204, 90, 160], dtype=np.float64)  # pink, which is rare in photos
 _HIDDEN_SHARE = 0.85
 _INK = "#4a515c"
 
@@ -51,7 +51,7 @@ class ViewedImage:
 
 
 def overlay_mask(view: UInt8[np.ndarray, "s s 3"], mask: Bool[np.ndarray, " n"]) -> UInt8[np.ndarray, "s s 3"]:
-    """The view with its hidden patches tinted pink."""
+    """Tint the hidden patches of a view pink."""
     side = math.isqrt(len(mask))
     pixels = len(view) // side
     hidden = mask.reshape(side, side).repeat(pixels, 0).repeat(pixels, 1)
@@ -62,7 +62,7 @@ def overlay_mask(view: UInt8[np.ndarray, "s s 3"], mask: Bool[np.ndarray, " n"])
 
 
 def plot_views(images: Sequence[ViewedImage], path: Path, title: str) -> None:
-    """Draw one row an image: the source with its crops, each global view whole and masked, and the local views.
+    """Draw one row per image: the source with its crops, each global view unmasked and masked, and the local views.
 
     Args:
         images: with equal numbers of views; one or more.
@@ -87,7 +87,7 @@ def plot_views(images: Sequence[ViewedImage], path: Path, title: str) -> None:
 
 
 class _Page:
-    """A figure on which things are placed in inches from the top left."""
+    """A figure whose parts are placed in inches from the top left."""
 
     def __init__(self, width: float, height: float) -> None:
         self.width, self.height = width, height
@@ -95,7 +95,7 @@ class _Page:
         FigureCanvasAgg(self.figure)
 
     def text(self, left: float, base: float, text: str, size: float, weight: str = "normal") -> None:
-        """Write text as it is, whatever signs are in it."""
+        """Write text literally, with any characters."""
         x, y = left / self.width, 1 - base / self.height
         self.figure.text(x, y, text, fontsize=size, fontweight=weight, color=_INK, parse_math=False)
 

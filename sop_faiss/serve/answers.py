@@ -1,4 +1,4 @@
-"""What the endpoints answer, as JSON; the OpenAPI description is made of these."""
+"""The JSON answers of the endpoints, from which the OpenAPI description is made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Label(BaseModel):
     """A label of the index."""
 
     name: str
-    images: int = Field(description="How many have it.")
+    images: int = Field(description="Number of images with it.")
 
 
 class IndexFacts(BaseModel):
@@ -27,12 +27,12 @@ class IndexFacts(BaseModel):
     images: int = Field(description="Images in the index.")
     dimension: int = Field(description="Length of a feature.")
     factory: str = Field(description="FAISS factory of the index; Flat is exact.")
-    recall: float | None = Field(description="Share of the nearest that is found; null: exact or not measured.")
+    recall: float | None = Field(description="Fraction of the nearest that is found; null: exact or not measured.")
     encoder: str = Field(description="Name of the encoder that made the features, without its folders.")
-    accepts_images: bool = Field(description="Whether an image of your own can be searched on.")
+    accepts_images: bool = Field(description="Whether you can search by an image that you send.")
     max_upload_bytes: int = Field(description="Largest image file that is accepted.")
     max_upload_pixels: int = Field(description="Largest image that is decoded, width times height.")
-    max_k: int = Field(description="Most neighbors of one search.")
+    max_k: int = Field(description="Largest number of neighbors of one search.")
     labels: list[Label] = Field(description="Sorted by name; empty if the index has none.")
     version: str = Field(description="Changes with the index.")
 
@@ -43,7 +43,7 @@ class ImageFacts(BaseModel):
     row: int = Field(description="Its row, from 0.")
     key: str = Field(description="Its unique name.")
     label: str | None = Field(description="null for one without.")
-    thumbnail: str = Field(description="Address of a small JPEG of it.")
+    thumbnail: str = Field(description="Address of a small JPEG of the image.")
 
 
 class FoundImage(ImageFacts):
@@ -54,17 +54,17 @@ class FoundImage(ImageFacts):
 
 
 class SearchAnswer(BaseModel):
-    """The neighbors of a query, nearest first; equal similarities by rising row."""
+    """The neighbors of a query, nearest first; equal similarities in order of rows."""
 
-    query: ImageFacts | None = Field(description="The image searched on; null for one that was sent.")
-    k: int = Field(description="Neighbors asked for; fewer are found where there are no more.")
+    query: ImageFacts | None = Field(description="The query image; null for one that was sent.")
+    k: int = Field(description="Number of neighbors requested; fewer are found if there are no more.")
     label: str | None = Field(description="Only of this label.")
     threshold: float | None = Field(description="Only of at least this similarity.")
     found: list[FoundImage]
 
 
 class ImagePage(BaseModel):
-    """Some images of the index, by rising row unless mixed."""
+    """Some images of the index, in order of rows unless mixed."""
 
     total: int = Field(description="Images of the index, or of the label.")
     images: list[ImageFacts]

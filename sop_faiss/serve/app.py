@@ -1,4 +1,4 @@
-"""The application: one page, and the same as JSON."""
+"""The web application: one page, and JSON endpoints for the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sop_faiss.serve.work_queue import WorkQueue
 __all__ = ["MAX_K", "create_app"]
 
 MAX_K = 500
-"""Most neighbors of one search."""
+"""Largest number of neighbors of one search."""
 _MAX_PAGE = 200
 _NAME_LENGTH = 4096
 
@@ -40,9 +40,9 @@ _REASONS = {
     408: "The image took too long to arrive.",
     409: "Served without an encoder.",
     413: "The image has too many bytes or pixels.",
-    415: "The body is no image of a known format.",
+    415: "The body is not an image of a known format.",
     422: "A parameter is missing or out of range.",
-    503: "Too many searches wait; try again.",
+    503: "Too many searches are waiting; try again.",
 }
 
 
@@ -51,8 +51,8 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 _Row = Annotated[int, Path(ge=0, description="Row of the image in the index.")]
-_Size = Annotated[Literal["small", "large"], Query(description="At most 240 or 800 pixels a side.")]
-_K = Annotated[int, Query(ge=1, le=MAX_K, description="Most neighbors to find.")]
+_Size = Annotated[Literal["small", "large"], Query(description="At most 240 or 800 pixels per side.")]
+_K = Annotated[int, Query(ge=1, le=MAX_K, description="Number of neighbors to find.")]
 _LabelName = Annotated[str | None, Query(max_length=_NAME_LENGTH, description="Only images of this label.")]
 _Threshold = Annotated[
     float | None, Query(ge=-1, le=1, allow_inf_nan=False, description="Only of at least this cosine similarity.")
@@ -70,7 +70,7 @@ _JPEG: dict[int | str, dict[str, Any]] = {200: {"description": "A JPEG.", "conte
 
 
 class _Served:
-    """An opened index with all that answers are made of."""
+    """An opened index with everything that answers need."""
 
     def __init__(self, index: FeatureIndex, encoder: Encoder | None, options: ServeOptions) -> None:
         self.searcher = Searcher(index, encoder, options.max_upload_pixels)
@@ -78,7 +78,7 @@ class _Served:
         self.options = options
         self.thumbnails = Thumbnails(index_images(index, options.images_root), options.thumbnail_cache_bytes)
         self.searches = WorkQueue(options.threads, options.max_waiting)
-        self.drawings = WorkQueue(options.threads, max(options.max_waiting, 1000))  # a page asks for many at once
+        self.drawings = WorkQueue(options.threads, max(options.max_waiting, 1000))  # a page requests many at once
         self.uploads = UploadReader(options)
         sums = "".join(str(file["sha256"]) for file in index.manifest.files.values())
         self.version = hashlib.sha256(sums.encode()).hexdigest()[:12]
@@ -101,7 +101,7 @@ class _Served:
         )
 
     def image(self, row: int) -> dict[str, Any]:
-        """The fields of `ImageFacts`."""
+        """Return the fields of `ImageFacts`."""
         labels = self.index.ids.labels
         return {
             "row": row,
@@ -119,12 +119,12 @@ class _Served:
 
 
 def create_app(index: FeatureIndex, encoder: Encoder | None = None, options: ServeOptions | None = None) -> SecureApp:
-    """The application that serves an opened index.
+    """Make the application that serves an opened index.
 
     Args:
-        index: what to search.
-        encoder: the one that the index was built with; None: only images of the index can be searched on.
-        options: where, and how much of what is accepted.
+        index: the index to search.
+        encoder: the one with which the index was built; None: only images of the index can be queries.
+        options: where to listen, and limits.
 
     Raises:
         IndexMismatchError: the encoder is not the index's.
@@ -142,10 +142,10 @@ def _application(served: _Served) -> FastAPI:
 
     app = FastAPI(
         title="sop-index serve",
-        description="Search an index of images by one of them, or by an image of your own.",
+        description="Search an index of images by one of them, or by an image that you send.",
         version=package_version("sop-faiss"),
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's own page loads its script from another site
+        docs_url=None,  # FastAPI's page loads its script from another site
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -182,10 +182,10 @@ def _add_images(app: FastAPI, served: _Served) -> None:
 
     @app.get("/api/images", summary="Look through the index", responses=_refusals(404, 422))
     async def images(
-        offset: Annotated[int, Query(ge=0, description="Images to pass over.")] = 0,
-        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Most images to list.")] = 48,
+        offset: Annotated[int, Query(ge=0, description="Images to skip.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Number of images to list.")] = 48,
         mixed: Annotated[
-            bool, Query(description="In an order that goes through the whole index from the start.")
+            bool, Query(description="In an order whose first images come from all parts of the index.")
         ] = False,
         label: _LabelName = None,
     ) -> ImagePage:
@@ -216,7 +216,7 @@ def _add_images(app: FastAPI, served: _Served) -> None:
 
 
 def _mixing_step(count: int) -> int:
-    """A step near the golden ratio of `count`: modulo `count` it visits each place once, the first ones far apart."""
+    """Find a step near the golden ratio of `count`: modulo `count` it visits each place once, distant ones first."""
     return next(step for step in range(max(1, round(count * 0.618)), 2 * count + 2) if math.gcd(step, count) == 1)
 
 

@@ -1,13 +1,13 @@
 "use strict";
-// One page; what it shows is in its address: ?key=KEY, ?upload=N (an image of this visit), or neither; &label=, &k=.
-// All text goes in by textContent: names of files and labels are never read as HTML.
+// One page, whose address says what it shows: ?key=KEY, ?upload=N (an image of this visit), or neither; &label=, &k=.
+// All text is set by textContent: names of files and labels are never parsed as HTML.
 
 const at = (id) => document.getElementById(id);
-const uploads = new Map(); // number -> File; gone when the page is left
+const uploads = new Map(); // number -> File; lost when the page is left
 const PAGE = 48;
 const MOST_COLUMNS_DIFFER = 4; // pixels
 let facts = null;
-let running = null; // AbortController of the request whose answer is waited for
+let running = null; // AbortController of the pending request
 let previewAddress = "";
 
 const DEFAULT_K = at("k").value;
@@ -77,7 +77,7 @@ async function showIndex(view, signal) {
   const page = await ask("/api/images?" + listOf(view, 0), { signal });
   showQuery(null, facts.accepts_images ? "No image yet" : "No image chosen", "");
   document.title = facts.name;
-  fill(page.images, `${count(page.total)} of the index: choose one to search on`);
+  fill(page.images, `${count(page.total)} of the index: choose one as the query`);
   showMore(page);
 }
 
@@ -106,7 +106,7 @@ async function showUpload(view, signal) {
   if (!file) {
     showQuery(null, "", "");
     fill([], "Not found");
-    showEmpty("The image of this address was of an earlier visit: choose it again.", true);
+    showEmpty("The image of this address is from an earlier visit: choose it again.", true);
     return;
   }
   if (previewAddress) URL.revokeObjectURL(previewAddress);
@@ -114,7 +114,7 @@ async function showUpload(view, signal) {
   showQuery(previewAddress, "Your image", file.name || "pasted");
   at("heading").textContent = "Searching";
   if (file.size > facts.max_upload_bytes) {
-    throw new Error(`the image has ${megabytes(file.size)}, the most is ${megabytes(facts.max_upload_bytes)}`);
+    throw new Error(`the image has ${megabytes(file.size)}, the limit is ${megabytes(facts.max_upload_bytes)}`);
   }
   const headers = { "Content-Type": "application/octet-stream" };
   showAnswer(await ask("/api/search?" + filterOf(view), { method: "POST", body: file, headers, signal }));
@@ -173,14 +173,14 @@ function card(image, wantedLabel) {
   link.dataset.key = image.key;
   link.title = image.label ? `${image.key}\n${image.label}` : image.key;
   const frame = element("div", "frame");
-  const image = element("img");
-  image.loading = "lazy";
-  image.decoding = "async";
-  image.alt = image.key;
-  image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) <= 64));
-  image.addEventListener("error", () => image.replaceWith(element("div", "problem", "⊘ cannot be shown")));
-  image.src = image.thumbnail;
-  frame.append(image);
+  const shown = element("img");
+  shown.loading = "lazy";
+  shown.decoding = "async";
+  shown.alt = image.key;
+  shown.addEventListener("load", () => shown.classList.toggle("tiny", Math.max(shown.naturalWidth, shown.naturalHeight) <= 64));
+  shown.addEventListener("error", () => shown.replaceWith(element("div", "problem", "⊘ cannot be shown")));
+  shown.src = image.thumbnail;
+  frame.append(shown);
   if (wantedLabel && image.label) {
     const right = wantedLabel === image.label;
     item.classList.add(right ? "right" : "wrong");
@@ -216,7 +216,7 @@ function upload(file) {
   go({ upload: number, key: null });
 }
 
-// Links are links (a new tab, a copied address); a plain click stays on the page.
+// Links can be opened in a new tab or copied; a plain click stays on the page.
 function followed(event) {
   return event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
 }

@@ -1,7 +1,7 @@
-"""HTTP connections that must ask for something within a time: uvicorn itself waits for a request's headers for ever.
+"""A time limit for the headers of HTTP requests, for which uvicorn itself waits forever.
 
-Without this a client that opens connections and sends nothing, or a letter now and then, holds them all, and nobody
-else is served. The time of an image's bytes is bounded in `uploads.py`.
+Without it, a client that opens connections and sends nothing, or one byte now and then, could use up all connections,
+so that no other client is served. The time for an image's bytes is limited in `uploads.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["prompt_protocol"]
 
 
 class _PromptProtocol(H11Protocol):
-    """Closes a connection on which no request was answered, or is being answered, for a time."""
+    """A protocol that closes a connection if the headers of a request take too long to arrive."""
 
     header_seconds: float
 
@@ -24,22 +24,22 @@ class _PromptProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by asyncio."""
+        """Start the clock with the connection; asyncio calls this."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Called by asyncio."""
+        """Start or stop the clock when bytes arrive; asyncio calls this."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio."""
+        """Stop the clock with the connection; asyncio calls this."""
         self._forget_deadline()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Start the clock where it does not run yet; stop it once the headers are whole."""
+        """Start the clock unless it runs; stop it when the headers are complete."""
         if self._is_answering():
             self._forget_deadline()
         elif self._deadline is None and not self.transport.is_closing():
@@ -60,9 +60,9 @@ class _PromptProtocol(H11Protocol):
 
 
 def prompt_protocol(header_seconds: float) -> type[H11Protocol]:
-    """The class of connections whose requests' headers must arrive within so many seconds, for `uvicorn.Config.http`.
+    """Make a class of connections with a time limit for the headers of requests, for `uvicorn.Config.http`.
 
-    The clock starts with the connection, and with the first byte after an answer; between requests uvicorn's own
-    `timeout_keep_alive` holds.
+    The clock starts with the connection, and with the first byte after an answer; between requests uvicorn's
+    `timeout_keep_alive` applies.
     """
     return type("PromptProtocol", (_PromptProtocol,), {"header_seconds": header_seconds})

@@ -1,4 +1,4 @@
-"""Thumbnails of an index's images: made when first asked for, the latest kept in memory."""
+"""Thumbnails of an index's images: made at the first request, the latest kept in memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Thumbnails:
     """JPEGs of rows; safe in threads.
 
     Args:
-        images: where they are read from.
-        max_bytes: of JPEGs kept; the one asked for longest ago goes first.
+        images: of the index.
+        max_bytes: of JPEGs kept; the one requested longest ago is dropped first.
     """
 
     def __init__(self, images: IndexImages, max_bytes: int) -> None:
@@ -32,17 +32,17 @@ class Thumbnails:
         self._keeping = threading.Lock()
 
     def kept(self, row: int, size: str) -> bytes | None:
-        """The JPEG, if it is in memory."""
+        """Return the JPEG if it is in memory."""
         with self._keeping:
             if (row, size) in self._kept:
                 self._kept.move_to_end((row, size))
             return self._kept.get((row, size))
 
     def make(self, row: int, size: str) -> bytes:
-        """The JPEG, made anew and kept.
+        """Make and keep the JPEG.
 
         Raises:
-            Refused: the image is gone or cannot be decoded (404); where it should be is not told.
+            Refused: the image is missing or cannot be decoded (404); its path is not in the message.
         """
         try:
             jpeg = shrink_image(self._images.read(row), SIDES[size])

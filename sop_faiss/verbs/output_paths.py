@@ -79,10 +79,10 @@ def check_outputs(
         if hit is not None:
             what = "is" if hit == place else f"lies in {hit}, which is"
             raise ConfigError(f"{option} {path} {what} read by this command: name another file")
-        if option in figures and path.suffix.lower() != ".png":
-            raise ConfigError(f"{option} {path} would be a PNG: wanted a name that ends in .png")
         if not force and path != expected:
             _refuse_others(option, path)
+        if option in figures and path.suffix.lower() != ".png":
+            raise ConfigError(f"{option} {path} would be a PNG: wanted a name that ends in .png")
 
 
 def _refuse_others(option: str, path: Path) -> None:

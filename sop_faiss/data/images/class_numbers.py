@@ -1,4 +1,4 @@
-"""Names of classes that are whole numbers: such names are the labels themselves, wherever a set of images has them."""
+"""Class names that are integers: such names are the labels themselves, in every set of images."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jaxtyping import Int64
 
 __all__ = ["number_classes", "whole_numbers"]
 
-_DIGITS = 9  # of a label at most; more are a time stamp or a code, which is a name
+_DIGITS = 9  # of a label at most; a longer number is a time stamp or a code, which is a name
 
 
 def whole_numbers(names: Iterable[str]) -> dict[str, int] | None:
-    """The number of each name, if all names are whole numbers and no two are the same one; else None.
+    """Return the number of each name if all names are different integers, else None.
 
-    Sorted as text, `10` comes before `2`: a class numbered by its place among the names would be another class in each
-    set that lacks some, and in each set whose labels are numbers.
+    Sorted as text, `10` comes before `2`: a class that is numbered by its place among the names would be another class
+    in every set that lacks some names, and in every set whose labels are numbers.
     """
     distinct = set(names)
     if not all(name.isascii() and name.isdigit() and len(name) <= _DIGITS for name in distinct):
@@ -28,11 +28,11 @@ def whole_numbers(names: Iterable[str]) -> dict[str, int] | None:
 def number_classes(
     labels: Int64[np.ndarray, " n"] | None, names: Sequence[str] | None
 ) -> tuple[Int64[np.ndarray, " n"] | None, list[str] | None]:
-    """Labels and class names, where names that are whole numbers take the place of the labels.
+    """Return labels and class names, in which names that are integers replace the labels.
 
     Args:
         labels: places in `names`, -1 for none.
-        names: of the classes; None, or too few for the labels: nothing changes.
+        names: of the classes; if None or too few for the labels, nothing changes.
     """
     numbers = None if labels is None or not names else whole_numbers(names)
     if labels is None or not names or numbers is None or labels.max(initial=-1) >= len(names):

@@ -1,4 +1,4 @@
-"""Encoded bytes to the image a person sees: upright RGB, at a bounded size."""
+"""Decode an image as a person sees it: upright RGB, of bounded size."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ __all__ = [
 MAX_PIXELS = 64_000_000
 """Largest image that is decoded, width times height."""
 MAX_ASPECT = 200
-"""Longest side of an image that is decoded, in times of its shortest: a line of pixels shows nothing, and resizing its
-short side to what a network sees makes it enormous."""
+"""Largest ratio of an image's longer to its shorter side: a line of pixels shows nothing, and resizing its short side
+to a network's input size would make it enormous."""
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # never EPS: PIL runs a program for it
-_OPENING = threading.Lock()  # warnings.catch_warnings changes the whole process, so one thread at a time
+_OPENING = threading.Lock()  # warnings.catch_warnings affects the whole process, so one thread at a time
 os.register_at_fork(after_in_child=lambda: globals().update(_OPENING=threading.Lock()))
 
 
 def drop_reason(error: DataError) -> str:
-    """The reason a sample is dropped, to count by: the first word of what `read` and `decode_image` raise."""
+    """Return the reason why an image is bad, to count by: the first word of what `read` and `decode_image` raise."""
     return str(error).split(maxsplit=1)[0].rstrip(":")
 
 
 class Decoded(NamedTuple):
-    """An image, and what its file says of it."""
+    """An image, and what its file says about it."""
 
     format: str | None  # as PIL names it
     image: Image.Image  # RGB
@@ -58,13 +58,13 @@ class Decoded(NamedTuple):
 def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> UInt8[np.ndarray, "h w 3"]:
     """Decode one image to RGB as a person sees it.
 
-    EXIF orientation is applied, transparency laid over white, palettes, CMYK, gray and 16 bit converted; of an
-    animation the first frame.
+    EXIF orientation is applied, transparency is composited on white, palettes, CMYK, gray and 16 bits are converted; of
+    an animation the first frame is taken.
 
     Args:
         encoded: the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF file.
-        max_pixels: more are refused before anything is decoded.
-        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
+        max_pixels: larger images are refused before anything is decoded.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else the largest value of its type.
 
     Raises:
         DataError: the first word is the reason: `empty`, `not-an-image`, `too-many-pixels`, `elongated`, `truncated`,
@@ -79,12 +79,12 @@ def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float 
 
 
 def decode_pillow(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> Image.Image:
-    """As `decode_image`, to a PIL image of mode RGB; the slow and the reference path."""
+    """Decode as `decode_image`, to a PIL image of mode RGB; this is the slow path, and the reference."""
     return decode_whole(encoded, max_pixels, top_value).image
 
 
 def decode_whole(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float = 0.0) -> Decoded:
-    """As `decode_pillow`, and say what the file is."""
+    """Decode as `decode_pillow`, and say what the file is."""
     if not encoded:
         raise DataError("empty: no bytes")
     try:
@@ -100,18 +100,18 @@ def decode_whole(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float 
 
 
 def _damage(error: Exception) -> DataError:
-    """What PIL found wrong; its decoders raise OSError, SyntaxError, ValueError, struct.error, ... on bad bytes."""
+    """Say what PIL found wrong; its decoders raise OSError, SyntaxError, ValueError, struct.error, ... on bad bytes."""
     reason = " ".join(str(error).split())[:100]
     cut = any(word in reason.lower() for word in ("truncated", "incomplete", "unexpected end", "not processed"))
     return DataError(f"{'truncated' if cut else 'damaged'}: {reason or type(error).__name__}")
 
 
 def open_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read the header of one image: its format and size are known, nothing is decoded.
+    """Read the header of one image, for its format and size; nothing is decoded.
 
     Raises:
         DataError: `not-an-image`, `too-many-pixels`, `elongated`, `truncated` in the header, or `damaged`, as one
-            without pixels.
+            that has no pixels.
     """
     try:
         with _quiet():
@@ -119,7 +119,7 @@ def open_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     except Image.DecompressionBombError:
         raise DataError(f"too-many-pixels: wanted at most {max_pixels}") from None
     except UnidentifiedImageError:
-        raise DataError("not-an-image: the bytes are no image of a known format") from None
+        raise DataError("not-an-image: the bytes are not an image of a known format") from None
     except MemoryError:
         raise
     except Exception as error:
@@ -131,12 +131,12 @@ def open_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def size_problem(width: int, height: int, max_pixels: int) -> str:
-    """Say why an image of this size is not decoded; "" if it is. The one rule of training, encoding and checking.
+    """Say why an image of this size is not decoded; "" if it is. Training, encoding and checking share this rule.
 
     Args:
         width: in pixels, as in the header.
-        height: likewise.
-        max_pixels: more are too many.
+        height: in pixels.
+        max_pixels: the most that are accepted.
     """
     if width * height > max_pixels:
         return f"too-many-pixels: {width} x {height}, wanted at most {max_pixels}"
@@ -149,14 +149,14 @@ def size_problem(width: int, height: int, max_pixels: int) -> str:
 
 @functools.cache
 def _known_formats() -> tuple[str, ...]:
-    """Those of `_FORMATS` that this PIL was built with: WebP and AVIF need libraries."""
+    """Return the formats that this PIL was built with: WebP and AVIF need libraries."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """PIL's warnings off (odd EXIF, many pixels): what matters is an error here. Short, as one thread at a time."""
+    """Silence PIL's warnings (odd EXIF, many pixels), whose important cases are errors here. One thread at a time."""
     with _OPENING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""The fast way for the usual JPEG: its size from the header, its pixels through OpenCV."""
+"""The fast path for ordinary JPEGs: the size from the header, the pixels from OpenCV."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MARKER_IN_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")  # neither stuffing, 
 
 
 def plain_jpeg_size(encoded: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG that OpenCV decodes as PIL does; None for all else.
+    """Return width and height of a JPEG that OpenCV decodes as PIL does; None for any other file.
 
-    That is: 8 bits, gray or YCbCr, and one scan that runs to the end mark. A cut file, or one with a stray marker in
-    its scan, is none: OpenCV fills what is missing with gray instead of failing. Walks the marker segments up to the
-    scan (ITU T.81, B.2) and searches that for its end; touches no pixel.
+    Such a JPEG has 8 bits, gray or YCbCr, and one scan that runs to the end mark. A cut file, or one with a stray
+    marker in its scan, is excluded: OpenCV fills what is missing with gray instead of failing. Only the marker
+    segments up to the scan (ITU T.81, B.2) are walked, and the scan is searched for its end; no pixel is decoded.
     """
     if encoded[:2] != b"\xff\xd8":
         return None
@@ -43,7 +43,7 @@ def plain_jpeg_size(encoded: bytes) -> tuple[int, int] | None:
             end = _MARKER_IN_SCAN.search(encoded, position + 2 + length)
             return size if end is not None and encoded[end.start() + 1] == 0xD9 else None
         elif marker == 0xE1 and encoded.find(b"tiff:Orientation", position, position + length) >= 0:
-            return None  # PIL obeys an orientation in XMP, OpenCV only one in EXIF
+            return None  # PIL applies an orientation in XMP, OpenCV only one in EXIF
         elif (0xC2 <= marker <= 0xCF and marker != 0xC4) or marker < 0xC0 or length < 2:
             return None  # progressive (several scans), lossless, arithmetic; fill bytes; damaged
         position += 2 + length
@@ -51,15 +51,15 @@ def plain_jpeg_size(encoded: bytes) -> tuple[int, int] | None:
 
 
 def decode_plain_jpeg(encoded: bytes, denominator: int = 1) -> UInt8[np.ndarray, "h w 3"] | None:
-    """The pixels of a JPEG with a `plain_jpeg_size`, exactly as PIL gives them but sooner.
+    """Decode a JPEG that has a `plain_jpeg_size`, to exactly the pixels that PIL gives, but faster.
 
-    None where OpenCV finds the file damaged; PIL then says how.
+    Returns None if OpenCV finds the file damaged; PIL then says how.
 
     Args:
         encoded: the file.
-        denominator: 1, 2, 4 or 8: sides are divided by it (rounded up) in the decoder's cosine transform.
+        denominator: 1, 2, 4 or 8; sides are divided by it (rounded up) in the decoder's cosine transform.
     """
     try:
         return cv2.imdecode(np.frombuffer(encoded, np.uint8), _FLAGS[denominator])
-    except cv2.error:  # beyond OpenCV's own limit of pixels
+    except cv2.error:  # more pixels than OpenCV's own limit
         return None

@@ -1,4 +1,4 @@
-"""Which files are images, and how images get unique keys."""
+"""Which files are images, and the unique keys of images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE_SUFFIXES = (*SHARD_SUFFIXES, ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".p
 """Image files of a folder, in lower case."""
 
 UNREAD_SUFFIXES = (".heic", ".heif", ".hif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
-"""Image files of telephones and cameras that are not read, in lower case."""
+"""Image files of phones and cameras that are not read, in lower case."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -38,13 +38,13 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def first_part(path: str) -> str:
-    """A path up to the first dot of its basename, which webdataset takes for the key: `a.d/b.c.jpg` gives `a.d/b`."""
+    """Cut a path at the first dot of its basename, as webdataset does for the key: `a.d/b.c.jpg` gives `a.d/b`."""
     folder, slash, base = path.rpartition("/")
     return folder + slash + base.partition(".")[0]
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a part of a path starts with a dot (`.` and `..` do not count), or is `__MACOSX`, which macOS makes."""
+    """Return whether a part of a path starts with a dot (except `.` and `..`), or is `__MACOSX`, which macOS makes."""
     if "__MACOSX" not in path and "/." not in path and not path.startswith("."):
         return False
     return any(part == "__MACOSX" or (part[:1] == "." and part not in (".", "..")) for part in path.split("/"))
@@ -55,7 +55,7 @@ def unique_keys(stems: Sequence[str], *longer: Callable[[int], str]) -> list[str
 
     Args:
         stems: the shortest name of each image.
-        longer: name a position in more and more words, such as with its folder, then with its suffix too.
+        longer: functions of the position that give longer and longer names, as with the folder, then the suffix too.
 
     Raises:
         DataError: even the longest names are not unique.
@@ -68,7 +68,7 @@ def unique_keys(stems: Sequence[str], *longer: Callable[[int], str]) -> list[str
         for position, key in enumerate(keys):
             if counts[key] > 1:
                 keys[position] = name(position)
-    if len(set(keys)) < len(keys):  # a longer name of one is the short name of another: all take the longest
+    if len(set(keys)) < len(keys):  # a longer name of one is the short name of another: all get the longest
         keys = [longer[-1](position) for position in range(len(keys))] if longer else keys
         repeated = next((key for key, count in Counter(keys).items() if count > 1), None)
         if repeated is not None:
@@ -77,7 +77,7 @@ def unique_keys(stems: Sequence[str], *longer: Callable[[int], str]) -> list[str
 
 
 def utf8_names(names: list[str]) -> list[str]:
-    """The names as valid text: bytes that are not UTF-8 are written as \\xe9."""
+    """Return the names as valid text: bytes that are not UTF-8 are written as \\xe9."""
     try:
         "".join(names).encode()
     except UnicodeEncodeError:
@@ -86,10 +86,10 @@ def utf8_names(names: list[str]) -> list[str]:
 
 
 def require_utf8(names: Sequence[str]) -> None:
-    """Refuse names that hold bytes which are not UTF-8: they fit in no feature store.
+    """Refuse names with bytes that are not UTF-8, which a feature store cannot hold.
 
     Raises:
-        DataError: names the first.
+        DataError: a name is not UTF-8; the first is in the message.
     """
     try:
         "".join(names).encode()

@@ -41,9 +41,9 @@ _NEGATIVE = re.compile(r"-[0-9]+")
 
 @dataclass(eq=False)
 class FileSource:
-    """Images that are files of their own; `members` are their paths relative to `root`, as the file system has them.
+    """Images that are single files; `members` are their paths relative to `root`, as the file system has them.
 
-    A name that is not UTF-8, or a folder that may not be read, stands among them as an image that cannot be read.
+    A name that is not UTF-8, or a folder without read permission, is among them as an image that cannot be read.
     """
 
     description: str
@@ -57,11 +57,11 @@ class FileSource:
         return len(self.keys)
 
     def read(self, position: int) -> bytes:
-        """The bytes of one image file.
+        """Read one image file.
 
         Raises:
             DataError: the file is missing, empty, not a regular file or not readable, or its name is not UTF-8; the
-                first word tells which.
+                first word says which.
         """
         if self.member_of(position) != self.members[position]:
             raise DataError(f"not-utf8: the name {self.member_of(position)} is not UTF-8: rename it")
@@ -72,7 +72,7 @@ class FileSource:
             raise DataError(f"missing: {path} {path_state(path)}") from None
         except OSError as error:
             raise DataError(f"unreadable: {path}: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before `fdopen`, which takes no folder
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before `fdopen`, which rejects folders
             os.close(descriptor)
             raise DataError(f"not-a-file: {path} {path_state(path)}")
         with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -85,15 +85,15 @@ class FileSource:
         return encoded
 
     def source_of(self, position: int) -> str:
-        """Always "": the image is not in a shard."""
+        """Return "": the image is not in a shard."""
         return ""
 
     def member_of(self, position: int) -> str:
-        """The file, relative to `root`, as valid text."""
+        """Return the file, relative to `root`, as valid text."""
         return utf8_names([self.members[position]])[0]
 
     def offset_of(self, position: int) -> int:
-        """Always 0: the image is the whole file."""
+        """Return 0: the image is the whole file."""
         return 0
 
 
@@ -104,7 +104,7 @@ def open_files(
     labels: Int64[np.ndarray, " n"] | None,
     class_names: list[str] | None,
 ) -> FileSource:
-    """A source of these files below `root`, with keys from their names, or folder and name where names collide."""
+    """Make a source of these files below `root`, with keys from their names, or folder and name where names collide."""
     names = utf8_names(members)
     keys = unique_keys(
         [split_name(name)[0].rpartition("/")[2] for name in names],
@@ -115,22 +115,22 @@ def open_files(
 
 
 def open_folder(description: str, folder: Path) -> FileSource:
-    """All images below a folder, sorted by path; each first-level sub-folder is a class, numbered by sorted name.
+    """Open all images below a folder, sorted by path; each first-level sub-folder is a class, numbered by sorted name.
 
-    Names that are all whole numbers are the labels themselves.
+    If all names are integers, they are the labels themselves.
 
-    Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are passed over; so are
-    images of kinds that are not read, with a warning. A sub-folder that may not be read, and a link that leads back
-    to itself, stand among the images as one that cannot be read.
+    Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are skipped; so are
+    images of kinds that are not read, with a warning. A sub-folder without read permission, and a link that leads back
+    to itself, count as an image that cannot be read.
 
     Raises:
-        DataError: the folder itself cannot be read, holds no image, or holds shards in a sub-folder.
+        DataError: the folder itself cannot be read, has no image, or has shards in a sub-folder.
     """
     root = folder.absolute()
     members, shards, unread = _walk_folder(root)
     if unread:
         kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items()))
-        _log.warning("folder %s: images that cannot be read are passed over (%s): save as JPEG", description, kinds)
+        _log.warning("folder %s: images that cannot be read are skipped (%s): save them as JPEG", description, kinds)
     if shards:
         what = "both images and shards" if members else "shards only"
         raise DataError(f"folder {description} has {what} in its sub-folders: name one, such as {min(shards)}")
@@ -139,7 +139,7 @@ def open_folder(description: str, folder: Path) -> FileSource:
         raise DataError(f"folder {description} {'holds no image' if any(root.iterdir()) else 'is empty'}: {wanted}")
     members.sort()
     tops = [name.partition("/")[0] if "/" in name else None for name in utf8_names(members)]
-    members = [member.removesuffix("/") for member in members]  # of folders that may not be read
+    members = [member.removesuffix("/") for member in members]  # of folders without read permission
     names = sorted({top for top in tops if top is not None})
     if not names:
         return open_files(description, root, members, None, None)
@@ -150,9 +150,9 @@ def open_folder(description: str, folder: Path) -> FileSource:
 
 
 def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
-    """The images below a folder, relative to it, the folders that hold shards, and what is not read, by suffix.
+    """List the images below a folder, relative to it, the folders that have shards, and what is not read, by suffix.
 
-    Among the images, with a slash at the end, are the folders that may not be read.
+    Folders without read permission are among the images, with a slash at the end.
     """
     members: list[str] = []
     shards: list[str] = []
@@ -178,7 +178,7 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
                 continue
             try:
                 is_folder = entry.is_dir()
-            except OSError:  # a link that leads back to itself, or through a folder that may not be entered
+            except OSError:  # a link that leads back to itself, or through a folder without permission
                 members.append(prefix + entry.name)
                 continue
             if is_folder:
@@ -201,11 +201,11 @@ class _Line(NamedTuple):
 
 
 def open_list(description: str, file: Path) -> FileSource:
-    """The images of a list: `path` or `path,label` a line; paths relative to the list's folder, or absolute.
+    """Open the images of a list: `path` or `path,label` per line; paths are absolute or relative to the list's folder.
 
-    All may have a heading, as `path,label`. `.csv` is read as CSV (quotes allowed). Elsewhere a label follows a tab, or
-    the last comma of a line that is not itself a file. Labels are integers of 0 or more, or else class names; an empty
-    one, or -1, means none.
+    A heading, as `path,label`, is allowed. `.csv` is read as CSV (quotes allowed). In other lists a label follows a
+    tab, or the last comma of a line that is not itself a file. Labels are integers of 0 or more, or else class names;
+    an empty one, or -1, means none.
 
     Raises:
         DataError: the list is unreadable or empty, or a line is wrong: the file is missing, named twice, or its label
@@ -213,7 +213,7 @@ def open_list(description: str, file: Path) -> FileSource:
     """
     lines = _read_lines(description, file)
     if not lines:
-        raise DataError(f"list {description} names no image: wanted one `path` or `path,label` a line")
+        raise DataError(f"list {description} names no image: wanted one `path` or `path,label` per line")
     base = file.absolute().parent
     paths = [os.path.normpath(base / line.path) for line in lines]
     _check_paths(description, base, lines, paths)
@@ -295,7 +295,7 @@ def _check_paths(description: str, base: Path, lines: Sequence[_Line], paths: Se
 
 
 def _parse_labels(description: str, lines: Sequence[_Line]) -> tuple[Int64[np.ndarray, " n"] | None, list[str] | None]:
-    """Labels and, where they are given as names, the sorted class names."""
+    """Return the labels and, if they are given as names, the sorted class names."""
     names = sorted({line.label for line in lines} - _NO_LABEL)
     for line in lines:
         if line.label not in _NO_LABEL and _NEGATIVE.fullmatch(line.label):

@@ -1,7 +1,7 @@
-"""Images that are there twice: the same bytes, or nearly the same image.
+"""Duplicates in a set of images: exact (the same bytes) and near (nearly the same image).
 
-Nearly the same: 64-bit difference hashes (dHash: is each of 8 x 8 gray cells darker than its right neighbor?) that
-differ in 3 bits at most, and mean colors that are equal or neighbors in steps of 16 levels. Of two hashes that differ
+Near duplicates have 64-bit difference hashes (dHash: is each of 8 x 8 gray cells darker than its right neighbor?) that
+differ in 3 bits at most, and mean colors that are equal or adjacent in steps of 16 levels. Of two hashes that differ
 in 3 bits, one of four 16-bit parts is equal (pigeonhole), so only images that share a part are compared: all pairs
 are found, without comparing all.
 """
@@ -21,7 +21,7 @@ from PIL import Image
 __all__ = ["NEAR_BITS", "Duplicates", "Signature", "find_near", "image_signature", "join_groups"]
 
 NEAR_BITS = 3
-"""Hashes of near duplicates differ in so many bits at most; with four parts one more would miss pairs."""
+"""Hashes of near duplicates differ in at most this many bits; with four parts one more would miss pairs."""
 
 _COLOR_STEP = 16  # levels of 255; near duplicates differ by one step at most: flat images have equal hashes
 _PARTS = 4
@@ -33,7 +33,7 @@ _Groups = tuple[Int64[np.ndarray, " s"], Int64[np.ndarray, " s"]]  # members, an
 
 
 class Signature(NamedTuple):
-    """What duplicates are found by."""
+    """The facts about an image by which duplicates are found."""
 
     digest: bytes  # sha256 of the encoded bytes
     dhash: int  # 64 bits
@@ -41,8 +41,8 @@ class Signature(NamedTuple):
 
 
 def image_signature(encoded: bytes, image: Image.Image) -> Signature:
-    """The signature of an image, of its bytes and of what they decode to (mode RGB)."""
-    # to 4 x 4 pixels a cell, then averaged without rounding: straight to 9 x 8, copies of another size differ more
+    """Return the signature of an image: of its bytes, and of the pixels that they decode to (mode RGB)."""
+    # 4 x 4 pixels per cell are averaged without rounding: resized to 9 x 8 at once, copies of another size differ more
     small = image.resize((9 * 4, 8 * 4), Image.Resampling.BILINEAR, reducing_gap=2.0)
     gray = np.asarray(small.convert("L"), np.float32).reshape(8, 4, 9, 4).mean(axis=(1, 3))
     bits = np.packbits(gray[:, :-1] < gray[:, 1:])
@@ -52,7 +52,7 @@ def image_signature(encoded: bytes, image: Image.Image) -> Signature:
 
 @dataclass
 class Duplicates:
-    """Collects signatures in order, and tells which images are alike."""
+    """A collector of signatures that finds the duplicates among them."""
 
     names: list[str] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -61,10 +61,10 @@ class Duplicates:
     _copies: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, name: str, label: int, signature: Signature) -> bool:
-        """Take in one image; whether the same bytes were there before.
+        """Add one image; return whether an earlier one has the same bytes.
 
         Args:
-            name: as the report shall name it.
+            name: its name in the report.
             label: class number, -1 for none.
             signature: of the image.
         """
@@ -78,10 +78,10 @@ class Duplicates:
         return first != position
 
     def report(self) -> dict[str, Any]:
-        """The groups of exact and of near duplicates as plain JSON types, each group in order of the images.
+        """Return the groups of exact and of near duplicates as plain JSON types, each group in order of the images.
 
-        Of exact duplicates only the first can be in a near group. A near group holds all that are joined by near
-        pairs, so its ends may differ in more bits. `labels_differ` marks groups whose labels contradict each other.
+        Of exact duplicates only the first can be in a near group. A near group has all images that are joined by near
+        pairs, so two of them may differ in more bits. `labels_differ` marks groups whose labels contradict each other.
         """
         exact = [[first, *copies] for first, copies in sorted(self._copies.items())]
         firsts = list(self._first.values())
@@ -107,7 +107,7 @@ class Duplicates:
 
 
 def find_near(signatures: Sequence[Signature]) -> list[list[int]]:
-    """Groups of two or more near duplicates, joined by near pairs; positions rise in a group, groups by their first."""
+    """Find groups of near duplicates, joined by near pairs; positions are sorted in a group, groups by their first."""
     if len(signatures) < 2:
         return []
     steps = [(s.dhash, *(level // _COLOR_STEP for level in s.color)) for s in signatures]
@@ -123,7 +123,7 @@ def find_near(signatures: Sequence[Signature]) -> list[list[int]]:
 
 
 def join_groups(lowest: Int64[np.ndarray, " u"], ones: Int64[np.ndarray, " p"], twos: Int64[np.ndarray, " p"]) -> None:
-    """Join the groups of each pair in place; `lowest` holds the lowest member of everyone's group."""
+    """Join the groups of each pair, in place; `lowest` has the lowest member of the group of each image."""
     while True:
         first, second = lowest[ones], lowest[twos]
         apart = first != second
@@ -135,7 +135,7 @@ def join_groups(lowest: Int64[np.ndarray, " u"], ones: Int64[np.ndarray, " p"], 
 
 
 def _near_pairs(hashes: UInt64[np.ndarray, " u"], colors: Int8[np.ndarray, "u 3"]) -> Iterator[_Pairs]:
-    """All pairs that are near, some more than once."""
+    """Yield all pairs that are near, some more than once."""
     everyone = np.arange(len(hashes))
     bits = range(_HASH_BITS)
     for part in _split(bits):
@@ -161,7 +161,7 @@ def _split(bits: Sequence[int]) -> list[Sequence[int]]:
 def _sharing(
     hashes: UInt64[np.ndarray, " u"], members: Int64[np.ndarray, " m"], bits: Sequence[int], largest: int
 ) -> tuple[_Groups, list[Int64[np.ndarray, " g"]]]:
-    """Members whose hashes agree in these bits: groups of at most `largest` laid end to end, and each larger one."""
+    """Group members whose hashes agree in these bits: groups up to `largest`, concatenated, and each larger one."""
     keys = hashes[members] & np.uint64(sum(1 << bit for bit in bits))
     order = np.argsort(keys, kind="stable")
     members, keys = members[order], keys[order]
@@ -174,10 +174,10 @@ def _sharing(
 
 
 def _pairs_within(members: Int64[np.ndarray, " m"], ends: Int64[np.ndarray, " m"]) -> Iterator[_Pairs]:
-    """All pairs of members of one group: each with its next, then with its next but one, and so on.
+    """Yield all pairs of members of one group: each with the next, then with the second next, and so on.
 
     Args:
-        members: groups laid end to end.
+        members: the groups, concatenated.
         ends: where the group of each ends.
     """
     place = np.arange(len(members))
@@ -189,7 +189,7 @@ def _pairs_within(members: Int64[np.ndarray, " m"], ends: Int64[np.ndarray, " m"
 
 
 def _differ_little(difference: UInt64[np.ndarray, " p"]) -> Bool[np.ndarray, " p"]:
-    """Whether no more than `NEAR_BITS` bits are set: none is left when so many have been taken away."""
+    """Return whether at most `NEAR_BITS` bits are set: none remains after clearing that many."""
     for _ in range(NEAR_BITS):
         difference = difference & (difference - np.uint64(1))
     return difference == 0

@@ -1,4 +1,4 @@
-"""Any SRC a user can name, behind one interface: shards, a folder of images, a list, one image."""
+"""Any source of images (SRC) behind one interface: shards, a folder of images, a list, one image."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class ImageSource(Protocol):
 
     @property
     def keys(self) -> list[str]:
-        """A unique name of each image; where names collide, with the shard or relative folder before it."""
+        """A unique name of each image; where names collide, prefixed with the shard or relative folder."""
         ...
 
     @property
     def labels(self) -> Int64[np.ndarray, " n"] | None:
-        """A class number for each image, -1 for one without; None when none has one."""
+        """A class number for each image, -1 for one without; None if no image has one."""
         ...
 
     @property
@@ -59,23 +59,23 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, position: int) -> bytes:
-        """The encoded bytes of one image.
+        """Read the encoded bytes of one image.
 
         Raises:
-            DataError: it is empty, missing or changed; the first word of the message is the reason.
+            DataError: the image is empty, missing or changed; the first word of the message is the reason.
         """
         ...
 
     def source_of(self, position: int) -> str:
-        """The shard of an image relative to `root`, or "" for an image that is a file."""
+        """Return the shard of an image relative to `root`, or "" for an image that is a file."""
         ...
 
     def member_of(self, position: int) -> str:
-        """The tar member, or the file relative to `root`."""
+        """Return the tar member, or the file relative to `root`."""
         ...
 
     def offset_of(self, position: int) -> int:
-        """Where the image begins in its shard, in bytes; 0 for an image that is a file."""
+        """Return where the image begins in its shard, in bytes; 0 for an image that is a file."""
         ...
 
 
@@ -84,13 +84,13 @@ def open_source(src: str | Path, settings: DataConfig | None = None) -> ImageSou
 
     Args:
         src: a .tar shard, a pattern of shards (`photos-{000..012}.tar`, `photos-*.tar`), a folder with .tar shards, the
-            address of any of these (`https://...`, `s3://...`, and what else fsspec has), a folder of images (class
-            sub-folders optional; used where the folder itself holds no .tar), a .txt, .tsv or .csv list of
+            address of any of these (`https://...`, `s3://...` or another protocol of fsspec), a folder of images (class
+            sub-folders optional; used if the folder itself has no .tar), a .txt, .tsv or .csv list of
             `path[,label]` lines, or one image.
         settings: where fetched shards are kept; None for the defaults.
 
     Raises:
-        DataError: nothing is there, or it is damaged or of another kind. Commands are refused, not run.
+        DataError: the source is missing, damaged or of another kind. Commands are refused, not run.
         UnreachableError: a server does not answer.
     """
     settings = settings or DataConfig()
@@ -111,7 +111,7 @@ def open_source(src: str | Path, settings: DataConfig | None = None) -> ImageSou
 
 
 def find_streams(src: str | Path) -> list[str]:
-    """The shards that a source means, as addresses or paths, for reading each from front to back.
+    """Find the shards of a source, as addresses or paths, for reading each from front to back.
 
     Raises:
         DataError: as `find_shards`, or the source has none.
@@ -119,7 +119,7 @@ def find_streams(src: str | Path) -> list[str]:
     text = _checked(src)
     addresses = find_addresses(text) if is_address(text) else [str(path.absolute()) for path in find_shards(text)]
     if not addresses:
-        raise DataError(f"source {text} holds no shards, and only shards are read in sequence: pack it first")
+        raise DataError(f"source {text} has no shards, and only shards are read in sequence: pack it first")
     return addresses
 
 
@@ -130,10 +130,10 @@ def _checked(src: str | Path) -> str:
 
 
 def find_shards(src: str | Path) -> list[Path]:
-    """The shards of this machine that a source means, in order; none for a folder of images, a list or an image.
+    """Find the local shards of a source, in order; none for a folder of images, a list or an image.
 
     Raises:
-        DataError: nothing is there, a shard of the pattern or of the folder's manifest is missing, or `src` is an
+        DataError: the source is missing, a shard of the pattern or of the folder's manifest is missing, or `src` is an
             address or a command.
     """
     text = _checked(src)
@@ -164,7 +164,7 @@ def _open_file(text: str, path: Path) -> ImageSource:
 
 
 def _check_complete(folder: Path, shards: set[str]) -> None:
-    """Refuse a folder whose manifest names a shard that is not there; a manifest of another kind says nothing."""
+    """Refuse a folder whose manifest names a shard that is missing; a manifest of another kind is ignored."""
     if not (folder / MANIFEST_NAME).is_file():
         return
     try:
@@ -179,12 +179,12 @@ def _check_complete(folder: Path, shards: set[str]) -> None:
     if missing:
         raise DataError(
             f"{len(missing)} of the {len(named)} shards of {folder} are missing, first {missing[0]}: "
-            "copy again, or name those you want by a pattern"
+            "copy them again, or name the shards you want by a pattern"
         )
 
 
 def _expand_pattern(text: str) -> list[Path]:
-    """The shards that a pattern means, braces first, then * ? [ ]; sorted within each glob."""
+    """Expand a pattern to shards, braces first, then * ? [ ]; sorted within each glob."""
     paths: list[Path] = []
     for pattern in expand_braces(text):
         if glob.has_magic(pattern):

@@ -1,4 +1,4 @@
-"""Some of a source's images as a source of their own."""
+"""Some of a source's images as a source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Subset:
 
     @property
     def description(self) -> str:
-        """The whole source as the user named it."""
+        """The complete source as the user named it."""
         return self.source.description
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Sources that are addresses (`https://...`, `s3://...`): told from paths and commands, and shown without secrets."""
+"""Sources that are addresses (`https://...`, `s3://...`): distinguished from paths and commands, secrets hidden."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _FILE = ("file://", "local://")
 
 
 def is_address(text: str) -> bool:
-    """Whether a source is an address, not a path."""
+    """Return whether a source is an address, not a path."""
     return _ADDRESS.match(text) is not None
 
 
 def is_web(text: str) -> bool:
-    """Whether a source is an address of http or https: only there `?` begins a query and `#` a fragment."""
+    """Return whether a source is an http or https address: only there `?` begins a query and `#` a fragment."""
     return text.lower().startswith(("http://", "https://"))
 
 
 def path_of_file_address(text: str) -> str:
-    """The path that a `file://` address means; what is none comes back as it is.
+    """Return the path of a `file://` address; any other text is returned unchanged.
 
     Raises:
         DataError: it names another machine.
@@ -50,7 +50,7 @@ def path_of_file_address(text: str) -> str:
 
 
 def refuse_commands(text: str) -> None:
-    """Refuse what webdataset or fsspec would run or unwrap, and what is no name at all.
+    """Refuse what webdataset or fsspec would run or unwrap, and what is not a name.
 
     Raises:
         DataError: a command, an address inside an address, or something with control characters.
@@ -61,7 +61,7 @@ def refuse_commands(text: str) -> None:
     if text.lstrip().startswith("pipe:"):
         raise DataError(f"source {hide_secrets(text)!r} is a command: commands are never run, name files")
     if address and not text.isprintable():
-        raise DataError(f"source {hide_secrets(text)!r} is not an address: it holds control characters")
+        raise DataError(f"source {hide_secrets(text)!r} is not an address: it has control characters")
     if address and "::" in text:
         raise DataError(f"source {hide_secrets(text)} is an address inside an address: name the shards themselves")
     if _SHELL.search(text.partition("?")[0] if is_address(text) else text) and not Path(text).exists():
@@ -69,9 +69,9 @@ def refuse_commands(text: str) -> None:
 
 
 def hide_secrets(text: str) -> str:
-    """An address, or a text with one, without user, password, query and fragment: fit for messages and records.
+    """Remove user, password, query and fragment from an address or a text with one, for messages and records.
 
-    Object stores have names with `?` and `#`; these stay, unless a `=` follows, as in a signature.
+    Object stores have names with `?` and `#`; these are kept, unless a `=` follows, as in a signature.
     """
     text = re.sub(r"://[^/?#\s]*@", "://", text)
     found = re.search(r"([A-Za-z0-9+.-]*)://", text)
@@ -86,23 +86,23 @@ def hide_secrets(text: str) -> str:
 
 
 def name_of_address(address: str) -> str:
-    """The last part of the path of an address, or of a path."""
+    """Return the last part of the path of an address, or of a path."""
     return bare_address(address).rstrip("/").rpartition("/")[2]
 
 
 def bare_address(address: str) -> str:
-    """An address without a query."""
+    """Return an address without a query."""
     return hide_secrets(address) if is_web(address) else address
 
 
 def folder_of_address(address: str) -> str:
-    """The folder of a file; a query, which may hold a signature, is kept."""
+    """Return the folder of a file; a query, which may contain a signature, is kept."""
     path, query = _split_query(address)
     return path.rpartition("/")[0] + query
 
 
 def address_in(folder: str, name: str) -> str:
-    """The address of a file in a folder, with the folder's query."""
+    """Return the address of a file in a folder, with the folder's query."""
     path, query = _split_query(folder)
     return f"{path.rstrip('/')}/{name}{query}"
 

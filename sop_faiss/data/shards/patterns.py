@@ -1,4 +1,4 @@
-"""Patterns that name many shards in one word."""
+"""Patterns with braces, each of which names many shards."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def has_braces(text: str) -> bool:
-    """Whether there is something to expand."""
+    """Return whether a text has braces to expand."""
     return _BRACES.search(text) is not None
 
 
 def expand_braces(text: str) -> list[str]:
-    """Expand `{000..012}` (zero-padded as its left end) and `{a,b}`; several multiply, leftmost slowest.
+    """Expand `{000..012}` (zero-padded as its left end) and `{a,b}`; of several, the leftmost changes slowest.
 
     Raises:
-        DataError: the pattern means no shard, or more than a million.
+        DataError: the pattern names no shard, or more than a million.
     """
     parts: list[list[str]] = []
     count, position = 1, 0
@@ -37,7 +37,7 @@ def expand_braces(text: str) -> list[str]:
             size = match[1].count(",") + 1
         count *= size
         if size < 1 or count > _SHARDS_LIMIT:
-            raise DataError(f"pattern {hide_secrets(text)} means {max(count, 0)} shards, wanted 1 to {_SHARDS_LIMIT}")
+            raise DataError(f"pattern {hide_secrets(text)} names {max(count, 0)} shards, wanted 1 to {_SHARDS_LIMIT}")
         values = [str(n).zfill(len(ends[1])) for n in range(first, last + 1)] if ends else match[1].split(",")
         parts += [[text[position : match.start()]], values]
         position = match.end()

@@ -1,4 +1,4 @@
-"""Shards from elsewhere, fetched before they are needed, while training runs."""
+"""Prefetching of remote shards while training runs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from sop_faiss.errors import SopError
 
 __all__ = ["fetch_ahead", "shards_by_need"]
 
-_THREADS = 4  # waiting for the network
+_THREADS = 4  # they mostly wait for the network
 
 
 def shards_by_need(source: ShardSource, positions: Int64[np.ndarray, " n"]) -> list[int]:
-    """The numbers of the shards that hold these images, each once, in the order of the first image of each."""
+    """Return the numbers of the shards of these images, each once, in the order of the first image of each."""
     numbers, first = np.unique(source.shard_numbers[positions], return_index=True)
     return [int(number) for number in numbers[np.argsort(first)]]
 
 
 @contextlib.contextmanager
 def fetch_ahead(source: object, positions: Callable[[], Int64[np.ndarray, " n"]]) -> Iterator[None]:
-    """Fetch the shards of a source beside what goes on inside; nothing is done where all of them are here.
+    """Fetch the shards of a source in threads while the context is open; nothing is done if all shards are local.
 
-    Whoever reads an image fetches its shard if it is not here yet, or waits for the one who is at it. So nothing
-    depends on these threads but time; what they cannot fetch, the reader will tell. Threads and forks do not mix: enter
-    it when all worker processes have been started. When it is left without an error, the threads have ended.
+    A reader of an image fetches its shard if it is missing, or waits for the thread that is fetching it. So these
+    threads affect only the time; if they cannot fetch a shard, the reader reports it. Threads and forks do not mix:
+    open the context after all worker processes were started. If it is left without an error, the threads have ended.
 
     Args:
         source: the images.
-        positions: those that will be read, in this order; asked for only where something may be fetched.
+        positions: returns the images that will be read, in order; called only if shards may have to be fetched.
     """
     if not isinstance(source, ShardSource) or source.fetch is None:
         yield
@@ -56,7 +56,7 @@ def fetch_ahead(source: object, positions: Callable[[], Int64[np.ndarray, " n"]]
     try:
         yield
     except BaseException:
-        ended.set()  # whoever is in a hurry waits for no shard
+        ended.set()  # after an error, do not wait for shards
         raise
     ended.set()
     for thread in threads:

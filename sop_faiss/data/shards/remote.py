@@ -1,4 +1,4 @@
-"""Files behind addresses, through fsspec: looked up, listed, fetched whole, or read front to back; with retries."""
+"""Remote files through fsspec: look up, list, fetch, or read from front to back; with retries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _TRIES = 4
 _FIRST_PAUSE_SECONDS = 1.0  # doubled after each try
-_CONNECT_SECONDS, _SILENCE_SECONDS = 30.0, 60.0  # of http and s3; others have limits of their own
+_CONNECT_SECONDS, _SILENCE_SECONDS = 30.0, 60.0  # of http and s3; other protocols have their own limits
 _VERSIONS = (
     "ETag",
     "etag",
@@ -34,40 +34,40 @@ _VERSIONS = (
     "updated",
     "created",
 )
-_WRAPPERS = (  # file systems inside others, or that keep files of their own
+_WRAPPERS = (  # file systems inside others, or that keep copies of files
     *("async_wrapper", "asyncwrapper", "blockcache", "cached", "data", "dir", "filecache", "generic", "libarchive"),
     *("reference", "simplecache", "tar", "zip"),
 )
-_PASSING_STATUSES = (408, 425, 429)
+_TRANSIENT_STATUSES = (408, 425, 429)
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """What is known of a remote file before it is read."""
+    """What is known about a remote file before it is read."""
 
     address: str
     size: int  # bytes
-    version: str  # changes when the file does: ETag, time, or sha256; "" where nothing is told
-    sha256: str  # of the content, "" where it is not known
+    version: str  # changes with the file: ETag, time, or sha256; "" if the server states none
+    sha256: str  # of the content, "" if it is not known
 
 
 class _WrongContentError(Exception):
-    """What came is not what was announced."""
+    """The content differs from what was announced."""
 
 
 def describe_file(address: str) -> RemoteFile:
-    """Look a file up.
+    """Look up a file.
 
     Raises:
-        DataError: there is no such file, or its size is not told.
+        DataError: there is no such file, or the server does not state its size.
         UnreachableError: the server does not answer.
     """
     info = _persist(address, "looked up", lambda files, path: files.info(path))
     size = info.get("size")
     if info.get("type") == "directory" or type(size) is not int:
         raise DataError(
-            f"shard {hide_secrets(address)}: its size is not told, and without it nothing is cached: use "
+            f"shard {hide_secrets(address)}: the server does not state its size, which the cache needs: use "
             "data.access=sequential"
         )
     version = next((str(info[name]) for name in _VERSIONS if info.get(name)), "")
@@ -75,9 +75,9 @@ def describe_file(address: str) -> RemoteFile:
 
 
 def list_files(pattern: str) -> list[str]:
-    """The addresses that match a pattern with `*`, sorted; hidden files are passed over.
+    """List the addresses that match a pattern with `*`, sorted; hidden files are skipped.
 
-    In an object store, a file of just that name is meant.
+    In an object store, a file with exactly that name takes precedence.
 
     Raises:
         UnreachableError: the server does not answer, or lists nothing.
@@ -94,7 +94,7 @@ def list_files(pattern: str) -> list[str]:
 
 
 def read_small_file(address: str, limit_bytes: int) -> bytes | None:
-    """The content of a file that may be missing or forbidden; None too where it is longer than the limit.
+    """Read a file that may be missing or forbidden; None if it is, or if it is longer than the limit.
 
     Raises:
         UnreachableError: the server does not answer.
@@ -121,23 +121,22 @@ def fetch_file(file: RemoteFile, path: Path) -> None:
     """Copy a remote file to `path`; its length, and its sha256 where known, are verified.
 
     Raises:
-        DataError: there is no such file, or no room for it.
-        UnreachableError: the server does not answer, or sends something else.
+        UnreachableError: there is no such file, the server does not answer or sends other content, or the disk is full.
     """
 
     def copy(files: Any, remote_path: str) -> None:
         files.get_file(remote_path, str(path))
         got = path.stat().st_size
         if got != file.size:
-            raise _WrongContentError(f"{got} bytes came, wanted {file.size}")
+            raise _WrongContentError(f"{got} bytes were received, wanted {file.size}")
         if file.sha256 and sha256_file(path) != file.sha256:
-            raise _WrongContentError("another sha256 than the manifest says")
+            raise _WrongContentError("the sha256 differs from the manifest's")
 
     _persist(file.address, "fetched", copy)
 
 
 class RemoteStream:
-    """A remote file read once from front to back; where the connection breaks, it is opened again and wound on."""
+    """A remote file read once from front to back; if the connection breaks, it is opened again at the same position."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -145,16 +144,15 @@ class RemoteStream:
         self._position = 0
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes; none at the end.
+        """Read up to `size` bytes; none at the end.
 
         Raises:
-            DataError: there is no such file.
-            UnreachableError: the server does not answer.
+            UnreachableError: there is no such file, or the server does not answer.
         """
         return _persist(self.address, "read", lambda files, path: self._read_once(files, path, size))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -167,7 +165,7 @@ class RemoteStream:
                 while behind:
                     skipped = len(self._file.read(min(behind, 1 << 20)))
                     if not skipped:
-                        raise _WrongContentError("it has become shorter")
+                        raise _WrongContentError("the file became shorter")
                     behind -= skipped
             chunk: bytes = self._file.read(size)
         except Exception:
@@ -184,7 +182,7 @@ def _open(files: Any, path: str) -> Any:
 
 
 def _file_system(address: str) -> tuple[Any, str]:
-    """The file system of an address, and the file's path in it; in a process of its own after a fork.
+    """Return the file system of an address, and the file's path in it; after a fork, each process has its own.
 
     Raises:
         DataError: the protocol is unknown, refused, or needs a package that is not installed.
@@ -194,12 +192,12 @@ def _file_system(address: str) -> tuple[Any, str]:
     protocol, _, rest = address.partition("://")
     protocol, shown = protocol.lower(), hide_secrets(address)
     if protocol in _WRAPPERS:
-        raise DataError(f"source {shown}: {protocol}:// hides other files: name the shards themselves")
+        raise DataError(f"source {shown}: {protocol}:// wraps other files: name the shards themselves")
     try:
         fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise DataError(
-            f"source {shown}: {protocol}:// is unknown; wanted a path, or http, https, s3, gs or another of fsspec's"
+            f"source {shown}: {protocol}:// is unknown; wanted a path, or http, https, s3, gs or another of fsspec"
         ) from None
     except ImportError as error:
         package = "pip install 'sop-faiss[remote]' has http and s3" if protocol in ("http", "https", "s3") else "pip"
@@ -210,7 +208,7 @@ def _file_system(address: str) -> tuple[Any, str]:
 
         limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
         options["client_kwargs"] = {"timeout": limits}
-    if protocol in ("s3", "s3a"):  # tried again here, where it is told
+    if protocol in ("s3", "s3a"):  # `_persist` tries again, and logs it
         limits_of_s3 = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _SILENCE_SECONDS}
         options["config_kwargs"] = limits_of_s3 | {"retries": {"max_attempts": 0}}
     files, path = url_to_fs(f"{protocol}://{rest}", **options)
@@ -218,7 +216,7 @@ def _file_system(address: str) -> tuple[Any, str]:
 
 
 def _persist(address: str, done: str, action: Callable[[Any, str], T]) -> T:
-    """Act on a file; what may pass is tried again, after a pause that doubles."""
+    """Act on a file; after a transient error try again, with a pause that doubles."""
     shown = hide_secrets(address)
     pause = _FIRST_PAUSE_SECONDS
     for left in reversed(range(_TRIES)):
@@ -230,8 +228,8 @@ def _persist(address: str, done: str, action: Callable[[Any, str], T]) -> T:
             if _is_missing(error):
                 raise UnreachableError(f"{shown} does not exist") from None
             if isinstance(error, OSError) and error.errno in NO_ROOM:
-                raise UnreachableError(f"{shown} cannot be {done}: {error.strerror} here; see data.cache_dir") from None
-            if not left or not _may_pass(error):
+                raise UnreachableError(f"{shown} cannot be {done}: {error.strerror}; see data.cache_dir") from None
+            if not left or not _is_transient(error):
                 raise UnreachableError(f"{shown} cannot be {done}: {_reason(error)}") from None
             _log.warning("%s cannot be %s: %s; trying again in %g s", shown, done, _reason(error), pause)
         time.sleep(pause)
@@ -240,14 +238,14 @@ def _persist(address: str, done: str, action: Callable[[Any, str], T]) -> T:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What lies at the bottom: fsspec's http wraps everything in FileNotFoundError."""
+    """Find the root cause: fsspec's http wraps everything in FileNotFoundError."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _status(error: BaseException) -> int:
-    """The http status that an error tells, 0 for none."""
+    """Return the http status of an error, 0 for none."""
     cause = _cause(error)
     status = getattr(cause, "status", None)
     if status is None:
@@ -262,10 +260,10 @@ def _is_missing(error: BaseException) -> bool:
     return isinstance(cause, FileNotFoundError | IsADirectoryError) or _status(error) in (404, 410)
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Whether it is worth trying again: not a refusal (4xx), nor a missing permission."""
+def _is_transient(error: BaseException) -> bool:
+    """Return whether another try may succeed: not after a refusal (4xx), nor without permission."""
     status = _status(error)
-    if status in _PASSING_STATUSES or status >= 500:
+    if status in _TRANSIENT_STATUSES or status >= 500:
         return True
     return not status and not isinstance(_cause(error), PermissionError | TypeError | NotImplementedError)
 

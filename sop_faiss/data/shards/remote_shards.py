@@ -1,8 +1,7 @@
-"""Shards behind addresses as a source with random access: through the cache, fetched when they are first needed.
+"""Remote shards as a source with random access: through the cache, fetched when they are first needed.
 
-The index of every shard is needed at the start: it comes from the cache, else from the sidecar that lies beside the
-remote shard, else the shard is fetched. Names, sizes and checksums come from the remote `manifest.json` where there is
-one.
+The index of every shard is needed at the start: it comes from the cache, else from the sidecar next to the remote
+shard, else the shard is fetched. Names, sizes and checksums come from the remote `manifest.json`, if there is one.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from sop_faiss.errors import DataError, UnreachableError
 
 __all__ = ["find_addresses", "open_remote_shards"]
 
-_THREADS = 4  # waiting for the network
+_THREADS = 4  # they mostly wait for the network
 _SHARDS_PER_LINE = 50  # of the log
 _LONGEST_MANIFEST_BYTES = 64 << 20
-_PLAIN_NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.tar")  # never out of the folder
+_PLAIN_NAME = re.compile(r"[^./\\\x00-\x1f][^/\\\x00-\x1f]*\.tar")  # never outside the folder
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What `manifest.json` beside remote shards tells."""
+    """The content of a `manifest.json` next to remote shards."""
 
     shards: dict[str, RemoteFile]  # by name, in order
     classes: list[str]
@@ -55,23 +54,23 @@ class _Manifest:
 
 @dataclass(frozen=True)
 class _Fetcher:
-    """Brings shards of one source here, by number; picklable, and safe in forked workers."""
+    """A function that fetches shards of one source, by number; picklable, and safe in forked workers."""
 
     cache: ShardCache
     files: list[RemoteFile]
-    digests: list[bytes]  # of the indices that the source was made of
+    digests: list[bytes]  # of the indices from which the source was made
 
     def __call__(self, number: int) -> None:
         path = self.cache.fetch(self.files[number])
         if index_digest(load_index(path)) != self.digests[number]:
             raise UnreachableError(
-                f"shard {hide_secrets(self.files[number].address)} does not hold what its {SIDECAR_SUFFIX} file says, "
-                "or has changed: remove that file or make a new one, and start again"
+                f"shard {hide_secrets(self.files[number].address)} differs from its {SIDECAR_SUFFIX} file, or has "
+                "changed: remove that file or make a new one, and start again"
             )
 
 
 def find_addresses(src: str) -> list[str]:
-    """The shards that an address means, in order: one, a pattern with braces or `*`, or a folder.
+    """Find the shards of an address, in order: one, a pattern with braces or `*`, or a folder.
 
     Raises:
         DataError: there are none, or one is named twice.
@@ -94,25 +93,25 @@ def find_addresses(src: str) -> list[str]:
 
 
 def _list_folder(folder: str) -> list[str]:
-    """The shards of a remote folder: those of its manifest, else all that the server lists."""
+    """List the shards of a remote folder: those of its manifest, else all that the server lists."""
     manifest = _read_manifest(folder)
     if manifest is not None:
         return [file.address for file in manifest.shards.values()]
     found = list_files(address_in(folder, "*.tar"))
     here = [address for address in found if folder_of_address(address) == folder.rstrip("/")]
-    return here or found  # those of a folder of just that name, else of all that it means as a pattern
+    return here or found  # those of a folder with exactly that name, else all that match it as a pattern
 
 
 def open_remote_shards(description: str, addresses: Sequence[str], settings: DataConfig) -> ShardSource:
-    """Open shards that lie elsewhere, in the order given; what has no index is fetched now, the rest when it is read.
+    """Open remote shards, in the order given; those without an index are fetched now, the others when they are read.
 
     Args:
         description: the source as the user named it, without secrets.
-        addresses: of the shards; a path is fine too.
+        addresses: of the shards, or their paths.
         settings: of the cache.
 
     Raises:
-        DataError: the shards do not fit into the cache, are damaged, or hold no image.
+        DataError: the shards do not fit into the cache, are damaged, or have no image.
         UnreachableError: the server does not answer.
     """
     manifests = {folder: _read_manifest(folder) for folder in dict.fromkeys(map(folder_of_address, addresses))}
@@ -140,29 +139,29 @@ def _describe(manifests: dict[str, _Manifest | None], address: str) -> RemoteFil
 
 
 def _find_index(cache: ShardCache, file: RemoteFile) -> ShardIndex:
-    """The index of a shard that is here, else of the sidecar beside it where it comes from, else it is fetched."""
+    """Load the index of a shard: from the cache, else from its remote sidecar, else by fetching the shard."""
     if not cache.has(file):
-        beside = address_in(folder_of_address(file.address), name_of_address(file.address) + SIDECAR_SUFFIX)
-        text = read_small_file(beside, LONGEST_SIDECAR_BYTES)
+        sidecar = address_in(folder_of_address(file.address), name_of_address(file.address) + SIDECAR_SUFFIX)
+        text = read_small_file(sidecar, LONGEST_SIDECAR_BYTES)
         index = None if text is None else parse_sidecar(text, file.size)
         if index is not None:
-            index.changed_ns = FETCHED_NS  # as it will be here
+            index.changed_ns = FETCHED_NS  # as it will be in the cache
             return index
     return load_index(cache.fetch(file))
 
 
 def _read_manifest(folder: str) -> _Manifest | None:
-    """The manifest in a remote folder; None where there is none, or a file of that name is something else.
+    """Read the manifest of a remote folder; None if there is none, or if a file of that name is something else.
 
     Raises:
-        DataError: it names no plain file, or gives an impossible size or checksum.
+        DataError: it names something other than a plain file, or gives an impossible size or checksum.
     """
     address = address_in(folder, MANIFEST_NAME)
     text = read_small_file(address, _LONGEST_MANIFEST_BYTES)
     try:
         content = None if text is None else json.loads(text)
     except (ValueError, RecursionError):
-        _log.warning("%s is not JSON: passed over", hide_secrets(address))
+        _log.warning("%s is not JSON and is ignored", hide_secrets(address))
         return None
     if not isinstance(content, dict) or not isinstance(content.get("shards"), list):
         return None
@@ -177,7 +176,7 @@ def _read_manifest(folder: str) -> _Manifest | None:
 
 
 def _listed_shard(folder: str, entry: Any) -> RemoteFile | None:
-    """What the manifest says of one shard; None where it cannot be."""
+    """Parse the manifest's entry of one shard; None if it is impossible."""
     if not isinstance(entry, dict):
         return None
     name, size, sha256 = entry.get("name"), entry.get("bytes"), entry.get("sha256")

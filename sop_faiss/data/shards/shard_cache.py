@@ -1,9 +1,9 @@
-"""A folder of fetched shards, of bounded size: each file whole or absent, the least recently used leave first.
+"""A folder of fetched shards, of bounded size: each file is complete or absent, the least recently used are removed.
 
-Each file lies as `HASH/NAME.tar`, its hash made of address, size and version, so that a shard that changes where it
-comes from is another file here. All files have one modification time, which makes them, as far as their readers can
-tell, the same file each time they are fetched; when one was used last is its access time. Processes may share the
-folder: a lock keeps two from fetching the same shard, and where locks do not work they fetch it twice without harm.
+Each file is at `HASH/NAME.tar`, where the hash is of address, size and version, so a remote shard that changes becomes
+another file. All files have one modification time, so for their readers a file that is fetched again is the same file;
+its access time is when it was last used. Processes may share the folder: a lock keeps two from fetching the same shard;
+where locks do not work they fetch it twice, without harm.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from sop_faiss.files import atomic_file
 __all__ = ["FETCHED_NS", "ShardCache", "default_cache_folder"]
 
 FETCHED_NS = 10**18
-"""Modification time of every shard in the cache; whole seconds, which every file system keeps."""
+"""Modification time of every shard in the cache, in full seconds, which every file system can store."""
 
 _ENTRY = re.compile(r"[0-9a-f]{32}")
-_LIVE: weakref.WeakSet[ShardCache] = weakref.WeakSet()  # those of this process; they spare each other's shards
+_LIVE: weakref.WeakSet[ShardCache] = weakref.WeakSet()  # the caches of this process, which keep each other's shards
 _log = logging.getLogger(__name__)
 
 
 def default_cache_folder() -> Path:
-    """`sop_faiss/shards` in the user's cache folder."""
+    """Return `sop_faiss/shards` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sop_faiss" / "shards"
 
 
 @dataclass(eq=False)
 class ShardCache:
-    """Shards fetched from elsewhere, at most `limit_bytes` of them."""
+    """Fetched shards, of at most `limit_bytes`."""
 
     folder: Path
     limit_bytes: int
-    kept: dict[str, int] = field(default_factory=dict)  # entries of the present data set, with the shard's bytes
+    kept: dict[str, int] = field(default_factory=dict)  # entries of the data sets in use, with the shard's bytes
 
     def __post_init__(self) -> None:
         _LIVE.add(self)
 
     def path_of(self, file: RemoteFile) -> Path:
-        """Where a shard lies when it is here."""
+        """Return the path of a shard in the cache."""
         identity = "\n".join((file.address, str(file.size), file.version))
         name = re.sub(r"[^A-Za-z0-9._-]", "_", name_of_address(file.address).removesuffix(".tar"))[-100:].lstrip(".")
         return self.folder / hashlib.sha256(identity.encode()).hexdigest()[:32] / f"{name or 'shard'}.tar"
 
     def has(self, file: RemoteFile) -> bool:
-        """Whether a shard is here, whole."""
+        """Return whether a shard is in the cache."""
         with contextlib.suppress(OSError):
             status = self.path_of(file).stat()
             return (status.st_size, status.st_mtime_ns) == (file.size, FETCHED_NS)
         return False
 
     def keep(self, files: Iterable[RemoteFile]) -> None:
-        """Take in a data set: all its shards will fit, others make room for them, and they never leave.
+        """Reserve room for the shards of a data set, which are never removed; others are removed for them.
 
         Raises:
             DataError: they do not fit, or the folder cannot be made.
@@ -79,8 +79,8 @@ class ShardCache:
         needed = sum((self._all_kept() | wanted).values())
         if needed > self.limit_bytes:
             raise DataError(
-                f"the shards in use have {needed} bytes and do not fit into data.cache_bytes = {self.limit_bytes}: "
-                "raise it, or read them one after the other with data.access=sequential"
+                f"the shards in use have {needed} bytes, more than data.cache_bytes = {self.limit_bytes}: raise it, "
+                "or read the shards in sequence with data.access=sequential"
             )
         self.kept |= wanted
         try:
@@ -93,16 +93,16 @@ class ShardCache:
         free += sum(entry_bytes for _, entry_bytes, _ in self._other_entries())
         if absent > free:
             raise DataError(
-                f"{absent} bytes of shards are to be fetched into {self.folder}, where {free} are free: make room, "
+                f"{absent} bytes of shards must be fetched into {self.folder}, where {free} are free: free some space, "
                 "name another data.cache_dir, or use data.access=sequential"
             )
 
     def fetch(self, file: RemoteFile) -> Path:
-        """Bring a shard here, unless it is; its headers are walked, and its sidecar says what was found.
+        """Fetch a shard unless it is in the cache; its headers are walked, and its sidecar is written.
 
         Raises:
-            DataError: it is damaged where it comes from.
-            UnreachableError: it cannot be fetched.
+            DataError: the remote shard is damaged.
+            UnreachableError: the shard cannot be fetched.
         """
         path = self.path_of(file)
         try:
@@ -127,9 +127,9 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _locked(self, entry: str, wait: bool = True) -> Iterator[bool]:
-        """One process at a time, which clears what a killed one has left; a file system without locks lets all in.
+        """Admit one process at a time, and clear what a killed one left; a file system without locks admits all.
 
-        Yields False where another process holds the lock and `wait` is off.
+        Yields False if another process holds the lock and `wait` is off.
         """
         locks = self.folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ class ShardCache:
                     fcntl.flock(file, fcntl.LOCK_UN)
 
     def _make_room(self, needed: int) -> None:
-        """Remove the least recently used entries of other data sets until `needed` bytes more stay in the bound."""
+        """Remove the least recently used entries of other data sets until `needed` more bytes fit."""
         others = sorted(self._other_entries())
         here = sum(entry_bytes for _, entry_bytes, _ in others)
         here += sum(_entry_bytes(self.folder / name) for name in self._all_kept())
@@ -172,7 +172,7 @@ class ShardCache:
         return kept
 
     def _other_entries(self) -> list[tuple[int, int, Path]]:
-        """Entries of other data sets: when used last, bytes, folder. Only what this cache has made is among them."""
+        """List entries of other data sets: time of last use, bytes, folder. Only what the cache made is listed."""
         entries, kept = [], self._all_kept()
         with contextlib.suppress(FileNotFoundError):
             for entry in self.folder.iterdir():

@@ -1,4 +1,4 @@
-"""What one walk over the headers of a shard finds: which images it holds, and where each lies."""
+"""The index of a shard, made by one walk over its headers: its images and their positions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sop_faiss.errors import DataError
 __all__ = ["LINK", "STRAY_LABEL", "ShardIndex", "check_image", "link_error", "walk_shard"]
 
 LINK = -1
-"""The size of an image that cannot be read from the shard, since it or its label is a link or a sparse file."""
+"""The size that marks an image that cannot be read, since it or its label is a link or a sparse file."""
 
 STRAY_LABEL = ".cls without an image"
-"""What labels that belong to no image are counted as."""
+"""The name under which labels without an image are counted."""
 
 _LONGEST_LABEL_BYTES = 20
 _LINKED_LABEL = -2
@@ -38,22 +38,22 @@ class ShardIndex:
     sizes: list[int] = field(default_factory=list)  # of each image, bytes, or `LINK`
     labels: list[int] = field(default_factory=list)  # -1 for none
     ignored: Counter[str] = field(default_factory=Counter)  # members that are not read, by suffix
-    stray_label: str = ""  # the first label that belongs to no image, without its suffix
+    stray_label: str = ""  # the first label without an image, without its suffix
 
 
 def walk_shard(path: Path, name: str = "") -> ShardIndex:
-    """Walk the headers of a shard; hidden members are passed over, as in a folder.
+    """Walk the headers of a shard; hidden members are skipped, as in a folder.
 
-    An image has the label of its own name (`a.b.jpg`, `a.b.cls`). A label without such an image goes to those of its
-    name up to the first dot, as webdataset reads names: `KEY.cls` to each `KEY.*.jpg` without a label of its own;
-    `KEY.label.cls` to a `KEY.input.jpg` where these are the only two.
+    An image has the label of the same name (`a.b.jpg`, `a.b.cls`). A label without such an image belongs to images
+    of the same name up to the first dot, as webdataset reads names: `KEY.cls` to each `KEY.*.jpg` without its own
+    label, and `KEY.label.cls` to `KEY.input.jpg` if these are the only two.
 
     Args:
         path: of the shard.
-        name: what messages call it; its path if empty.
+        name: its name in messages; its path if empty.
 
     Raises:
-        DataError: the shard is missing, cut or damaged, a label is no integer, or a key is unsafe or occurs twice.
+        DataError: the shard is missing, cut or damaged, a label is not an integer, or a key is unsafe or occurs twice.
     """
     name = name or str(path)
     try:
@@ -101,10 +101,10 @@ def _index_members(members: Iterator[Member], index: ShardIndex, name: str) -> S
 
 
 def _join_by_first_part(stems: Sequence[str], labels: dict[str, int]) -> list[str]:
-    """Give labels that have no image of the same stem to images of the same first part; `labels` is added to.
+    """Assign labels without an image of the same stem to images of the same first part, by adding to `labels`.
 
     Returns:
-        The labels that belong to no image.
+        The labels without an image.
     """
     images = set(stems)
     strays: dict[str, list[str]] = {}
@@ -126,10 +126,10 @@ def _join_by_first_part(stems: Sequence[str], labels: dict[str, int]) -> list[st
 
 
 def check_image(member: Member, stem: str, seen: set[str], shard: str) -> None:
-    """Refuse an image whose name points out of the shard, or whose key is in `seen`; add it there.
+    """Refuse an image whose name points out of the shard, or whose key is in `seen`; add its key to `seen`.
 
     Raises:
-        DataError: it is one of these.
+        DataError: the name points out of the shard, or the key is in `seen`.
     """
     if member.name.startswith("/") or ".." in stem.split("/"):
         raise DataError(f"shard {shard}: member {member.name!r} points out of the shard; pack it again")
@@ -139,7 +139,7 @@ def check_image(member: Member, stem: str, seen: set[str], shard: str) -> None:
 
 
 def link_error(image: str) -> DataError:
-    """What is wrong with an image whose size is `LINK`."""
+    """Make the error for an image whose size is `LINK`."""
     return DataError(
         f"link: {image} or its label is a link or sparse: make the tar with --dereference --hard-dereference, "
         "without --sparse"

@@ -34,7 +34,7 @@ _OPEN_FILES_LIMIT = 256  # per source and process
 
 
 class _OpenFile:
-    """A descriptor that closes when the last thread lets go of it."""
+    """A descriptor that is closed when no thread uses it any more."""
 
     __slots__ = ("descriptor",)
 
@@ -66,8 +66,8 @@ class ShardSource:
     offsets: Int64[np.ndarray, " n"]
     sizes: Int64[np.ndarray, " n"]
     ignored: Counter[str]  # members that are never read, by suffix
-    stray_labels: str  # what is to be said of labels that belong to no image; "" where there are none
-    fetch: Callable[[int], None] | None = None  # brings a shard that is not here; None: all are
+    stray_labels: str  # a warning about labels without an image; "" if there are none
+    fetch: Callable[[int], None] | None = None  # fetches a missing shard; None: all are local
     _open: dict[int, _OpenFile] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
@@ -77,11 +77,11 @@ class ShardSource:
         return self.__dict__ | {"_open": {}}
 
     def read(self, position: int) -> bytes:
-        """The encoded bytes of one image.
+        """Read the encoded bytes of one image.
 
         Raises:
-            DataError: the member is empty or a link, or the shard is gone or changed since it was opened; the first
-                word tells.
+            DataError: the member is empty or a link, or the shard is missing or changed since it was opened; the first
+                word says which.
             UnreachableError: the shard cannot be fetched.
         """
         number, size = int(self.shard_numbers[position]), int(self.sizes[position])
@@ -91,24 +91,24 @@ class ShardSource:
             raise DataError(f"empty: {self._name(position)} has no bytes")
         file = self._open.get(number) or self._open_shard(number)
         encoded = os.pread(file.descriptor, size, int(self.offsets[position]))
-        while len(encoded) < size:  # a short read is legal, if rare; none at all means that the shard was cut
+        while len(encoded) < size:  # a short read is rare but allowed; an empty one means that the shard was cut
             more = os.pread(file.descriptor, size - len(encoded), int(self.offsets[position]) + len(encoded))
             if not more:
                 raise DataError(f"changed: {self._name(position)} was cut off after the shard was opened")
             encoded += more
-        self._check_unchanged(number, file)  # after the read: what was written over before its end shows
+        self._check_unchanged(number, file)  # after the read, so that any change before its end is found
         return encoded
 
     def source_of(self, position: int) -> str:
-        """The shard of an image, relative to `root`."""
+        """Return the shard of an image, relative to `root`."""
         return self.shards[self.shard_numbers[position]].relative_to(self.root).as_posix()
 
     def member_of(self, position: int) -> str:
-        """The tar member of an image."""
+        """Return the tar member of an image."""
         return self.stems[position] + self.suffixes[position]
 
     def offset_of(self, position: int) -> int:
-        """Where the image begins in its shard, in bytes."""
+        """Return where the image begins in its shard, in bytes."""
         return int(self.offsets[position])
 
     def _name(self, position: int) -> str:
@@ -121,7 +121,7 @@ class ShardSource:
         try:
             file = _OpenFile(path)
         except OSError as error:
-            raise DataError(f"missing: shard {path} cannot be opened any more ({error.strerror})") from None
+            raise DataError(f"missing: shard {path} can no longer be opened ({error.strerror})") from None
         self._check_unchanged(number, file)
         if len(self._open) >= _OPEN_FILES_LIMIT:
             with contextlib.suppress(RuntimeError, StopIteration):  # another thread may be doing the same
@@ -130,36 +130,38 @@ class ShardSource:
         return file
 
     def _check_unchanged(self, number: int, file: _OpenFile) -> None:
-        """Raise DataError where a shard has another size or modification time than when its headers were walked."""
+        """Raise DataError unless a shard has the size and modification time of when its headers were walked."""
         status = os.fstat(file.descriptor)
         if (status.st_size, status.st_mtime_ns) != self.identities[number]:
             path = self.shards[number]
-            raise DataError(f"changed: shard {path} is not the file it was when it was opened; start again")
+            raise DataError(f"changed: shard {path} was changed after it was opened; start again")
 
 
-def open_shards(description: str, paths: Sequence[Path], *, walk_anew: bool = False) -> ShardSource:
-    """Open shards that lie here, in the order given.
+def open_shards(description: str, paths: Sequence[Path], *, ignore_sidecars: bool = False) -> ShardSource:
+    """Open local shards, in the order given.
 
     Args:
         description: the source as the user named it.
         paths: of the shards.
-        walk_anew: walk the headers even where a sidecar says what they hold.
+        ignore_sidecars: walk the headers even of shards that have a sidecar.
 
     Raises:
-        DataError: a shard is missing, cut, damaged or named twice, none holds an image, a label is no integer, a name
-            is not UTF-8, or a key occurs twice in a shard.
+        DataError: a shard is missing, cut, damaged or named twice, no shard has an image, a label is not an integer, a
+            name is not UTF-8, or a key occurs twice in a shard.
     """
     paths = [path.absolute() for path in paths]
     if len(set(paths)) < len(paths):
         repeated = next(path for number, path in enumerate(paths) if path in paths[:number])
         raise DataError(f"{description} names the shard {repeated} twice: name each once")
-    source = join_shards(description, paths, [walk_shard(path) if walk_anew else load_index(path) for path in paths])
-    name_classes(source, _class_names_beside(source.root))
+    source = join_shards(
+        description, paths, [walk_shard(path) if ignore_sidecars else load_index(path) for path in paths]
+    )
+    name_classes(source, _read_class_names(source.root))
     return source
 
 
 def join_shards(description: str, paths: list[Path], shards: Sequence[ShardIndex]) -> ShardSource:
-    """The images of shards as one source; `paths` are absolute.
+    """Join the images of shards to one source; `paths` are absolute.
 
     Raises:
         DataError: there is no image, or a name is not UTF-8.
@@ -170,7 +172,7 @@ def join_shards(description: str, paths: list[Path], shards: Sequence[ShardIndex
     if not stems:
         hidden = sum(shard.ignored["hidden"] for shard in shards)
         but = f" but {hidden} hidden members" if hidden else ""
-        raise DataError(f"{description} holds no image{but}: wanted members KEY.jpg, .jpeg, .png or .webp")
+        raise DataError(f"{description} has no image{but}: wanted members KEY.jpg, .jpeg, .png or .webp")
     require_utf8(stems)
     labels = np.array([label for shard in shards for label in shard.labels], dtype=np.int64)
     return ShardSource(
@@ -205,24 +207,24 @@ def _say_stray_labels(description: str, paths: Sequence[Path], shards: Sequence[
         (path.name, shard.stray_label) for path, shard in zip(paths, shards, strict=True) if shard.stray_label
     )
     return (
-        f"{description} has labels that belong to no image ({count:,}, first {first}.cls in {shard}): "
-        "name each as its image, KEY.jpg and KEY.cls"
+        f"{description} has labels without an image ({count:,}, first {first}.cls in {shard}): "
+        "name each label as its image, KEY.jpg and KEY.cls"
     )
 
 
 def common_folder(folders: Sequence[Path]) -> Path:
-    """The deepest folder that holds all of these absolute folders."""
+    """Return the deepest folder that contains all of these absolute folders."""
     return Path(os.path.commonpath([os.fspath(folder) for folder in folders]))
 
 
 def name_classes(source: ShardSource, names: Sequence[str]) -> None:
-    """Give the labels of shards their names, if there is one for each; whole numbers become the labels themselves."""
+    """Name the labels of shards, if there is a name for each; names that are integers become the labels themselves."""
     if source.labels is not None and len(names) > int(source.labels.max()):
         source.labels, source.class_names = number_classes(source.labels, names)
 
 
-def _class_names_beside(folder: Path) -> list[str]:
-    """The class names of `manifest.json`, or of `classes.txt` (one a line, or last column), beside shards."""
+def _read_class_names(folder: Path) -> list[str]:
+    """Read the class names of a folder's `manifest.json`, or of `classes.txt` (one per line, or the last column)."""
     names: list[str] = []
     if (folder / MANIFEST_NAME).is_file():
         try:

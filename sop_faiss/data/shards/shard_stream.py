@@ -1,7 +1,7 @@
 """Images of shards read from front to back: no index, no random access, nothing kept.
 
-The order is webdataset's shuffle buffer over our own reading of the tar: webdataset is given images, never an
-address (it would run a command to open one) and never a member to decode (it would unpickle some).
+The order is that of webdataset's shuffle buffer, but the tar is read here: webdataset gets images, never an address
+(it would run a command to open one) and never a member to decode (it would unpickle some).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sop_faiss.errors import DataError, UnreachableError
 __all__ = ["Damage", "ShardStream", "StreamedImage", "stable_image_id"]
 
 _LARGEST_IMAGE_BYTES = 256 << 20
-_SHARD_ORDER = 2**63 + 3  # beside the keys of other draws in stream.py
+_SHARD_ORDER = 2**63 + 3  # next to the keys of other draws in stream.py
 _INITIAL = 100  # images in the shuffle buffer before the first leaves it
 
 
@@ -42,7 +42,7 @@ class StreamedImage:
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that could not be read: one image, or the rest of a shard."""
+    """A part that could not be read: one image, or the rest of a shard."""
 
     key: str  # of the image, or the shard's name
     shard: str
@@ -53,13 +53,13 @@ class Damage:
 
 
 def stable_image_id(key: str) -> int:
-    """The id of an image that has no position: 63 bits of its key's hash, the same in every run."""
+    """Return the id of an image that has no position: 63 bits of its key's hash, the same in every run."""
     return int.from_bytes(hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(frozen=True)
 class ShardStream:
-    """Shards to read in sequence, again and again, by several consumers.
+    """Shards that are read in sequence, repeatedly, by several consumers.
 
     Args:
         description: the source as the user named it, without secrets.
@@ -70,20 +70,20 @@ class ShardStream:
     addresses: list[str]
 
     def digest(self) -> str:
-        """Which shards these are, as 64 hex digits."""
+        """Digest the addresses of the shards, as 64 hex digits."""
         return hashlib.sha256("\n".join(map(hide_secrets, self.addresses)).encode()).hexdigest()
 
     def images(
         self, consumer: int, consumers: int, buffer: int, seed: int, start: int
     ) -> Iterator[StreamedImage | Damage]:
-        """One consumer's part, without end. In a pass over its shards it meets each of its images once.
+        """Yield one consumer's part, without end. A pass over its shards yields each of its images once.
 
         Args:
-            consumer: 0 and up, below `consumers`. Shards are dealt out, or images where there are too few shards.
-            consumers: all ranks' workers.
-            buffer: images that wait to be drawn.
+            consumer: 0 and up, below `consumers`. Shards are distributed, or images if there are too few shards.
+            consumers: number of workers of all ranks.
+            buffer: number of images in the shuffle buffer.
             seed: of the orders.
-            start: another start gives other orders; the same for all consumers.
+            start: the same for all consumers; another start gives other orders.
 
         Raises:
             DataError: as many shards in a row as there are hold no image.
@@ -100,15 +100,15 @@ class ShardStream:
             trailing = len(list(itertools.takewhile(lambda count: count == 0, reversed(counts))))
             empty = trailing if trailing < len(counts) else empty + trailing
             if empty >= len(self.addresses):
-                raise DataError(f"{empty} shards of {self.description} in a row hold no image: name others")
+                raise DataError(f"{empty} shards of {self.description} in a row have no image: name others")
 
     def _one_pass(
         self, consumer: int, consumers: int, seed: int, start: int, number: int, counts: list[int]
     ) -> Iterator[StreamedImage | Damage]:
-        """Pass `number`; how many images each shard held goes into `counts`."""
+        """Yield pass `number`; the number of images of each shard is added to `counts`."""
         order = view_generator(seed, number, start, _SHARD_ORDER).permutation(len(self.addresses))
         whole_shards = len(self.addresses) >= consumers
-        turn = number  # so that even a handful of images comes to all consumers in the end
+        turn = number  # so that even a few images eventually reach all consumers
         for shard in order[consumer::consumers] if whole_shards else order:
             counts.append(0)
             for item in _read_shard(self.addresses[shard]):
@@ -119,7 +119,7 @@ class ShardStream:
 
 
 def _read_shard(address: str) -> Iterator[StreamedImage | Damage]:
-    """The images of one shard, in file order; what cannot be read is named. A damaged header ends the shard."""
+    """Yield the images of one shard, in file order, or what cannot be read. A damaged header ends the shard."""
     shard = hide_secrets(address)
     file = name_of_address(address)
     name = file.removesuffix(".tar")
@@ -142,8 +142,9 @@ def _read_shard(address: str) -> Iterator[StreamedImage | Damage]:
                 yield Damage(*place, "link", str(link_error(f"{member.name} in {file}")))
                 continue
             if member.size > _LARGEST_IMAGE_BYTES:
-                told = f"too-large: {member.size} bytes, wanted {_LARGEST_IMAGE_BYTES} at most"
-                yield Damage(*place, "too-large", told)
+                yield Damage(
+                    *place, "too-large", f"too-large: {member.size} bytes, wanted {_LARGEST_IMAGE_BYTES} at most"
+                )
                 continue
             encoded = forward.read_at(member.size, member.offset)
             if len(encoded) < member.size:
@@ -158,7 +159,7 @@ def _read_shard(address: str) -> Iterator[StreamedImage | Damage]:
 
 
 class _ForwardReader:
-    """Reads by position from what only goes forward; the last thing read may be read again."""
+    """A reader by position of a stream that only goes forward; the last block read may be read again."""
 
     def __init__(self, stream: RemoteStream) -> None:
         self._stream = stream
@@ -166,7 +167,7 @@ class _ForwardReader:
         self._start = 0  # of what is kept, in the file
 
     def read_at(self, size: int, offset: int) -> bytes:
-        """As `tar.ReadAt`, for offsets that do not fall."""
+        """Read as `tar.ReadAt`, for offsets that do not decrease."""
         self._forget(offset)
         while len(self._kept) < size:
             chunk = self._stream.read(size - len(self._kept))
@@ -176,9 +177,9 @@ class _ForwardReader:
         return bytes(self._kept[:size])
 
     def _forget(self, offset: int) -> None:
-        """Let go of all before `offset`, which becomes the start."""
+        """Drop everything before `offset`, which becomes the start."""
         if offset < self._start:
-            raise ValueError(f"offset {offset} lies before {self._start}, which is gone")
+            raise ValueError(f"offset {offset} is before {self._start}, which was dropped")
         behind = offset - self._start - len(self._kept)
         del self._kept[: offset - self._start]
         while behind > 0:

@@ -1,7 +1,7 @@
-"""Samples to webdataset shards and their manifest. Equal samples give equal bytes: no times, no user names.
+"""Write samples to webdataset shards and their manifest. Equal samples give equal bytes: no times, no user names.
 
-The tar itself is webdataset's `TarWriter`. Its `ShardWriter` would open a shard before there is a sample for it, and
-gives no place to the checksum, which here is made of the bytes as they are written.
+The tar is written by webdataset's `TarWriter`. Its `ShardWriter` is not used: it opens a shard before there is a sample
+for it, and cannot compute the checksum, which is made here from the bytes as they are written.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sop_faiss.files import write_json
 __all__ = ["SHARD_BYTES", "Sample", "ShardEntry", "ShardWriter", "write_manifest"]
 
 SHARD_BYTES = 1 << 30
-"""A shard is closed when its images reach this many bytes, whatever its number of samples."""
+"""A shard is closed when its images reach this many bytes, with any number of samples."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One image as it goes into a shard; `key` has no dot in its basename, or webdataset would cut it there."""
+    """One image as it is written to a shard; `key` has no dot in its basename, since webdataset would cut it there."""
 
     key: str
     suffix: str  # "jpg", "png" or "webp"
@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """What the manifest says of one shard."""
+    """The manifest's entry of one shard."""
 
     name: str
     samples: int
@@ -43,7 +43,7 @@ class ShardEntry:
 
 
 class _HashingFile:
-    """A file being written that knows its length and sha256."""
+    """A file to write that computes its length and sha256."""
 
     def __init__(self, path: Path) -> None:
         self.file: BinaryIO = path.open("wb")
@@ -60,13 +60,13 @@ class _HashingFile:
 
 
 class ShardWriter:
-    """Writes `FOLDER/NAME-000000.tar` and so on with webdataset's `TarWriter`; a context manager.
+    """A context manager that writes `FOLDER/NAME-000000.tar` and so on with webdataset's `TarWriter`.
 
     Args:
         folder: must exist.
         name: first part of the names of the shards.
-        samples_per_shard: a new shard begins after so many samples.
-        shard_bytes: or after so many bytes of images.
+        samples_per_shard: a new shard begins after this many samples.
+        shard_bytes: or after this many bytes of images.
     """
 
     def __init__(self, folder: Path, name: str, samples_per_shard: int, shard_bytes: int = SHARD_BYTES) -> None:
@@ -89,13 +89,13 @@ class ShardWriter:
         if kind is None:
             self._finish()
         elif self._file is not None:
-            with contextlib.suppress(Exception):  # what went wrong is on its way already; a full disk fails here again
+            with contextlib.suppress(Exception):  # the error is already being raised; a full disk fails here again
                 self._tar.close()
             with contextlib.suppress(OSError):
                 self._file.close()
 
     def write(self, sample: Sample) -> None:
-        """Append one sample, in a new shard where the present one is full."""
+        """Append one sample, to a new shard if the current one is full."""
         if self._tar is None:
             self._start()
         members: dict[str, Any] = {"__key__": sample.key, sample.suffix: sample.encoded}
@@ -108,7 +108,7 @@ class ShardWriter:
             self._finish()
 
     def _start(self) -> None:
-        import webdataset  # here, because it is slow to import and reading does without
+        import webdataset  # here, because it is slow to import and reading does not need it
 
         self._file = _HashingFile(self.folder / self._shard_name())
         options = {"mtime": 0, "user": "", "group": "", "mode": 0o644, "format": "PAX_FORMAT"}
@@ -129,7 +129,7 @@ class ShardWriter:
 
 
 def write_manifest(folder: Path, shards: list[ShardEntry], classes: list[str] | None, **more: Any) -> dict[str, Any]:
-    """Write `manifest.json` beside shards: each shard, the class names, totals, and `more` facts. Returns it."""
+    """Write and return `manifest.json` of shards: each shard, the class names, totals, and `more` facts."""
     manifest = {
         "format": 1,
         "samples": sum(shard.samples for shard in shards),

@@ -1,8 +1,8 @@
-"""The index of a shard, kept beside it as `NAME.tar.index`, so that a shard is walked once and not at every start.
+"""The index of a shard, kept next to it as `NAME.tar.index`, so that a shard is walked once and not at every start.
 
-JSON, since it is read from places that are not ours. A sidecar speaks for one size and modification time of its shard;
-one that is stale, damaged or of another kind is as good as none. What it says is checked before it is used: the worst
-that a false one can do is to name wrong bytes inside the shard, which then are no image.
+It is JSON, since it may come from an untrusted place. A sidecar is valid for one size and modification time of its
+shard; one that is stale, damaged or of another kind is ignored. Its content is checked before use: a forged one can at
+worst name wrong bytes inside the shard, which then are not an image.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 SIDECAR_SUFFIX = ".index"
-"""After the whole name of the shard."""
+"""Appended to the full name of the shard."""
 
 LONGEST_SIDECAR_BYTES = 64 << 20
 """Longer ones (a million images in a shard) are neither written nor read."""
@@ -50,14 +50,14 @@ _log = logging.getLogger(__name__)
 
 
 def sidecar_of(shard: Path) -> Path:
-    """Where the sidecar of a shard lies."""
+    """Return the path of a shard's sidecar."""
     return shard.with_name(shard.name + SIDECAR_SUFFIX)
 
 
 def load_index(shard: Path) -> ShardIndex:
-    """The index of a shard: from its sidecar, else by walking it; then the sidecar is written where that is allowed.
+    """Load the index of a shard from its sidecar, else walk the shard and write the sidecar.
 
-    Where it is not, as on a read-only mount, the index is in memory only.
+    Where nothing may be written, as on a read-only mount, the index is in memory only.
 
     Raises:
         DataError: as `walk_shard`.
@@ -74,7 +74,7 @@ def load_index(shard: Path) -> ShardIndex:
 
 
 def write_sidecar(shard: Path, index: ShardIndex) -> None:
-    """Write the sidecar of a shard, atomically; where nothing may be written, that is logged once per folder."""
+    """Write the sidecar of a shard, atomically; if that is not allowed, log it once per folder."""
     content = {
         "format": _FORMAT,
         "shard_bytes": index.size,
@@ -99,7 +99,7 @@ def _log_unwritable(folder: Path) -> None:
 
 
 def read_sidecar(shard: Path, size: int, changed_ns: int) -> ShardIndex | None:
-    """What the sidecar of a shard says, if it speaks of this size and modification time."""
+    """Read the sidecar of a shard; None unless it is valid for this size and modification time."""
     path = sidecar_of(shard)
     try:
         if path.stat().st_size > LONGEST_SIDECAR_BYTES:
@@ -115,10 +115,10 @@ def read_sidecar(shard: Path, size: int, changed_ns: int) -> ShardIndex | None:
 
 
 def parse_sidecar(text: bytes, size: int) -> ShardIndex | None:
-    """The index in the bytes of a sidecar; None unless it is whole and possible for a shard of `size` bytes."""
+    """Parse the bytes of a sidecar; None unless they are complete and possible for a shard of `size` bytes."""
     try:
         content = json.loads(text)
-    except (ValueError, RecursionError):  # not JSON, not text, a number of thousands of digits, nested without end
+    except (ValueError, RecursionError):  # not JSON, not text, a number of thousands of digits, nested too deep
         return None
     if not isinstance(content, dict) or content.get("format") != _FORMAT or content.get("shard_bytes") != size:
         return None
@@ -135,7 +135,7 @@ def parse_sidecar(text: bytes, size: int) -> ShardIndex | None:
 
 
 def _is_possible(columns: dict[str, Any], size: int) -> bool:
-    """Whether columns could come from a walk: types, lengths, keys, and members one after the other in the shard."""
+    """Return whether columns could come from a walk: types, lengths, keys, and members in the order of the shard."""
     if len({len(column) for column in columns.values()}) != 1:
         return False
     if any(set(map(type, columns[name])) - {kind} for name, kind in _COLUMNS.items()):
@@ -154,13 +154,13 @@ def _is_possible(columns: dict[str, Any], size: int) -> bool:
     if sizes.min() < LINK or sizes.max() > size or labels.min() < -1 or labels.max() >= 1 << 31:
         return False
     ends = np.minimum(offsets, size) + np.maximum(sizes, 0)  # no overflow
-    earliest = np.concatenate([[0], ends[:-1]]) + BLOCK_BYTES  # a header stands before each
+    earliest = np.concatenate([[0], ends[:-1]]) + BLOCK_BYTES  # a header precedes each
     in_order = (offsets >= earliest).all() and (offsets % BLOCK_BYTES == 0).all()
     return bool(in_order and offsets.max() <= size and ends[-1] <= size)
 
 
 def index_digest(index: ShardIndex) -> bytes:
-    """Equal for indices that name the same images at the same places."""
+    """Digest an index; indices of the same images at the same places have equal digests."""
     digest = hashlib.sha256(np.array([index.offsets, index.sizes, index.labels], np.int64).tobytes())
     names = "\0".join(starmap(add, zip(index.stems, index.suffixes, strict=True)))
     digest.update(names.encode("utf-8", "surrogatepass"))

@@ -1,7 +1,7 @@
-"""The headers of a tar file, walked without reading the members: where each member lies.
+"""Walk the headers of a tar file without reading the members, to find the position of each.
 
 Python's `tarfile` takes about 60 us per member and accepts a file that ends early; this walk takes about 5 us and
-does not. Understood: POSIX ustar and pax, GNU long names, base-256 sizes.
+does not. Supported are POSIX ustar and pax, GNU long names, and base-256 sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sop_faiss.errors import DataError
 __all__ = ["BLOCK_BYTES", "Member", "ReadAt", "require_regular_file", "walk_tar"]
 
 ReadAt = Callable[[int, int], bytes]
-"""`read_at(size, offset)`: that many bytes from there, fewer only at the end of the file."""
+"""`read_at(size, offset)` returns `size` bytes from `offset`, fewer only at the end of the file."""
 
 BLOCK_BYTES = 512
 _LONGEST_EXTENSION_BYTES = 1 << 20  # of a pax or GNU long-name header
@@ -34,7 +34,7 @@ class Member(NamedTuple):
     name: str
     offset: int  # of the first content byte in the tar, bytes
     size: int  # of the content, bytes
-    is_link: bool  # or sparse: the content is not there as such
+    is_link: bool  # or sparse: the content is not in place
     head: bytes  # up to the first 512 bytes of the content
 
 
@@ -42,22 +42,22 @@ def require_regular_file(status: os.stat_result, shard: str) -> None:
     """Refuse a folder, a pipe or a device.
 
     Raises:
-        DataError: it is one.
+        DataError: the shard is not a regular file.
     """
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"shard {shard} is not a regular file: name a .tar file")
 
 
 def walk_tar(read_at: ReadAt, end: int, shard: str) -> Iterator[Member]:
-    """Yield the members of a tar in file order; folders and devices are passed over.
+    """Yield the members of a tar in file order; folders and devices are skipped.
 
     Args:
-        read_at: reads the tar; asked for rising offsets only, none more than a block before the end of the last.
-        end: length of the tar in bytes; where it is not known, any number that is larger.
+        read_at: reads the tar; offsets never decrease, and start at most a block before the end of the last read.
+        end: length of the tar in bytes; if it is not known, any larger number.
         shard: its name, for messages.
 
     Raises:
-        DataError: not a tar, cut in the middle, damaged, or going on after its end; names shard, offset and remedy.
+        DataError: the file is not a tar, is cut or damaged, or continues after its end mark.
     """
     offset, long_name, long_size, sparse = 0, "", -1, False
     while True:
@@ -71,7 +71,7 @@ def walk_tar(read_at: ReadAt, end: int, shard: str) -> Iterator[Member]:
         size = _check_header(header, shard, offset)
         kind = header[156:157]
         content = offset + BLOCK_BYTES
-        more = kind == b"S" and header[482]  # GNU's map of a sparse file goes on in blocks of its own
+        more = kind == b"S" and header[482]  # GNU's map of a sparse file continues in extra blocks
         while more:
             extension = read_at(BLOCK_BYTES, content)
             content += BLOCK_BYTES
@@ -88,10 +88,11 @@ def walk_tar(read_at: ReadAt, end: int, shard: str) -> Iterator[Member]:
             is_link = sparse or kind in _LINKS or kind == b"S"
             long_name, long_size, sparse = "", -1, False
             if "\0" in name or len(name) > _LONGEST_NAME:
-                shown = "a NUL in a name" if "\0" in name else f"a name of {len(name)} letters, wanted {_LONGEST_NAME}"
+                long = f"a name of {len(name)} letters, wanted at most {_LONGEST_NAME}"
+                shown = "a NUL in a name" if "\0" in name else long
                 raise DataError(f"shard {shard} is damaged at offset {offset}: {shown}; {_REMEDY}")
             if content + size > end:
-                raise _cut(shard, offset, f"member {name} of {size} bytes goes beyond the end")
+                raise _cut(shard, offset, f"member {name} of {size} bytes extends beyond the end")
             if is_link:
                 yield Member(name, content, 0, True, b"")
             elif kind in _REGULAR and not name.endswith("/"):
@@ -104,14 +105,14 @@ def _cut(shard: str, offset: int, what: str) -> DataError:
 
 
 def _check_header(header: bytes, shard: str, offset: int) -> int:
-    """Verify the checksum; the member's size in bytes."""
+    """Verify the checksum, and return the member's size in bytes."""
     try:
         stored = int(header[148:156].strip(b" \0"), 8)
         size = _number(header[124:136])
     except ValueError:
         stored, size = -1, -1
-    # the checksum is the sum of the bytes, with spaces in its own field; the low half of Adler-32 is 1 + that sum mod
-    # 65521, at a twentieth of the time of sum()
+    # the checksum is the sum of the bytes, with spaces in its own field; the low half of Adler-32 is 1 + the sum of the
+    # bytes modulo 65521, in a twentieth of the time of sum()
     total = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * 32
     if size < 0 or stored < 0 or (total - stored) % 65521:
         if offset == 0:
@@ -139,12 +140,12 @@ def _read_extension(read_at: ReadAt, shard: str, content: int, size: int) -> byt
         raise DataError(f"shard {shard} is damaged at offset {content}: a header extension of {size} bytes; {_REMEDY}")
     extension = read_at(size, content)
     if len(extension) < size:
-        raise _cut(shard, content, f"a header extension of {size} bytes goes beyond the end")
+        raise _cut(shard, content, f"a header extension of {size} bytes extends beyond the end")
     return extension
 
 
 def _parse_pax(extension: bytes, shard: str, offset: int) -> tuple[str, int, bool]:
-    """The `path` and `size` of a pax header, "" and -1 where it has none, and whether its member is sparse."""
+    """Return `path` and `size` of a pax header ("" and -1 if it has none), and whether its member is sparse."""
     name, sparse_name, size, sparse, position = "", "", -1, False, 0
     try:
         while position < len(extension) and extension[position] != 0:
@@ -169,5 +170,5 @@ def _parse_pax(extension: bytes, shard: str, offset: int) -> tuple[str, int, boo
 def _check_end(read_at: ReadAt, shard: str, offset: int) -> None:
     if read_at(_RECORD_BYTES + BLOCK_BYTES, offset).strip(b"\0"):
         raise DataError(
-            f"shard {shard} goes on after its end mark at offset {offset} (tars joined with cat, or damaged); {_REMEDY}"
+            f"shard {shard} continues after its end mark at offset {offset} (joined with cat, or damaged); {_REMEDY}"
         )

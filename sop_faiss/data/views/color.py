@@ -1,6 +1,6 @@
-"""The colors of one view: what is drawn, and how it is done in uint8 with OpenCV (docs/method.md, 1).
+"""The color augmentation of one view: its random draws, and its application in uint8 with OpenCV (docs/method.md, 1).
 
-Drawing and doing are apart, so that the device can do for whole batches what was drawn here (`device_color`).
+Drawing and applying are separate, so that the device can apply the draws to whole batches (`device_color`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LEVELS = np.arange(256, dtype=np.float32)
 _SOLARIZED = np.where(_LEVELS >= 128, 255 - _LEVELS, _LEVELS).astype(np.uint8)
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as PIL's mode L
 _GRAY = np.tile(_LUMA, (3, 1))
-_CUT = -0.499  # added before OpenCV rounds: decimals are cut off, as in PIL's blends; rounding would be 1 level off PIL
+_CUT = -0.499  # added before OpenCV rounds, to truncate as PIL's blends do; rounding would differ from PIL by 1 level
 
 
 class Colors(NamedTuple):
-    """What was drawn for the colors of a view; as it stands, nothing is changed."""
+    """The draws for the colors of a view; the defaults change nothing."""
 
     brightness: float = 1.0
     """Factor."""
@@ -35,12 +35,12 @@ class Colors(NamedTuple):
     hue: float = 0.0
     """Shift in turns of the color circle."""
     first: float = 0
-    """The four above are done in this order: 0 is brightness, 3 hue."""
+    """The four above are applied in this order: 0 is brightness, 3 hue."""
     second: float = 1
     third: float = 2
     fourth: float = 3
     gray: float = 0
-    """1: color is dropped."""
+    """1: the view becomes gray."""
     blur_sigma: float = 0.0
     """Standard deviation in pixels; 0: no blur."""
     solarize: float = 0
@@ -48,13 +48,13 @@ class Colors(NamedTuple):
 
 
 UNCHANGED = Colors()
-"""The parameters of a view whose colors are left alone."""
+"""The draws of a view whose colors are not changed."""
 COLUMNS = {name: column for column, name in enumerate(Colors._fields)}
-"""Where each stands in a row of a batch's table."""
+"""The column of each in a batch's table of colors."""
 
 
 def draw_colors(index: int, config: ViewsConfig, generator: np.random.Generator) -> Colors:
-    """Draw jitter, gray, blur and solarization, as the place of a view among the views prescribes.
+    """Draw jitter, gray, blur and solarization, with the settings for this view.
 
     Args:
         index: number of the view; global ones first.
@@ -78,12 +78,12 @@ def draw_colors(index: int, config: ViewsConfig, generator: np.random.Generator)
 
 
 def blur_reach(sigma: float) -> int:
-    """Pixels on either side that a blur takes in: OpenCV's own choice for 8 bits, about three standard deviations."""
+    """Return the radius of a blur in pixels: OpenCV's own choice for 8 bits, about three standard deviations."""
     return (round(6 * sigma + 1) | 1) // 2
 
 
 def augment_colors(view: UInt8[np.ndarray, "h w 3"], colors: Colors) -> None:
-    """Change an RGB view in place, as drawn. Each step leaves whole levels, rounded or cut off as PIL does."""
+    """Change an RGB view in place, as drawn. Each step gives integer levels, rounded or truncated as in PIL."""
     for which in colors[4:8]:
         number = int(which)
         if colors[number] != UNCHANGED[number]:
@@ -97,7 +97,7 @@ def augment_colors(view: UInt8[np.ndarray, "h w 3"], colors: Colors) -> None:
 
 
 def _blur(view: UInt8[np.ndarray, "h w 3"], sigma: float) -> None:
-    """With weights in float: rounded rightly, and two to three times as fast as `cv2.GaussianBlur` in fixed point."""
+    """Blur with float weights: exactly rounded, two to three times as fast as `cv2.GaussianBlur` in fixed point."""
     weights = cv2.getGaussianKernel(2 * blur_reach(sigma) + 1, sigma, cv2.CV_32F)
     cv2.sepFilter2D(view, -1, weights, weights, dst=view, borderType=cv2.BORDER_REPLICATE)
 

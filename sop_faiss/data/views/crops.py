@@ -1,8 +1,8 @@
 """Multi-crop views of one image in uint8 on the CPU (docs/method.md, 1; iBOT's augmentations).
 
-Every view has a generator of its own, keyed by (seed, epoch, image, view): a view is a pure function of these four,
-whatever process or thread makes it and whenever. What a view is to be is drawn first, from the size of the image
-alone; then it is made.
+Every view has its own generator, keyed by (seed, epoch, image, view): a view is a pure function of these four,
+whatever process or thread makes it and whenever. Its parameters are drawn first, from the size of the image alone;
+then it is made.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CropBox(NamedTuple):
 
 
 class View(NamedTuple):
-    """What was drawn for one view of an image."""
+    """The draws for one view of an image."""
 
     angle: float
     """Rotation about the center, radians."""
@@ -47,19 +47,19 @@ class View(NamedTuple):
 
 
 def view_generator(seed: int, epoch: int, image_id: int, view: int) -> np.random.Generator:
-    """The generator of one view of one image in one epoch."""
-    return philox((seed, epoch), (0, 0, view, image_id))  # the lowest word counts what is drawn
+    """Make the generator of one view of one image in one epoch."""
+    return philox((seed, epoch), (0, 0, view, image_id))  # the lowest word counts the draws
 
 
 def draw_crop(
     height: int, width: int, scale: tuple[float, float], aspect: tuple[float, float], generator: np.random.Generator
 ) -> CropBox:
-    """A box of random area and aspect inside the image; the largest central one when ten draws do not fit.
+    """Draw a box of random area and aspect inside the image; the largest central one if ten draws do not fit.
 
     Args:
         height: of the image, in pixels.
         width: of the image, in pixels.
-        scale: area of the box as a share of the image, uniform.
+        scale: area of the box as a fraction of the image, uniform.
         aspect: width over height, log-uniform.
         generator: the view's own.
     """
@@ -78,7 +78,7 @@ def draw_crop(
 
 
 def _resize_into(image: UInt8[np.ndarray, "h w 3"], box: CropBox, out: UInt8[np.ndarray, "side side 3"]) -> None:
-    """Antialiased bicubic, straight into `out`. The order of unsqueeze and permute keeps torch on channels-last."""
+    """Resize by antialiased bicubic, into `out`. The order of unsqueeze and permute keeps torch on channels-last."""
     crop = image[box.top : box.top + box.height, box.left : box.left + box.width]
     source = torch.from_numpy(crop).unsqueeze(0).permute(0, 3, 1, 2)
     target = torch.from_numpy(out).unsqueeze(0).permute(0, 3, 1, 2)
@@ -86,7 +86,7 @@ def _resize_into(image: UInt8[np.ndarray, "h w 3"], box: CropBox, out: UInt8[np.
 
 
 def _tilt(image: UInt8[np.ndarray, "h w 3"], angle: float, shear: float) -> UInt8[np.ndarray, "h w 3"]:
-    """Rotate and shear about the center; the border is continued."""
+    """Rotate and shear about the center; the border pixels are repeated."""
     height, width = image.shape[:2]
     cos, sin = math.cos(angle), math.sin(angle)
     linear = np.array([[cos, -sin + shear * cos], [sin, cos + shear * sin]])
@@ -101,7 +101,7 @@ def draw_view(height: int, width: int, index: int, config: ViewsConfig, generato
     Args:
         height: of the image, in pixels.
         width: of the image, in pixels.
-        index: its place among the views; it decides on the size of the crop, on blur and on solarization.
+        index: its place among the views, on which the size of the crop, blur and solarization depend.
         config: probabilities, strengths and sizes.
         generator: the view's own.
     """
@@ -118,13 +118,13 @@ def draw_view(height: int, width: int, index: int, config: ViewsConfig, generato
 def write_view(
     image: UInt8[np.ndarray, "h w 3"], view: View, out: UInt8[np.ndarray, "side side 3"], *, colored: bool = True
 ) -> None:
-    """Make a view of the image that it was drawn for.
+    """Make a view of the image for which it was drawn.
 
     Args:
         image: RGB.
         view: as drawn.
-        out: where it is written, in one piece; its side says its size.
-        colored: whether its colors are changed here; if not, they are left to the device.
+        out: contiguous memory for the view, whose side it sets.
+        colored: whether its colors are changed here; if not, the device changes them.
     """
     if view.angle or view.shear:
         image = _tilt(image, view.angle, view.shear)

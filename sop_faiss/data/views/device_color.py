@@ -1,7 +1,7 @@
-"""Views as the networks take them: colors of whole batches on the device (`views.color: device`), and normalized.
+"""The last steps from views to a network's input: colors on the device (`views.color: device`), and normalization.
 
-The draws are those that the workers made (`color.draw_colors`); the formulas are those of the uint8 path, in float32
-on levels of 0 to 255 and cut to whole levels where it cuts them.
+The workers made the draws (`color.draw_colors`); the formulas are those of the uint8 path, in float32 on levels of 0 to
+255, truncated or rounded to integer levels where that path does so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Table = Float32[Tensor, "n c"]
 
 
 def colors_on_device(config: ViewsConfig, device: torch.device) -> bool:
-    """Whether colors are the device's work: as `views.color` says, and for `auto` on a CUDA device alone.
+    """Return whether the device changes the colors: as `views.color` says; `auto` means on CUDA devices only.
 
     On a CPU the batched form takes about ten times as long as OpenCV's uint8.
     """
@@ -32,11 +32,11 @@ def colors_on_device(config: ViewsConfig, device: torch.device) -> bool:
 def normalize(
     views: UInt8[Tensor, "v b s s2 3"], colors: Float32[Tensor, "v b c"], config: ViewsConfig, device: torch.device
 ) -> Float32[Tensor, "v b 3 s s2"]:
-    """Views as the networks take them: moved to the device in uint8, colored there if need be, centered and scaled.
+    """Make a network's input: move views to the device in uint8, change their colors if necessary, and normalize.
 
     Args:
         views: levels of 0 to 255.
-        colors: a row of `Colors` for each view, on the CPU; no columns where the views have their colors already.
+        colors: a row of `Colors` for each view, on the CPU; no columns if the colors are already changed.
         config: mean and standard deviation of the channels.
         device: where the networks are.
     """
@@ -49,7 +49,7 @@ def normalize(
 
 
 def augment_colors_on_device(pixels: Pixels, table: Table) -> Pixels:
-    """Each step on the views that drew it, in the order that each view drew; which they are is known on the CPU."""
+    """Apply each step to the views that drew it, in the order that each view drew, which is known on the CPU."""
     columns = dict(zip(COLUMNS, table.unbind(1), strict=True))
     steps: list[tuple[Callable[[Pixels, Table], Pixels], Tensor]] = []
     for place in ("first", "second", "third", "fourth"):
@@ -73,7 +73,7 @@ def _factor(drawn: Table, name: str) -> Float32[Tensor, "n 1 1 1"]:
 
 
 def _gray(pixels: Pixels) -> Float32[Tensor, "n s s2 1"]:
-    """Luma of ITU-R BT.601 in whole levels, as PIL's mode L."""
+    """Return luma of ITU-R BT.601 in integer levels, as PIL's mode L."""
     red, green, blue = pixels.unbind(-1)
     return (0.299 * red + 0.587 * green + 0.114 * blue).round_().unsqueeze(-1)
 
@@ -92,7 +92,7 @@ def _saturate(pixels: Pixels, drawn: Table) -> Pixels:
 
 
 def _shift_hue(pixels: Pixels, drawn: Table) -> Pixels:
-    """To hue, chroma and value; hue turned; back by f(n) = V - C clamp(min(k, 4 - k), 0, 1), k = (n + 6 H) mod 6."""
+    """Turn hue, in HSV; back to RGB by f(n) = V - C clamp(min(k, 4 - k), 0, 1), k = (n + 6 H) mod 6."""
     red, green, blue = pixels.unbind(-1)
     value, smallest = pixels.amax(-1), pixels.amin(-1)
     chroma = value - smallest
@@ -119,7 +119,7 @@ def _solarize(pixels: Pixels, drawn: Table) -> Pixels:
 
 
 def _blur(pixels: Pixels, sigma: Float32[Tensor, " n"], reach: int) -> Pixels:
-    """A Gaussian for each view, cut off at its own `blur_reach`; the border pixels are continued, as in PIL."""
+    """Blur each view by its own Gaussian, cut off at its `blur_reach`; the border pixels are repeated, as in PIL."""
     offsets = torch.arange(reach + 1, device=pixels.device)
     width = torch.round(6 * sigma + 1).long() | 1
     weights = torch.exp(-(offsets**2) / (2 * sigma.unsqueeze(1) ** 2)) * (offsets <= width.unsqueeze(1) // 2)
@@ -130,7 +130,7 @@ def _blur(pixels: Pixels, sigma: Float32[Tensor, " n"], reach: int) -> Pixels:
 
 
 def _blur_axis(pixels: Pixels, weights: Float32[Tensor, "n k"], axis: int) -> Pixels:
-    """As a sum over shifted copies: exact float32, whatever precision matrix products are allowed."""
+    """Blur by a sum of shifted copies: exact float32, whatever precision is allowed for matrix products."""
     reach, side = weights.shape[1] - 1, pixels.shape[axis]
     padded = pixels.index_select(axis, torch.arange(-reach, side + reach, device=pixels.device).clamp_(0, side - 1))
     blurred = weights[:, 0, None, None, None] * pixels

@@ -1,4 +1,4 @@
-"""Which patches of a global view the student does not see (docs/method.md, 1)."""
+"""Masks: the patches of a global view that are hidden from the student (docs/method.md, 1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRIES = 10
 
 
 def draw_mask(rows: int, cols: int, config: MasksConfig, generator: np.random.Generator) -> Bool[np.ndarray, " n"]:
-    """A mask over rows x cols patches, flattened in row-major order; True is hidden.
+    """Draw a mask over rows x cols patches, flattened in row-major order; True is hidden.
 
     Args:
         rows: patches from top to bottom.
@@ -40,19 +40,19 @@ def draw_mask(rows: int, cols: int, config: MasksConfig, generator: np.random.Ge
 
 
 def _draw_wanted(patches: int, config: MasksConfig, generator: np.random.Generator) -> int:
-    """How many patches of a view are to be hidden: none, or a share drawn from `ratio`."""
+    """Draw how many patches of a view are hidden: none, or a fraction drawn from `ratio`."""
     return int(uniform(generator, *config.ratio) * patches) if generator.random() < config.probability else 0
 
 
 def _draw_blocks(rows: int, cols: int, wanted: int, aspect: tuple[float, float], generator: np.random.Generator) -> int:
-    """Blockwise masking (BEiT, algorithm 1): rectangles of random area and aspect until `wanted` patches are hidden.
+    """Draw rectangles of random area and aspect until `wanted` patches are hidden (blockwise, BEiT, algorithm 1).
 
-    Departs: a last block's area is what is still to be hidden. iBOT draws it between that and `smallest`, so that the
-    block must lie partly on others, and gives up more often: on a grid of 14 x 14 at the default ratio it hides 0.8
-    patches too few on average, in 3.3 blocks; here it is all of them, in 3.8.
+    Departs: the last block's area is what remains to be hidden. iBOT draws it between that and `smallest`, so the block
+    must overlap others, and gives up more often: on a grid of 14 x 14 at the default ratio it hides 0.8 patches too few
+    on average, in 3.3 blocks; here all of them are hidden, in 3.8.
 
-    The mask is the bits of one integer, the first patch the lowest: a rectangle is then laid and counted in well under
-    a microsecond, where arrays of this size take ten times as long.
+    The mask is the bits of one integer, the lowest for the first patch: a rectangle is then added and counted in well
+    under a microsecond; arrays of this size take ten times as long.
     """
     log_aspect = (math.log(aspect[0]), math.log(aspect[1]))
     smallest = (min(rows, cols) // 3) ** 2  # area of a block in patches, as in iBOT: 16 on a grid of 14 x 14
@@ -73,11 +73,11 @@ def _draw_blocks(rows: int, cols: int, wanted: int, aspect: tuple[float, float],
                 mask, hidden = with_block, hidden + added
                 break
         else:
-            break  # no further block fits: a little under the ratio, as in BEiT
+            break  # no further block fits: slightly fewer than the ratio, as in BEiT
     return mask
 
 
 @functools.cache
 def _first_of_each_row(rows: int, cols: int) -> int:
-    """Bits that are set at the first patch of each of so many rows; times the bits of a line: that line in each row."""
+    """Set the bit of the first patch of each of `rows` rows; times the bits of a line, this gives the line in each."""
     return sum(1 << (row * cols) for row in range(rows))

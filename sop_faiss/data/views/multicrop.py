@@ -1,4 +1,4 @@
-"""All views of one image, from its file to their place in a batch: decoded, drawn, written."""
+"""All views of one image, from its file to their place in a batch: decode, draw, write."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Pixels = UInt8[np.ndarray, "h w 3"]
 
 
 class DrawnView(NamedTuple):
-    """A view that is still to be written."""
+    """A view that was drawn and is not yet written."""
 
     view: View
     generator: np.random.Generator
-    """The view's own; it goes on to draw the mask."""
+    """The view's own; it draws the mask next."""
 
 
 class MultiCrop:
-    """Makes the views of images; safe in threads, and each a pure function of seed, epoch, image and view.
+    """The maker of the views of images; safe in threads. A view is a pure function of seed, epoch, image and view.
 
     Args:
         config: sections data, views, masks and train.
@@ -41,7 +41,7 @@ class MultiCrop:
         self._sides = [config.views.global_size] * config.views.global_count + [config.views.local_size] * local_count
 
     def draw(self, image_id: int, epoch: int, height: int, width: int) -> list[DrawnView]:
-        """All views of an image of this size, global ones first."""
+        """Draw all views of an image of this size, global ones first."""
         drawn = []
         for index in range(len(self._sides)):
             generator = view_generator(self.config.train.seed, epoch, image_id, index)
@@ -49,7 +49,7 @@ class MultiCrop:
         return drawn
 
     def load(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Pixels, list[DrawnView]]:
-        """An image and its views. Boxes are drawn on its whole size, however much of it is decoded.
+        """Decode an image and draw its views. Boxes are drawn for its full size, at whatever fraction it is decoded.
 
         Raises:
             DataError: the image cannot be read; the message begins with the reason.
@@ -62,7 +62,7 @@ class MultiCrop:
         return image, self.draw(image_id, epoch, *image.shape[:2])
 
     def _load_scaled(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Pixels, list[DrawnView]] | None:
-        """The image at the fraction that its views allow; None where they need the whole, or it has to be decoded."""
+        """Decode the image at the fraction that its views allow; None if it must be decoded at full size."""
         size = upright_jpeg_size(encoded, self.config.data.max_image_pixels)
         if size is None:
             return None

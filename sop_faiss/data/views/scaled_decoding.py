@@ -1,4 +1,4 @@
-"""JPEGs decoded at a fraction of their size where every crop of them allows it (`data.scaled_decoding`)."""
+"""JPEGs decoded at a fraction of their size, if every crop allows it (`data.scaled_decoding`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sop_faiss.errors import DataError
 __all__ = ["decode_scaled", "scale_box", "scale_denominator", "upright_jpeg_size"]
 
 _DENOMINATORS = (8, 4, 2)
-_ORIENTATION = 0x0112  # EXIF tag; 5 to 8 are turned by a quarter
+_ORIENTATION = 0x0112  # EXIF tag; 5 to 8 are turned by 90 degrees
 
 
 def upright_jpeg_size(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
-    """Height and width, as a person sees it, of a JPEG that can be decoded at a fraction; None for all else."""
+    """Return height and width, upright, of a JPEG that can be decoded at a fraction; None for any other file."""
     size = plain_jpeg_size(encoded)
     if size is None or size_problem(*size, max_pixels):
         return None
@@ -32,12 +32,12 @@ def upright_jpeg_size(encoded: bytes, max_pixels: int) -> tuple[int, int] | None
 
 
 def scale_denominator(height: int, width: int, crops: Sequence[tuple[CropBox, int]]) -> int:
-    """The largest of 8, 4, 2 and 1 at which every crop has at least as many pixels a side as its view; else 1.
+    """Return the largest of 8, 4, 2 and 1 at which the sides of every crop have at least its view's pixels; else 1.
 
     Args:
         height: of the whole image, in pixels.
         width: of the whole image, in pixels.
-        crops: box in the whole image and side of the view that it becomes, in pixels.
+        crops: box in the whole image, and side of its view, in pixels.
     """
     for denominator in _DENOMINATORS:
         smaller = -(-height // denominator), -(-width // denominator)
@@ -48,14 +48,14 @@ def scale_denominator(height: int, width: int, crops: Sequence[tuple[CropBox, in
 
 
 def scale_box(box: CropBox, whole: tuple[int, int], scaled: tuple[int, int]) -> CropBox:
-    """The box in the scaled image that is nearest to `box` in the whole one; sizes are (height, width)."""
+    """Return the box in the scaled image that is nearest to `box` in the whole one; sizes are (height, width)."""
     top, bottom = (round(row * scaled[0] / whole[0]) for row in (box.top, box.top + box.height))
     left, right = (round(column * scaled[1] / whole[1]) for column in (box.left, box.left + box.width))
     return CropBox(top, left, bottom - top, right - left)
 
 
 def decode_scaled(encoded: bytes, size: tuple[int, int], denominator: int) -> UInt8[np.ndarray, "h w 3"] | None:
-    """The image at a fraction of its size; None where it is damaged, or turned otherwise than `size` says.
+    """Decode the image at a fraction of its size; None if it is damaged, or turned differently than `size` says.
 
     Args:
         encoded: a file with an `upright_jpeg_size`.

@@ -1,4 +1,4 @@
-"""Two augmented views of images, the same ones whenever they are asked for: to score an encoder without labels."""
+"""Two augmented views per image, the same ones each time: to score an encoder without labels."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from sop_faiss.errors import DataError, UnreachableError
 __all__ = ["ViewPairs"]
 
 _SEED = 0
-"""Not the run's, so that runs of other seeds are scored on the same views."""
+"""A constant, so that runs of any seed are scored on the same views."""
 _EPOCH = 2**63
-"""That of no run: these are not views that were trained on."""
+"""No run has this epoch, so these views were not trained on."""
 
 Pair = UInt8[np.ndarray, "2 s s 3"]
 
 
 class ViewPairs:
-    """The first and the second global view of images as the run makes them; both, where it has only the first.
+    """The first and second global view of images as the run makes them, even if the run has only the first.
 
     Args:
         source: the images.
-        positions: which of them.
+        positions: of the images whose views are made.
         config: sections data and views, and whether the views have their colors changed (`evaluate.view_colors`).
     """
 
@@ -45,7 +45,7 @@ class ViewPairs:
         return len(self.positions)
 
     def __iter__(self) -> Iterator[Pair]:
-        """A pair of each image that can be read, in order.
+        """Yield a pair of views of each image that can be read, in order.
 
         Raises:
             DataError: more than `data.max_bad_fraction` of the images cannot be read.
@@ -60,7 +60,7 @@ class ViewPairs:
             if bad > self._max_bad_fraction * len(self):
                 raise DataError(
                     f"{self.source.description}: {bad} of the {len(self)} images to be scored cannot be read so far "
-                    f"(last: {pair}), more than data.max_bad_fraction = {self._max_bad_fraction}: mend the data "
+                    f"(last: {pair}), more than data.max_bad_fraction = {self._max_bad_fraction}: repair the data "
                     "(sop-data check), or raise it"
                 )
 

@@ -1,8 +1,8 @@
 """Indices on disk that look at a part of the rows (IVF, HNSW), or at shortened ones (SQ, PQ, RaBitQ).
 
-Any FAISS factory makes one. How much of the index a search looks at is its *effort*: `nprobe` of an IVF index,
-`efSearch` of an HNSW one; an index that goes through all of its codes has none. Similarities are those of the stored
-codes: with `Flat` codes the cosines, with shortened ones near them.
+Any FAISS factory makes one. Its *search setting* says how much of the index a search looks at: `nprobe` of an IVF
+index, `efSearch` of an HNSW one; an index that goes through all of its codes has none. Similarities are those of the
+stored codes: with `Flat` codes the cosines, with shortened ones near them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEED = 1234
 _NO_MAP = 0  # FAISS's DirectMap.NoMap
 _MOST_ROWS_PER_LIST = 64  # that k-means learns from; FAISS's own 256 take four times as long
 _MOST_TRAINING_ROWS = 65_536  # FAISS's own limit for 256 centroids of a code
-_MOST_LINKED = 4096  # rows that a search of an HNSW index keeps at hand, at most; more costs more than an exact search
+_MOST_LINKED = 4096  # candidates that a search of an HNSW index keeps, at most; more costs more than an exact search
 _LONGEST_FACTORY = 200
 _RANGES = {
     "IVF": (1, 2**22),  # lists
@@ -38,7 +38,7 @@ _RANGES = {
     **dict.fromkeys(("RQ", "LSQ", "Nrq", "Nlsq"), (1, 64)),  # codes of a vector, each learned after the other
 }
 """Least and most of the number that follows a name in a factory string."""
-_OTHER_RANGE = (1, 4096)  # lengths, which a rotation has squared; parts of a vector, bits of a component
+_OTHER_RANGE = (1, 4096)  # lengths (a rotation has their square), parts of a vector, bits of a component
 _SPARE_ROWS = 8  # fetched beyond those asked for, so that ties at the end of a list come in a fixed order
 
 
@@ -56,9 +56,9 @@ class ApproximateIndex:
         self._ivf: Any = faiss.try_extract_index_ivf(index)
         self._gpus = FilledByGpus(index, self._ivf)
         self._changing = threading.Lock()
-        self._effort: int | None = None
-        if self.knob is not None:
-            self.effort = self.efforts()[0]
+        self._search_setting: int | None = None
+        if self.setting_name is not None:
+            self.search_setting = self.search_settings()[0]
 
     @property
     def dimension(self) -> int:
@@ -71,45 +71,45 @@ class ApproximateIndex:
         return int(self._faiss.ntotal)
 
     @property
-    def knob(self) -> str | None:
-        """FAISS's name of what the effort is: `nprobe`, `efSearch`, or None where there is nothing to choose."""
+    def setting_name(self) -> str | None:
+        """FAISS's name of the search setting: `nprobe`, `efSearch`, or None where there is nothing to choose."""
         if self._ivf is not None:
             return "nprobe"
         return "efSearch" if isinstance(_innermost(self._faiss), faiss.IndexHNSW) else None
 
     @property
     def is_graph(self) -> bool:
-        """Whether what is added first shapes the search for what comes later."""
-        return self.knob == "efSearch"
+        """Whether the rows that are added first shape the search for later ones."""
+        return self.setting_name == "efSearch"
 
     @property
     def made_in_parts(self) -> bool:
-        """Whether lists of indices that were trained alike can be laid end to end."""
+        """Whether lists of indices that were trained alike can be concatenated."""
         return self._ivf is not None and not isinstance(self._faiss, faiss.IndexRefine)
 
     @property
-    def effort(self) -> int | None:
-        """How much a search looks at."""
-        return self._effort
+    def search_setting(self) -> int | None:
+        """How much a search looks at: lists (`nprobe`) or candidates (`efSearch`)."""
+        return self._search_setting
 
-    @effort.setter
-    def effort(self, value: int) -> None:
-        if self.knob is None or not 1 <= value <= self.efforts()[-1]:
-            raise ConfigError(f"effort {value} of an index {self.factory}: wanted {self._efforts_told()}")
-        faiss.ParameterSpace().set_index_parameter(self._faiss, self.knob, value)
-        self._effort = value
+    @search_setting.setter
+    def search_setting(self, value: int) -> None:
+        name = self.setting_name
+        if name is None:
+            raise ConfigError(f"search setting {value} of an index {self.factory}: this kind of index has none")
+        if not 1 <= value <= self.search_settings()[-1]:
+            raise ConfigError(f"{name} = {value} of an index {self.factory}: wanted 1 to {self.search_settings()[-1]}")
+        faiss.ParameterSpace().set_index_parameter(self._faiss, name, value)
+        self._search_setting = value
 
-    def _efforts_told(self) -> str:
-        return "none" if self.knob is None else f"a {self.knob} of 1 to {self.efforts()[-1]}"
-
-    def efforts(self) -> list[int]:
-        """Efforts worth trying, rising to the most there is; steps of about a quarter."""
-        most = 1 if self.knob is None else _MOST_LINKED if self._ivf is None else int(self._ivf.nlist)
+    def search_settings(self) -> list[int]:
+        """Return the settings worth trying, rising to the largest that is possible, in steps of about a quarter."""
+        most = 1 if self.setting_name is None else _MOST_LINKED if self._ivf is None else int(self._ivf.nlist)
         values = {most} | {round(2 ** (step / 3)) for step in range(64)}
         return sorted(value for value in values if value <= most)
 
     def training_rows(self) -> int:
-        """More rows than these teach the index nothing."""
+        """Return how many rows to train on; more do not improve the index."""
         return (
             _MOST_TRAINING_ROWS
             if self._ivf is None
@@ -138,7 +138,7 @@ class ApproximateIndex:
             self._faiss.add(rows)
 
     def features(self, rows: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "m d"]:
-        """Some rows, as the index remembers them."""
+        """Return some rows, as reconstructed from the stored codes."""
         with self._changing:
             if self._ivf is not None and self._ivf.direct_map.type == _NO_MAP:
                 self._ivf.make_direct_map()
@@ -147,9 +147,9 @@ class ApproximateIndex:
         return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
 
     def search(self, queries: Float32[np.ndarray, "q d"], k: int) -> NearestRows:
-        """k rows of large inner product with each query, ties by rising row; never fewer, and never -1.
+        """Find k rows of large inner product with each query, ties by rising row; never fewer, and never -1.
 
-        Where the effort does not lead to k rows, it is doubled for these queries until it does.
+        Where the search setting does not lead to k rows, it is doubled for these queries until it does.
 
         Args:
             queries: finite unit vectors, one per row.
@@ -176,25 +176,25 @@ class ApproximateIndex:
     def _search_wider(
         self, queries: Float32[np.ndarray, "q d"], asked: int, k: int
     ) -> tuple[Float32[np.ndarray, "q a"], Int64[np.ndarray, "q a"]]:
-        efforts = [value for value in self.efforts() if self._effort is not None and value > self._effort]
+        before = self._search_setting
+        wider = [value for value in self.search_settings() if before is not None and value > before]
         with self._changing:
-            before = self._effort
             try:
-                for value in [*efforts[::3], *efforts[-1:]]:
-                    self.effort = value
+                for value in [*wider[::3], *wider[-1:]]:
+                    self.search_setting = value
                     similarities, rows = self._faiss.search(queries, asked)
                     if not (rows[:, :k] < 0).any():
                         return similarities, rows
             finally:
                 if before is not None:
-                    self.effort = before
+                    self.search_setting = before
         raise IndexMismatchError(
             f"k = {k} neighbors were asked, and an index {self.factory} of {self.count} rows leads to fewer: ask for "
             "fewer, or build it again"
         )
 
     def search_above(self, queries: Float32[np.ndarray, "q d"], similarity: float) -> list[NearestRows]:
-        """The rows found whose inner product with a query reaches `similarity`, for each query; ties by rising row.
+        """Find the rows whose inner product with a query reaches `similarity`, for each query; ties by rising row.
 
         Raises:
             ConfigError: FAISS has no such search for this factory.
@@ -207,7 +207,7 @@ class ApproximateIndex:
             )
         except RuntimeError:
             raise ConfigError(
-                f"an index {self.factory} finds the k nearest only, not all above a similarity: give a k"
+                f"an index {self.factory} finds only the k nearest, not all above a similarity: give a k"
             ) from None
         found = []
         for start, stop in itertools.pairwise(limits):
@@ -222,7 +222,7 @@ class ApproximateIndex:
             OSError: the disk is full or the place cannot be written.
         """
         if self._ivf is not None:
-            self._ivf.set_direct_map_type(_NO_MAP)  # made when it is needed
+            self._ivf.set_direct_map_type(_NO_MAP)  # the map is made when it is needed
         save(self._faiss, path)
 
     def keep(self, rows: Bool[np.ndarray, " n"]) -> None:
@@ -248,13 +248,13 @@ class ApproximateIndex:
         return bool(np.array_equal(self._faiss.sa_encode(probes), other._faiss.sa_encode(probes)))
 
     def take_codes_of(self, other: ApproximateIndex) -> None:
-        """Append the rows of an index that `takes_codes_of` says yes to, and empty it."""
+        """Append the rows of an index for which `takes_codes_of` is true, and empty that index."""
         for each in (self, other):
             each._ivf.set_direct_map_type(_NO_MAP)
         self._faiss.merge_from(other._faiss, self.count)
 
     def _keep_in_lists(self, rows: Bool[np.ndarray, " n"]) -> None:
-        """The lists with the other rows left out, and the rest counted anew."""
+        """Remove the other rows from the lists, and number the rest from 0."""
         self._ivf.set_direct_map_type(_NO_MAP)
         new_row = np.cumsum(rows) - 1
         self._ivf.remove_ids(faiss.IDSelectorBatch(np.flatnonzero(~rows)))
@@ -270,7 +270,7 @@ def _check_numbers(factory: str) -> None:
     """Refuse a number that FAISS does not check: it ends the process, or never ends.
 
     Raises:
-        ConfigError: a number is out of range, or the string is longer than any use has it.
+        ConfigError: a number is out of range, or the string is longer than any useful one.
     """
     if len(factory) > _LONGEST_FACTORY:
         raise ConfigError(f"index factory {factory[:20]!r}... has {len(factory):,} letters, wanted a short one or auto")
@@ -281,7 +281,7 @@ def _check_numbers(factory: str) -> None:
 
 
 def make_approximate_index(factory: str, dimension: int) -> ApproximateIndex:
-    """An untrained index without a row.
+    """Make an untrained index without a row.
 
     Raises:
         ConfigError: FAISS knows no such factory, or not for this dimension or under the inner product, or a number is
@@ -293,7 +293,7 @@ def make_approximate_index(factory: str, dimension: int) -> ApproximateIndex:
     except (RuntimeError, TypeError) as error:
         why = reason(error) if isinstance(error, RuntimeError) else str(error)
         raise ConfigError(
-            f"index factory {factory!r} is none of FAISS's for dimension {dimension} ({why}): use auto, Flat, or one "
+            f"index factory {factory!r} is unknown to FAISS for dimension {dimension} ({why}): use auto, Flat, or one "
             "such as IVF1024,SQ8 or HNSW32"
         ) from None
     innermost = _innermost(index)
@@ -320,7 +320,7 @@ def read_approximate_index(
         mapped: leave the vectors in the file until they are looked at; such an index cannot be changed.
 
     Raises:
-        IndexMismatchError: the file is no FAISS index, or of another dimension, count or metric.
+        IndexMismatchError: the file is not a FAISS index, or of another dimension, count or metric.
     """
     index = load(path, mapped=mapped)
     found = (int(index.d), int(index.ntotal), int(index.metric_type), bool(index.is_trained))
@@ -335,7 +335,7 @@ def read_approximate_index(
 
 
 def _layers(index: Any) -> list[tuple[str, int]]:
-    """The kinds of an index and of those inside it, each with its bytes per row or number of lists."""
+    """List the kinds of an index and of those inside it, each with its bytes per row or number of lists."""
     layers = []
     while index is not None:
         kind = "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__  # IndexFlatIP until written
@@ -346,7 +346,7 @@ def _layers(index: Any) -> list[tuple[str, int]]:
 
 
 def _inside(index: Any) -> Any:
-    """What a rotation or a refinement is put around, and where a graph keeps its rows; else None."""
+    """Return the index inside a rotation or a refinement, or that keeps the rows of a graph; else None."""
     if isinstance(index, faiss.IndexPreTransform):
         return faiss.downcast_index(index.index)
     if isinstance(index, faiss.IndexRefine):
@@ -355,7 +355,7 @@ def _inside(index: Any) -> Any:
 
 
 def _innermost(index: Any) -> Any:
-    """The index behind rotations and refinements."""
+    """Return the index inside rotations and refinements."""
     while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine):
         index = _inside(index)
     return index

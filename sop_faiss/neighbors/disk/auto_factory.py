@@ -1,4 +1,4 @@
-"""Which index suits so many vectors and so much memory: what `auto` means, and how far its search looks."""
+"""Choose an index by number of vectors and memory (`auto`), and tune how far its search looks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
     "exact_similarities",
     "near_by_table",
     "near_by_vectors",
-    "tune_effort",
+    "tune_search",
 ]
 
 _EXACT_ROWS = 100_000
-"""An exact search of so few takes milliseconds."""
+"""An exact search of this many rows takes milliseconds."""
 _LISTS_PER_ROOT = 4.0
 """Lists of an IVF index for each root of the number of rows, about (FAISS's guideline is 4 to 16)."""
 _FEWEST_ROWS_PER_LIST = 39
@@ -35,7 +35,7 @@ _ID_BYTES = 8
 _SLACK = 1.02
 """Lists are not packed without gaps."""
 _CODES = (("Flat", 4.0), ("SQfp16", 2.0), ("SQ8", 1.0), ("SQ4", 0.5))
-"""Codes from whole vectors to coarse ones, and their bytes per dimension."""
+"""Codes from full vectors to coarse ones, and their bytes per dimension."""
 _TIE = 1e-6
 """More than a float32 product of unit rows can be off by."""
 
@@ -64,7 +64,7 @@ class Recall:
 
 
 def choose_factory(count: int, dimension: int, max_bytes: int | None = None) -> Choice:
-    """An index that fits into `max_bytes`: exact where that is quick, else IVF with the finest codes that fit.
+    """Choose an index that fits into `max_bytes`: exact where that is quick, else IVF with the finest codes that fit.
 
     Args:
         count: vectors.
@@ -74,17 +74,17 @@ def choose_factory(count: int, dimension: int, max_bytes: int | None = None) -> 
     Raises:
         ConfigError: not even the coarsest codes fit.
     """
-    whole = 4 * count * dimension
-    if count <= _EXACT_ROWS and (max_bytes is None or whole <= max_bytes):
-        return Choice(FLAT, f"an exact search of {count:,} vectors takes milliseconds", whole)
+    flat_bytes = 4 * count * dimension
+    if count <= _EXACT_ROWS and (max_bytes is None or flat_bytes <= max_bytes):
+        return Choice(FLAT, f"an exact search of {count:,} vectors takes milliseconds", flat_bytes)
     lists = _lists(count)
-    told = f"an exact search would look at all of {count:,} vectors" if count > _EXACT_ROWS else "to save memory"
+    reason = f"an exact search would look at all of {count:,} vectors" if count > _EXACT_ROWS else "to save memory"
     for code, bytes_per_dimension in _CODES:
         row_bytes = math.ceil(bytes_per_dimension * dimension) + _ID_BYTES
         size = round(count * row_bytes * _SLACK) + 4 * lists * dimension
         if max_bytes is None or size <= max_bytes:
             limit = "" if max_bytes is None else f", the finest that fit into {max_bytes / 1e9:.3g} GB"
-            why = f"{told}, so {lists:,} lists; {code} codes ({size / 1e9:.2g} GB{limit})"
+            why = f"{reason}, so {lists:,} lists; {code} codes ({size / 1e9:.2g} GB{limit})"
             return Choice(f"IVF{lists},{code}", why, size)
     raise ConfigError(
         f"{count:,} vectors of dimension {dimension} do not fit into {max_bytes:,} bytes, their coarsest codes take "
@@ -94,20 +94,20 @@ def choose_factory(count: int, dimension: int, max_bytes: int | None = None) -> 
 
 
 def _lists(count: int) -> int:
-    """A power of two near 4 roots of the count, that leaves k-means enough to learn from."""
+    """Return a power of two near 4 roots of the count that leaves k-means enough rows to learn from."""
     wanted = 2 ** round(math.log2(_LISTS_PER_ROOT * math.sqrt(count)))
     return max(1, min(wanted, count // _FEWEST_ROWS_PER_LIST))
 
 
 def _pq_bytes(dimension: int) -> int:
-    """A divisor of the dimension near an eighth of it."""
+    """Return a divisor of the dimension near an eighth of it."""
     return max(size for size in range(1, max(1, dimension // 8) + 1) if dimension % size == 0)
 
 
 def exact_similarities(
     queries: Float32[np.ndarray, "q d"], blocks: Iterator[Float32[np.ndarray, "b d"]], k: int
 ) -> Float32[np.ndarray, "q k"]:
-    """The k largest inner products of each query with all rows of all blocks, falling."""
+    """Find the k largest inner products of each query with all rows of all blocks, falling."""
     best = np.full((len(queries), k), -np.inf, np.float32)
     for rows in blocks:
         found, _ = faiss.knn(queries, rows, min(k, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
@@ -125,7 +125,7 @@ def near_by_vectors(
     features: Float32[np.ndarray, "m d"],
     rows: Int64[np.ndarray, " n"],
 ) -> IsNear:
-    """Judge by the vectors of what is found.
+    """Judge rows that were found by their vectors.
 
     Args:
         queries: unit vectors.
@@ -143,7 +143,7 @@ def near_by_vectors(
 
 
 def near_by_table(nearest: NearestRows, k: int) -> IsNear:
-    """Judge by a table of the nearest rows, where the vectors are elsewhere.
+    """Judge rows that were found by a table of the nearest, where the vectors are elsewhere.
 
     Rows that tie with the k-th, but are not in the table, count as far.
 
@@ -160,10 +160,10 @@ def near_by_table(nearest: NearestRows, k: int) -> IsNear:
     return is_near
 
 
-def tune_effort(
+def tune_search(
     index: ApproximateIndex, queries: Float32[np.ndarray, "q d"], k: int, is_near: IsNear, target: float
 ) -> Recall:
-    """Set the least effort of an index whose recall reaches the target; the most there is where none does.
+    """Set the smallest search setting of an index whose recall reaches the target; the largest where none does.
 
     Args:
         index: holds n vectors.
@@ -179,15 +179,15 @@ def tune_effort(
     def share() -> float:
         return float(is_near(index.search(queries, k).rows).mean())
 
-    if index.knob is not None:
-        efforts = index.efforts()
-        low, high = 0, len(efforts) - 1
-        while low < high:  # recall rises with the effort
+    if index.setting_name is not None:
+        settings = index.search_settings()
+        low, high = 0, len(settings) - 1
+        while low < high:  # recall rises with nprobe and efSearch
             middle = (low + high) // 2
-            index.effort = efforts[middle]
+            index.search_setting = settings[middle]
             if share() >= target:
                 high = middle
             else:
                 low = middle + 1
-        index.effort = efforts[low]
+        index.search_setting = settings[low]
     return Recall(share(), k, len(queries))

@@ -1,4 +1,4 @@
-"""Which kind of index a FAISS factory string means: make it, read it; `auto` chooses one (`choice.py`)."""
+"""The kind of index that a FAISS factory string means: make it, read it; `auto` chooses one (`auto_factory.py`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_factory(factory: str, dimension: int) -> None:
 
 
 def empty_index(factory: str, dimension: int) -> VectorIndex:
-    """An index without a row; one that is not `Flat` is to be trained first.
+    """Make an index without a row; one that is not `Flat` must be trained first.
 
     Raises:
         ConfigError: FAISS knows no such factory, or not for this dimension.
@@ -51,7 +51,7 @@ def read_index(path: Path, factory: str, dimension: int, count: int, *, mapped: 
 
 
 def append(index: VectorIndex, other: VectorIndex) -> None:
-    """Add the rows of another index: its codes as they are where both were trained alike, else what it remembers.
+    """Add the rows of another index: its codes where both were trained alike, else its reconstructed vectors.
 
     Args:
         index: is changed.
@@ -63,4 +63,4 @@ def append(index: VectorIndex, other: VectorIndex) -> None:
     for start in range(0, other.count, _BLOCK_ROWS):
         rows = other.features(np.arange(start, min(start + _BLOCK_ROWS, other.count)))
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        index.add(np.where(np.abs(norms - 1) > _ROUNDING, rows / norms, rows))  # whole vectors stay as they are
+        index.add(np.where(np.abs(norms - 1) > _ROUNDING, rows / norms, rows))  # full vectors stay as they are

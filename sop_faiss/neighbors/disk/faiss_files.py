@@ -31,7 +31,7 @@ def load(path: Path, *, mapped: bool) -> Any:
 
     Raises:
         IndexMismatchError: FAISS cannot read it.
-        SopError: it may not be read.
+        SopError: the file may not be read.
     """
     require_readable(path)
     try:
@@ -41,6 +41,6 @@ def load(path: Path, *, mapped: bool) -> Any:
 
 
 def reason(error: RuntimeError) -> str:
-    """The last sentence of FAISS's message, which opens with its own function and source line."""
+    """Return the last sentence of FAISS's message, which starts with its own function and source line."""
     last = str(error).strip().splitlines()[-1]
     return re.split(r"Error: |\.(?:cpp|h):\d+: ", last)[-1]

@@ -1,4 +1,4 @@
-"""The `Flat` index on disk: every row kept whole, exact search. Make, write, read, search."""
+"""The `Flat` index on disk: full vectors, exact search. Make, write, read, search."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class FlatIndex:
     """
 
     factory = "Flat"
-    effort: int | None = None
-    """There is nothing to look at less of."""
+    search_setting: int | None = None
+    """A search always looks at all rows."""
 
     def __init__(self, index: Any) -> None:
         self._faiss = index
@@ -64,7 +64,7 @@ class FlatIndex:
         return vectors
 
     def features(self, rows: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "m d"]:
-        """A copy of some rows."""
+        """Copy some rows."""
         return self.vectors[rows]
 
     def add(self, rows: Float32[np.ndarray, "m d"]) -> None:
@@ -84,7 +84,7 @@ class FlatIndex:
         save(self._faiss, path)
 
     def search(self, queries: Float32[np.ndarray, "q d"], k: int) -> NearestRows:
-        """The k rows of largest inner product with each query; exact, ties by rising row.
+        """Find the k rows of largest inner product with each query; exact, ties by rising row.
 
         FAISS finds the candidates in float32; they are scored again in float64, which makes a similarity independent
         of the other queries, makes equal rows equal, and lets the *lowest* of equal rows in when k cuts through them.
@@ -117,7 +117,7 @@ class FlatIndex:
         return NearestRows(similarities, chosen)
 
     def search_above(self, queries: Float32[np.ndarray, "q d"], similarity: float) -> list[NearestRows]:
-        """All rows whose inner product with a query reaches `similarity`, for each query; ties by rising row.
+        """Find all rows whose inner product with a query reaches `similarity`, for each query; ties by rising row.
 
         Raises:
             FeatureError: the dimension differs.
@@ -138,7 +138,7 @@ class FlatIndex:
         return nearest
 
     def _search_wide(self, query: Float32[np.ndarray, "1 d"], at_least: float, k: int) -> NearestRows:
-        """The k best of *every* row that may reach the similarity `at_least`, which k rows are known to reach."""
+        """Find the k best of *every* row that may reach the similarity `at_least`, which k rows are known to reach."""
         _, _, rows = self._faiss.range_search(query, at_least - _ROUNDING)
         rows = np.sort(rows.astype(np.int64))[None]
         found = in_fixed_order(self._score(query, rows), rows)
@@ -160,7 +160,7 @@ class FlatIndex:
 
 
 def make_flat_index(dimension: int) -> FlatIndex:
-    """An index without a row."""
+    """Make an index without a row."""
     return FlatIndex(faiss.IndexFlatIP(dimension))
 
 

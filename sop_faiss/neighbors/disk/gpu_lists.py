@@ -26,7 +26,7 @@ def _gpus() -> int:
 
 
 def _on_gpus(index: Any) -> Any:
-    """A copy of a flat index on every GPU; None where there is none, or FAISS cannot use it."""
+    """Copy a flat index to every GPU; None where there is no GPU, or FAISS cannot use it."""
     if _gpus() == 0:
         return None
     try:
@@ -41,10 +41,10 @@ def _on_gpus(index: Any) -> Any:
 
 @contextlib.contextmanager
 def learning_on_gpus(ivf: Any, rows: int) -> Iterator[None]:
-    """Inside, GPUs find the center of each vector while an IVF index is trained.
+    """Let GPUs find the center of each vector while an IVF index is trained inside this context.
 
     Args:
-        ivf: FAISS's IVF index; None: there is nothing to do.
+        ivf: FAISS's IVF index; None: nothing is done.
         rows: how many are learned from.
     """
     is_large = ivf is not None and rows * ivf.nlist >= _WORTH_IT

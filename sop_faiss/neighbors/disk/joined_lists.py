@@ -1,4 +1,4 @@
-"""One file of several IVF indices that were trained alike, their lists laid end to end: never whole in memory.
+"""One file of several IVF indices that were trained alike, their lists concatenated, without all of them in memory.
 
 FAISS writes the lists last, as `ilar`: number of lists, bytes of a code, the sizes (all of them, or those of the lists
 with something in them where these are half or fewer), then of each list its codes and its ids.
@@ -21,7 +21,7 @@ __all__ = ["joins_on_disk", "write_joined"]
 
 
 def joins_on_disk(empty: ApproximateIndex) -> bool:
-    """Whether `write_joined` knows how FAISS writes the lists of such an index.
+    """Return whether `write_joined` knows how FAISS writes the lists of such an index.
 
     Args:
         empty: trained, without a row.
@@ -36,7 +36,7 @@ def write_joined(empty: ApproximateIndex, parts: Sequence[ApproximateIndex], pat
     Not atomic: write into a directory that is renamed when complete.
 
     Args:
-        empty: trained, without a row, of a kind that `joins_on_disk`; its effort is written, too.
+        empty: trained, without a row, of a kind that `joins_on_disk`; its search setting is written, too.
         parts: trained alike; those whose vectors are in files stay there.
         path: the file.
 
@@ -50,7 +50,7 @@ def write_joined(empty: ApproximateIndex, parts: Sequence[ApproximateIndex], pat
     first_rows = np.cumsum([0, *(part.count for part in parts)])
     with path.open("wb") as stream:
         stream.write(_written(empty, rows=int(first_rows[-1])).removesuffix(_no_lists(lists)))
-        stream.write(_opening(lists) + _told_sizes(totals))
+        stream.write(_opening(lists) + _written_sizes(totals))
         for number in np.flatnonzero(totals).tolist():
             _write_list(stream, number, sources, sizes[:, number], first_rows, int(lists.code_size))
 
@@ -76,7 +76,7 @@ def _lists(index: ApproximateIndex) -> Any:
 
 
 def _written(empty: ApproximateIndex, rows: int = 0) -> bytes:
-    """What FAISS would write of the index, with another number of rows in its headers."""
+    """Return what FAISS would write of the index, with another number of rows in its headers."""
     layers = (empty._faiss, empty._ivf)
     try:
         for layer in layers:
@@ -92,13 +92,13 @@ def _opening(lists: Any) -> bytes:
 
 
 def _no_lists(lists: Any) -> bytes:
-    return _opening(lists) + _told_sizes(np.zeros(lists.nlist, np.int64))
+    return _opening(lists) + _written_sizes(np.zeros(lists.nlist, np.int64))
 
 
-def _told_sizes(sizes: Int64[np.ndarray, " lists"]) -> bytes:
+def _written_sizes(sizes: Int64[np.ndarray, " lists"]) -> bytes:
     filled = np.flatnonzero(sizes)
     if len(filled) > len(sizes) // 2:
-        kind, told = b"full", sizes
+        kind, written = b"full", sizes
     else:
-        kind, told = b"sprs", np.stack([filled, sizes[filled]], 1).ravel()
-    return kind + struct.pack("<Q", len(told)) + told.astype("<u8").tobytes()
+        kind, written = b"sprs", np.stack([filled, sizes[filled]], 1).ravel()
+    return kind + struct.pack("<Q", len(written)) + written.astype("<u8").tobytes()

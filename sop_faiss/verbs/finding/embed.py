@@ -1,7 +1,7 @@
 """The verb of sop-embed: an encoder and images in, a feature store on disk out.
 
-What is encoded is kept in a cache beside the output (or in the user's own, `--cache`) until the store is whole, so that
-an extraction which was killed goes on when the same command is given again.
+Features are kept in a cache next to the output (or in the user's own, `--cache`) until the store is complete, so that
+after a kill the same command continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.results import write_result
 from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import extract_features
-from sop_faiss.features.store import FeatureStore, require_dtype
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.features.store_manifest import require_dtype
 from sop_faiss.files import refuse_occupied
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -44,9 +45,9 @@ class EmbedOptions:
     whole: bool = False
     """Whole images, longer side as long as the encoder's images, as retrieval sees them; otherwise a square crop."""
     whiten: str | None = None
-    """SRC of the images from which a PCA whitening is learned; None: none is."""
+    """SRC of the images from which a PCA whitening is learned; None: no whitening."""
     whiten_dimension: int | None = None
-    """Its directions; None: all that the images span."""
+    """How many directions it keeps; None: all that the images span."""
 
 
 def embed(
@@ -67,7 +68,7 @@ def embed(
         out: the store's directory, new or empty; checked before anything is computed.
         options: batch size and the like.
         result_json: also write the measurement (counts and speed) there.
-        force: let it replace what is no result; see `check_outputs`.
+        force: let it replace a file that is not a result; see `check_outputs`.
         progress: called with the number of images read.
 
     Returns:
@@ -140,7 +141,7 @@ def _extract(
 def _learned(
     encoder: Encoder, source: ImageSource, options: EmbedOptions, progress: ProgressCallback | None
 ) -> Whitening:
-    """The whitening of a set of images, as this encoder sees them."""
+    """Learn the whitening of a set of images, as this encoder sees them."""
     features = _extract(encoder, source, options, progress).features
     origin = WhiteningOrigin(
         set_name=source.description,

@@ -22,12 +22,12 @@ _MOST_GROUPS, _MOST_IMAGES = 200, 60
 
 
 def duplicates_as_records(index: FeatureIndex, groups: Sequence[DuplicateGroup]) -> list[dict[str, Any]]:
-    """The groups as JSON values."""
+    """Return the groups as JSON values."""
     return [{"size": len(group.rows), "images": _images(index, group)} for group in groups]
 
 
 def duplicates_as_csv(index: FeatureIndex, groups: Sequence[DuplicateGroup]) -> str:
-    """One line per image below a heading; groups are numbered from 1."""
+    """Write one CSV line per image below a heading; groups are numbered from 1."""
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(["group", "size", "row", "key", "similarity_to_first", "label"])
@@ -60,7 +60,7 @@ def write_duplicates_page(
     footer: str = "",
     progress: ProgressCallback | None = None,
 ) -> None:
-    """Write the largest groups as a page: each group's first image on the left, the others beside it, nearest first.
+    """Write the largest groups as a page: each group's first image on the left, the others next to it, nearest first.
 
     Args:
         path: the HTML file.

@@ -18,9 +18,9 @@ from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.extract import check_extraction, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
-from sop_faiss.index.change import check_same_features
+from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
-from sop_faiss.index.search import FeatureIndex, Neighbors
+from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -80,8 +80,8 @@ def search_index(
         progress: called with images encoded and their total.
 
     Raises:
-        ConfigError: none or several kinds of query are given, the encoder is missing or idle, or an option is
-            impossible.
+        ConfigError: none or several kinds of query are given, the encoder is missing or not needed, or an option
+            is impossible.
         SopError: as `search_by_images`, `search_by_key`, `search_by_features`, `encoder_of_spec`, `open_source`.
     """
     options = options or SearchOptions()
@@ -113,7 +113,7 @@ def search_index(
 
 
 def open_images(files: Sequence[Path]) -> ImageSource:
-    """Image files as a source, in the order given; one named twice counts once.
+    """Open image files as a source, in the order given; a file that is named twice counts once.
 
     Raises:
         DataError: a file is missing or is a folder.
@@ -140,7 +140,7 @@ def search_by_images(
     max_bad_fraction: float = 0.0,
     progress: ProgressCallback | None = None,
 ) -> SearchResult:
-    """The k nearest images of the index for each image of a source.
+    """Find the k nearest images of the index for each image of a source.
 
     Args:
         index: what to search.
@@ -172,7 +172,7 @@ def search_by_images(
 def search_by_features(
     index: FeatureIndex, store: FeatureStore, k: int | None = None, *, threshold: float | None = None
 ) -> SearchResult:
-    """The k nearest images of the index for each row of a feature store; no encoder is needed.
+    """Find the k nearest images of the index for each row of a feature store; no encoder is needed.
 
     Args:
         index: what to search.
@@ -187,7 +187,7 @@ def search_by_features(
     """
     _check_request(k, len(index), threshold)
     described = store_as_index(store, index.manifest.factory)
-    check_same_features(index.manifest, described, "the index", "the store")
+    require_same_space(index.manifest.space, described.space, "the index", "the store")
     lines = _search(index, store.features, k, threshold)
     images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
     reads = [functools.partial(images.read, row) for row in range(len(store))]
@@ -202,7 +202,7 @@ def search_by_key(
     threshold: float | None = None,
     images_root: Path | None = None,
 ) -> SearchResult:
-    """The k nearest *other* images for images of the index itself; no encoder is needed.
+    """Find the k nearest *other* images for images of the index itself; no encoder is needed.
 
     Args:
         index: what to search.
@@ -233,7 +233,7 @@ def search_by_key(
 def _search(
     index: FeatureIndex, features: Float32[np.ndarray, "q d"], k: int | None, threshold: float | None
 ) -> list[tuple[Neighbors, int]]:
-    """For each query what was found, and which line of it is the query's."""
+    """Find the neighbors of each query, and which line of them is the query's."""
     if k is None and threshold is not None:
         return [(found, 0) for found in index.search_above(features, threshold)]
     neighbors = index.search(features, k or min(_K, len(index)))
@@ -248,7 +248,7 @@ def _judged(
     reads: Sequence[Callable[[], bytes]],
     threshold: float | None,
 ) -> list[SearchedQuery]:
-    """The queries with their neighbors; right or wrong where both sides name their classes, or neither."""
+    """Return the queries with their neighbors; right or wrong where both sides name their classes, or neither does."""
     comparable = (class_names is None) == (index.manifest.class_names is None)
     queries = []
     for number, key in enumerate(store.keys):
@@ -267,14 +267,14 @@ def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
         k = min(_K, max(limit, 1))
     if k is not None and not 1 <= k <= limit:
         raise ConfigError(f"k = {k} neighbors asked, {limit} can be found: wanted 1 <= k <= {limit}")
-    if threshold is not None and not -1 <= threshold <= 1:
-        raise ConfigError(f"threshold = {threshold}: wanted a cosine similarity from -1 to 1")
+    if threshold is not None:
+        require_cosine(threshold, "threshold")
 
 
 def _found(
     index: FeatureIndex, neighbors: Neighbors, query: int, wanted: str | None, threshold: float | None
 ) -> list[Found]:
-    """The neighbors of one query; `wanted` is the class that makes one right, None where that cannot be said."""
+    """Return the neighbors of one query; `wanted` is the class that makes one right, None where that is not known."""
     least = -np.inf if threshold is None else threshold
     found = []
     for place, row in enumerate(neighbors.rows[query].tolist()):

@@ -20,7 +20,7 @@ __all__ = ["as_csv", "as_records", "write_search_csv", "write_search_page"]
 
 
 def as_records(result: SearchResult) -> list[dict[str, Any]]:
-    """The search as JSON values: one object a query, with its neighbors inside."""
+    """Return the search as JSON values: one object per query, with its neighbors inside."""
     return [
         {
             "query": query.key,
@@ -42,7 +42,7 @@ def as_records(result: SearchResult) -> list[dict[str, Any]]:
 
 
 def as_csv(result: SearchResult) -> str:
-    """One line per query and neighbor below a heading; unknown values are empty."""
+    """Write one CSV line per query and neighbor below a heading; unknown values are empty."""
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(["query", "query_label", "rank", "row", "key", "similarity", "label", "right"])

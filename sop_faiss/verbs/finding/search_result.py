@@ -1,4 +1,4 @@
-"""What a search answers: each query with its neighbors."""
+"""The result of a search: each query with its neighbors."""
 
 from __future__ import annotations
 

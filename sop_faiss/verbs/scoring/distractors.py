@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -14,8 +13,9 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.distributed import rank, world_size
 from sop_faiss.errors import FeatureError
-from sop_faiss.features.blocks import FeatureBlocks
 from sop_faiss.features.extract import extract_features
+from sop_faiss.features.feature_space import FeatureSpace
+from sop_faiss.features.store_blocks import FeatureBlocks
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
@@ -73,7 +73,13 @@ def open_distractors(
     directory = Path(src)
     if directory.is_dir() and any(directory.glob("features-*.parquet")):
         store = FeatureBlocks(directory)
-        _require_same_origin(src, store.manifest, encoder, preprocess)
+        own = FeatureSpace.of_manifest(store.manifest, store.manifest["dimension"], src)
+        difference = FeatureSpace.of_encoder(encoder, preprocess).difference(own)
+        if difference is not None:
+            raise FeatureError(
+                f"distractors {src} were made by another {difference.what} than the queries ({difference.values}): "
+                "embed them with the same options (sop-embed --whole for whole images)"
+            )
 
         def stored(ranks: int, own: int) -> Iterator[Float32[np.ndarray, "_ d"]]:
             done = 0
@@ -103,25 +109,3 @@ def open_distractors(
                 progress(int(positions[-1]) + 1, len(source))
 
     return Distractors(src, len(source), False, lambda: encoded(world_size(), rank()), lambda: encoded(1, 0))
-
-
-def _require_same_origin(src: str, manifest: dict[str, Any], encoder: Encoder, preprocess: Preprocess) -> None:
-    made_by = manifest.get("encoder")
-    found = {
-        "encoder": made_by.get("fingerprint") if isinstance(made_by, dict) else None,
-        "preprocessing": manifest.get("preprocess"),
-        "pooling": manifest.get("pooling"),
-    }
-    wanted = {"encoder": encoder.fingerprint, "preprocessing": preprocess.to_dict(), "pooling": encoder.pooling}
-    for what, value in wanted.items():
-        if found[what] != value:
-            raise FeatureError(
-                f"distractors {src} were made by another {what} ({_short(found[what])}) than the queries are "
-                f"({_short(value)}): embed them with the same options (sop-embed --whole for whole images)"
-            )
-
-
-def _short(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {entry}" for name, entry in value.items())
-    return str(value)[:12]

@@ -11,6 +11,7 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, FeatureError
+from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -47,16 +48,6 @@ class FeatureSet:
         return None if names is None else [str(name) for name in names]
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """What two sets of features must share to be comparable, and what has it."""
-
-    name: str
-    fingerprint: object
-    preprocess: object
-    pooling: object
-
-
 def open_feature_set(src: str) -> FeatureSet:
     """Open a feature store's directory as a store, anything else as SRC.
 
@@ -79,12 +70,10 @@ def require_encoder_or_stores(sets: Sequence[FeatureSet], encoder: EncoderSpec |
     """
     images = [feature_set.name for feature_set in sets if feature_set.store is None]
     if images and encoder is None:
-        raise ConfigError(f"{images[0]} is no feature store, so its features must be extracted: give `model`")
+        raise ConfigError(f"{images[0]} is not a feature store, so its features must be extracted: give `model`")
     if not images and encoder is not None:
         raise ConfigError("all sources are feature stores: leave the encoder's options out")
-    origins = _origins(sets)
-    for origin in origins[1:]:
-        _require_same(origins[0], origin)
+    _require_same_space(sets)
 
 
 def fill_stores(
@@ -102,9 +91,7 @@ def fill_stores(
         FeatureError: a store was made by another encoder, preprocessing or pooling; found before the long work.
         SopError: as of `extract_features`.
     """
-    own = _Origin(encoder.name, encoder.fingerprint, encoder.preprocess.to_dict(), encoder.pooling)
-    for origin in _origins(sets):
-        _require_same(origin, own)
+    _require_same_space(sets, encoder.name, FeatureSpace.of_encoder(encoder))
     sources = [feature_set.source for feature_set in sets if feature_set.store is None and feature_set.source]
     extracted = iter(
         extract_each(
@@ -119,33 +106,17 @@ def fill_stores(
     return [replace(each, store=next(extracted)) if each.store is None else each for each in sets]
 
 
-def _origins(sets: Sequence[FeatureSet]) -> list[_Origin]:
-    origins = []
-    for feature_set in sets:
-        if feature_set.store is None:
+def _require_same_space(sets: Sequence[FeatureSet], name: str | None = None, space: FeatureSpace | None = None) -> None:
+    """Refuse stores that cannot be compared with this space, or else with the first of them."""
+    for each in sets:
+        if each.store is None:
             continue
-        manifest = feature_set.store.manifest
-        try:
-            made_by = manifest["encoder"]["fingerprint"], manifest["preprocess"], manifest["pooling"]
-        except (KeyError, TypeError):
+        own = each.store.space(each.name)
+        if space is None or name is None:
+            name, space = each.name, own
+        difference = space.difference(own)
+        if difference is not None:
             raise FeatureError(
-                f"the manifest of {feature_set.name} does not say how it was made: embed again"
-            ) from None
-        origins.append(_Origin(feature_set.name, *made_by))
-    return origins
-
-
-def _require_same(first: _Origin, second: _Origin) -> None:
-    for what in ("fingerprint", "preprocess", "pooling"):
-        one, other = getattr(first, what), getattr(second, what)
-        if one != other:
-            raise FeatureError(
-                f"features of {first.name} and {second.name} cannot be compared, their {what} differs "
-                f"({_short(one)} and {_short(other)}): use one encoder, preprocessing and pooling for both"
+                f"features of {each.name} and {name} cannot be compared, their {difference.what} differs "
+                f"({difference.values}): use one encoder, preprocessing and pooling for both"
             )
-
-
-def _short(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {entry}" for name, entry in value.items())
-    return str(value)[:12]

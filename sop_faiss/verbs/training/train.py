@@ -9,7 +9,7 @@ from typing import Any
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, flat_settings, load_run_config, to_yaml
-from sop_faiss.data.first_look import first_look
+from sop_faiss.data.degenerate_images import describe_degenerate_images
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_file, refuse_occupied, remove_leftovers
@@ -184,7 +184,7 @@ def run_training(
                 copy_weights(state.student, state.teacher.state_dict())
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             if checkpoint is None and distributed.is_main() and not isinstance(source, ShardStream):
-                wrong = first_look(
+                wrong = describe_degenerate_images(
                     source, trained, config.train.seed, config.data.max_image_pixels, config.data.top_value
                 )
                 if wrong is not None:

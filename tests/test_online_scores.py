@@ -45,7 +45,7 @@ from sop_faiss.verbs.training.training_images import open_training_images
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config, tiny_config_file
 from tests.test_cli_retrieve import graded_gnd, plain_gnd, write_set
-from tests.test_train import command, records, wait_for_step
+from tests.test_loop import command, records, wait_for_step
 
 EVERY_4 = ("train.epochs=3", "train.log_every_steps=1", "evaluate.every_steps=4")
 

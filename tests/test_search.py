@@ -59,6 +59,7 @@ class StubEncoder:
     name: str = "tiny"
     fingerprint: str = "ab" * 32
     pooling: str = "cls"
+    feature_dim: int = DIMENSION
     preprocess: Preprocess = field(default_factory=lambda: Preprocess.square(32))
 
 
@@ -192,13 +193,14 @@ def test_unusable_queries(index: FeatureIndex) -> None:
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (StubEncoder(name="other", fingerprint="cd" * 32), r"built with encoder tiny \(fingerprint abababababab\)"),
+        (StubEncoder(name="other", fingerprint="cd" * 32), "fingerprint cdcdcdcdcdcd instead of abababababab"),
         (StubEncoder(preprocess=Preprocess.square(48)), "crop 48 instead of 32, resize 48 instead of 32"),
         (
             StubEncoder(preprocess=replace(Preprocess.square(32), mean=(0.5, 0.5, 0.5))),
             r"mean \[0.5, 0.5, 0.5\] instead",
         ),
-        (StubEncoder(pooling="mean"), "pools by 'mean', the index by 'cls'"),
+        (StubEncoder(pooling="mean"), r"another pooling .*'mean' instead of 'cls'"),
+        (StubEncoder(feature_dim=13), r"another dimension .*13 instead of 12"),
     ],
 )
 def test_another_encoder_is_refused_in_one_line(index: FeatureIndex, encoder: StubEncoder, message: str) -> None:
@@ -295,11 +297,11 @@ def test_unusable_stores_are_refused(change: Callable[[FeatureStore], None], mes
 
 def test_impossible_options_are_refused(tmp_path: Path) -> None:
     for options, message in (
-        (IndexOptions("nonsense"), "'nonsense' is none of FAISS's"),
+        (IndexOptions("nonsense"), "'nonsense' is unknown to FAISS"),
         (IndexOptions("IVF64,Flat"), "cannot be trained on 60 vectors"),
         (IndexOptions("Flat", max_bytes=1000), "leave one of them out"),
         (IndexOptions(max_bytes=10), "allow more memory"),
-        (IndexOptions(recall=1.5), "recall 1.5"),
+        (IndexOptions(recall=1.5), "`recall` 1.5"),
     ):
         with pytest.raises(ConfigError, match=message) as error:
             build_index(make_store(), tmp_path / "out", options)

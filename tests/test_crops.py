@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from sop_faiss.config import ViewsConfig
+from sop_faiss.data.views import crops as views_module
 from sop_faiss.data.views.crops import CropBox, draw_crop, draw_view, view_generator, write_view
-from sop_faiss.data.views.crops import crops as views_module
 from tests.images import make_image
 
 PLAIN = ViewsConfig(

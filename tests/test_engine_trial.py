@@ -13,7 +13,7 @@ from tests.test_distributed import launch
 
 RANKS = """
 from sop_faiss import distributed
-from tests.test_trial import Device
+from tests.test_engine_trial import Device
 
 distributed.join_process_group("cpu")
 rank = distributed.rank()

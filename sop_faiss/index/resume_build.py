@@ -1,4 +1,8 @@
-"""A trained index without a row, kept beside what is built until that is whole: a kill does not cost the training."""
+"""What a killed build does not do again.
+
+Each step leaves a file in a directory of its own, with a note of what it was made of. A trained index without a row is
+kept next to the index that is built, until that is complete.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,27 @@ import hashlib
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
 from sop_faiss.errors import SopError
-from sop_faiss.files import atomic_directory, refuse_foreign
-from sop_faiss.index.build_steps import read_made, write_made
+from sop_faiss.files import atomic_directory, read_json, refuse_foreign, sha256_file, write_json
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
 
-__all__ = ["forget_training", "trained_once"]
+__all__ = ["forget_training", "read_made", "trained_once", "write_made"]
 
 _INDEX, _MADE_OF = "trained.faiss", "trained.json"
 _OURS = re.compile(rf"{re.escape(_INDEX)}|{re.escape(_MADE_OF)}")
 
 
 def trained_once(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"], out: Path) -> ApproximateIndex:
-    """An empty index trained on these rows: the one that a killed build of `out` has kept, or this one, then kept.
+    """Return an empty index trained on these rows: one that a killed build of `out` kept, or this one, then kept.
 
     Raises:
         ConfigError: the rows are too few for this factory.
-        SopError: what is in the place is not ours.
+        SopError: something else is in the place.
         OSError: the disk is full.
     """
     directory, made_of = _directory(out), _digest(index, rows)
@@ -61,10 +65,34 @@ def _digest(index: ApproximateIndex, rows: Float32[np.ndarray, "m d"]) -> str:
 
 
 def _kept(directory: Path, made_of: str, index: ApproximateIndex) -> ApproximateIndex | None:
-    """What is there, if it is whole and was trained on the same."""
+    """Return what is there, if it is complete and was trained on the same."""
     if read_made(directory, _MADE_OF, _INDEX, made_of) is None:
         return None
     try:
         return read_approximate_index(directory / _INDEX, index.factory, index.dimension, 0, mapped=False)
     except (SopError, OSError):
+        return None
+
+
+def write_made(directory: Path, note: str, file: str, made_of: str, **more: Any) -> None:
+    """Write the note of a file, in a directory that is renamed when complete.
+
+    Args:
+        directory: of both.
+        note: name of the note.
+        file: name of what was made.
+        made_of: checksum of what went in.
+        more: JSON values for the note, too.
+    """
+    write_json(directory / note, {"made_of": made_of, **more, "sha256": sha256_file(directory / file)})
+
+
+def read_made(directory: Path, note: str, file: str, made_of: str) -> dict[str, Any] | None:
+    """Read the note of a file that is complete and made of the same, else None."""
+    if not (directory / note).is_file():
+        return None
+    try:
+        found: dict[str, Any] = read_json(directory / note)
+        return found if found["made_of"] == made_of and found["sha256"] == sha256_file(directory / file) else None
+    except (SopError, KeyError, TypeError, OSError):
         return None

@@ -1,9 +1,9 @@
-"""The parts of a feature store indexed apart, against one trained index: what one task does, on any machine.
+"""What one task of a build on a cluster does: index one part of a feature store against a trained index.
 
-A part's directory appears whole or not at all, and says what it was made of, so that it is made once.
+A part's directory appears complete or not at all, and says what it was made of, so that it is made once.
 
     part.faiss     the part's rows that are not held out, numbered from 0
-    nearest.npz    of these rows the nearest of each held-out query, exact, by row of the whole index
+    nearest.npz    of these rows the nearest of each held-out query, exact, by row of the complete index
     part.json      what it was made of, and the checksum of part.faiss
 """
 
@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory
-from sop_faiss.index.build_steps import read_made, write_made
+from sop_faiss.index.resume_build import read_made, write_made
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
 from sop_faiss.neighbors.disk.factories import VectorIndex, append, empty_index, read_index
 from sop_faiss.neighbors.disk.joined_lists import joins_on_disk, write_joined
@@ -51,7 +51,7 @@ class Part:
     made_of: str
     """Checksum of what goes in: the part's file, the trained index, the rows held out."""
     first_row: int
-    """Row of the whole index that the part's first row becomes."""
+    """Row of the complete index that the part's first row becomes."""
     skipped: list[int]
     """Rows of the part that are held out."""
     held_out: str | None
@@ -59,12 +59,12 @@ class Part:
 
 
 def part_vectors(store: str, number: int, rows: list[int]) -> Float32[np.ndarray, "m d"]:
-    """Some rows of one part of a store, after every byte of it was verified."""
+    """Read some rows of one part of a store, after every byte of it was verified."""
     return FeatureStore.read_part(Path(store), number).features[rows]
 
 
 def index_part(part: Part) -> int:
-    """Index one part, unless that was done before. How many rows it has.
+    """Index one part, unless that was done before, and return how many rows it has.
 
     Raises:
         SopError: the store is damaged, or the disk is full.
@@ -101,16 +101,16 @@ def _write_nearest(path: Path, queries: Any, rows: Float32[np.ndarray, "m d"], f
 
 
 def _rows_done(directory: Path, made_of: str) -> int | None:
-    """Rows of a part that is whole and made of the same, else None."""
-    told = read_made(directory, _MADE_OF, _VECTORS, made_of)
+    """Return the rows of a part that is complete and made of the same, else None."""
+    note = read_made(directory, _MADE_OF, _VECTORS, made_of)
     try:
-        return None if told is None else int(told["rows"])
+        return None if note is None else int(note["rows"])
     except (KeyError, TypeError, ValueError):
         return None
 
 
 def read_nearest(parts: list[Part]) -> NearestRows:
-    """The nearest rows of each held-out query in all parts together."""
+    """Return the nearest rows of each held-out query in all parts together."""
     similarities, rows = [], []
     for part in parts:
         with np.load(Path(part.directory) / _NEAREST) as table:
@@ -127,20 +127,20 @@ def join_parts(
     path: Path,
     *,
     last: Float32[np.ndarray, "q d"] | None = None,
-    effort: int | None = None,
+    search_setting: int | None = None,
 ) -> None:
-    """Write one index of all parts: of lists as `write_joined` does, of others one part after the other, in memory.
+    """Write one index of all parts: lists as `write_joined` does, other kinds one part after the other in memory.
 
     Args:
         parts: what the tasks were given.
         counts: rows of each.
         dimension: of the vectors.
         path: the index file.
-        last: more rows, which come behind those of the parts.
-        effort: of the index, if not the least.
+        last: more rows, which come after those of the parts.
+        search_setting: of the index; None: the smallest.
 
     Raises:
-        IndexMismatchError: a part was damaged since.
+        IndexMismatchError: a part was damaged after it was made.
         OSError: the disk is full or the place cannot be written.
     """
     first = parts[0]
@@ -150,8 +150,8 @@ def join_parts(
         for part, count in zip(parts, counts, strict=True)
     ]
     if isinstance(whole, ApproximateIndex):
-        if effort is not None:
-            whole.effort = effort
+        if search_setting is not None:
+            whole.search_setting = search_setting
         if joins_on_disk(whole):
             opened = [read_approximate_index(*file) for file in files]
             if last is not None:
@@ -169,12 +169,12 @@ def join_parts(
 
 
 def digest(*values: Any) -> str:
-    """A checksum of JSON values."""
+    """Return a checksum of JSON values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def rows_by_part(sizes: list[int], rows: Int64[np.ndarray, " m"]) -> list[tuple[Int64[np.ndarray, " w"], list[int]]]:
-    """For each part of so many rows: which of the rows asked for lie in it, and their numbers there."""
+    """Find for each part, by its number of rows, which of `rows` are in it, and their numbers there."""
     starts = np.cumsum([0, *sizes])
     owner = np.searchsorted(starts, rows, side="right") - 1
     places = [np.flatnonzero(owner == number) for number in range(len(sizes))]

@@ -167,7 +167,7 @@ def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:
 def test_directory_of_something_else_is_no_cache(run: Path, tmp_path: Path, name: str, what: str) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / name).write_text("")
-    with pytest.raises(FeatureError, match=f"is {what}, and nothing is written into it"):
+    with pytest.raises(FeatureError, match=f"is {what}, so features are not written into it"):
         extract(run, write_folder(tmp_path / "photos"), tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [name]
 
@@ -322,9 +322,9 @@ def test_killed_command_goes_on(
 
 
 def test_a_file_in_the_place_of_unfinished_features_stays(run: Path, tmp_path: Path) -> None:
-    encoder, told = load_encoder(str(run)), r"f.partial is wanted for features until .*f is whole, and is a file: move"
+    encoder, message = load_encoder(str(run)), r"f.partial .* until .*f is complete, but it is a file: move"
     (tmp_path / "f.partial").write_text("mine")
-    with pytest.raises(FeatureError, match=told), kept_until_whole(encoder, tmp_path / "f"):
+    with pytest.raises(FeatureError, match=message), kept_until_whole(encoder, tmp_path / "f"):
         pytest.fail("not reached")
     assert (tmp_path / "f.partial").read_text() == "mine"
 

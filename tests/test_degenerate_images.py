@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sop_faiss.data.first_look import LOOKED_AT, first_look
+from sop_faiss.data.degenerate_images import LOOKED_AT, describe_degenerate_images
 from sop_faiss.data.images.source import ImageSource, open_source
 from tests.images import encode, make_image
 
@@ -23,7 +23,7 @@ def folder(path: Path, images: list[np.ndarray | Image.Image], format: str = "PN
 
 
 def look(source: ImageSource) -> str | None:
-    return first_look(source, np.arange(len(source)), 0, 10_000)
+    return describe_degenerate_images(source, np.arange(len(source)), 0, 10_000)
 
 
 def dark(level: int) -> Image.Image:
@@ -52,7 +52,7 @@ def test_copies_saved_at_other_qualities_are_the_same(tmp_path):
     (tmp_path / "images").mkdir()
     for quality in range(80, 96):
         (tmp_path / "images" / f"{quality}.jpg").write_bytes(encode(image, quality=quality))
-    assert "the same" in str(first_look(open_source(tmp_path / "images"), np.arange(16), 0, 100_000))
+    assert "the same" in str(describe_degenerate_images(open_source(tmp_path / "images"), np.arange(16), 0, 100_000))
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_the_images_are_those_that_the_run_begins_with(tmp_path):
     source = folder(tmp_path / "images", [make_image(RNG, 20) for _ in range(4)])
     read = []
     source.read = lambda position, read_file=source.read: read.append(position) or read_file(position)  # type: ignore[method-assign]
-    first_look(source, np.array([1, 3]), 0, 10_000)
+    describe_degenerate_images(source, np.array([1, 3]), 0, 10_000)
     assert sorted(read) == [1, 3]

@@ -1,7 +1,8 @@
-"""Whether an encoder tells the images of its index apart: measured at the build, kept in the manifest, said at use."""
+"""Whether an encoder distinguishes the images of its index: measured at the build, kept in the manifest, logged."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.store import IndexManifest
 from sop_faiss.train.log.embedding_spread import mean_cosine
 
-__all__ = ["ALIKE", "encoder_doubts", "facts_of_encoder", "random_pairs_cosine"]
+__all__ = ["ALIKE", "facts_of_encoder", "log_encoder_doubts", "random_pairs_cosine"]
+
+_log = logging.getLogger(__name__)
 
 ALIKE = 0.9
 """From this mean cosine on, an encoder is doubted. A network with random weights had 0.94 on photos of ten kinds, and
@@ -46,23 +49,23 @@ def random_pairs_cosine(
 def facts_of_encoder(
     store: FeatureStore, features: Callable[[Int64[np.ndarray, " m"]], Float32[np.ndarray, "m d"]]
 ) -> dict[str, Any]:
-    """What the manifest's `search` says of the encoder of a store; the features may lie elsewhere."""
+    """Return what the manifest's `search` says of the encoder of a store, whose features may be elsewhere."""
     return {"mean_cosine": random_pairs_cosine(len(store.keys), features), "scores": store.manifest.get("scores")}
 
 
-def encoder_doubts(manifest: IndexManifest) -> list[str]:
-    """Why neighbors of this index may mean little: a sentence for each reason; of an index without facts, none."""
-    doubts, name = [], manifest.encoder["name"]
+def log_encoder_doubts(manifest: IndexManifest) -> None:
+    """Warn of each reason why neighbors of this index may mean little; of an index without facts nothing is known."""
+    name = manifest.encoder["name"]
     cosine, scores = manifest.search.get("mean_cosine"), manifest.search.get("scores")
     if cosine is not None and cosine >= ALIKE:
-        doubts.append(
-            f"encoder {name} hardly tells these images apart: random pairs have a mean cosine of {cosine:.3f}, where 1 "
-            "is all alike; neighbors may mean little: train the encoder longer, or build the index with another one"
+        _log.warning(
+            "encoder %s hardly distinguishes these images: random pairs have a mean cosine of %.3f, where 1 is all "
+            "alike; neighbors may mean little: train the encoder longer, or build the index with another one",
+            *(name, cosine),
         )
     if scores is not None and scores["best_score"] <= scores["first_score"]:
-        doubts.append(
-            f"encoder {name} is of a run that never beat its start: {scores['best_by']} was "
-            f"{scores['first_score']:.2f} % at step 0 and at best {scores['best_score']:.2f} % later; neighbors may "
-            "mean little: train with other settings, or build the index with another encoder"
+        _log.warning(
+            "encoder %s is of a run that never improved on its start: %s was %.2f %% at step 0 and at best %.2f %% "
+            "later; neighbors may mean little: train with other settings, or build the index with another encoder",
+            *(name, scores["best_by"], scores["first_score"], scores["best_score"]),
         )
-    return doubts

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from sop_faiss.cli.index import main
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import read_json, write_json
-from sop_faiss.index.alike import random_pairs_cosine
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.change import add_to_index, merge_indices, remove_from_index
+from sop_faiss.index.encoder_doubts import random_pairs_cosine
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest
 from sop_faiss.model.encoders.encoder import load_encoder

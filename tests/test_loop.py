@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,8 +25,10 @@ from sop_faiss.errors import CheckpointError, ConfigError, DataError, RunStopped
 from sop_faiss.model import networks
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint, read_tensors
 from sop_faiss.model.projector import Projector
+from sop_faiss.objectives.objective import Learned
 from sop_faiss.objectives.sop_terms import fit_memory
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
+from sop_faiss.sop.prototypes import Prototypes
 from sop_faiss.train import loop
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
@@ -33,6 +37,7 @@ from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.images import write_folder, write_shards
 from tests.runs import conv_config, tiny_config, tiny_config_file
 
+DROP_NOTHING = "model.drop_path=0"
 TIMINGS = ("images_per_second", "data_wait_share", "memory_peak_bytes")
 
 
@@ -101,38 +106,187 @@ def test_a_step_does_what_the_paper_says(tmp_path, shards, anchors):
     assert state.objective.terms["cls"].memory.stored == 6
 
 
+class Trained(NamedTuple):
+    """A run of four steps, and what its fifth did."""
+
+    lines: list[dict]
+    """Metrics of the four steps."""
+    state: RunState
+    """As it was resumed, with the fifth step."""
+    batch: Batch
+    """The fifth step's."""
+    parts: list[Learned]
+    drawn: dict[str, Prototypes]
+    """The fifth step's prototypes by loss term."""
+    plain: list[dict]
+    """Metrics of a run without the settings."""
+
+    def losses(self, key: str = "loss") -> list[float]:
+        return [line[key] for line in self.lines]
+
+    def plain_losses(self, key: str = "loss") -> list[float]:
+        return [line[key] for line in self.plain]
+
+
+def train_five(folder: Path, shards: Path, *overrides: str, plain: tuple[str, ...] = ()) -> Trained:
+    def train(name: str, *more: str) -> list[dict]:
+        stopped = ("train.epochs=2", "train.stop_after_steps=4", f"data.train={shards}", *more)
+        result = run_training(tiny_config(folder, *stopped), folder / name)
+        assert result.finished and result.step == 4
+        return records(folder / name)
+
+    lines, plain_lines = train("run", *overrides), train("plain", *plain)
+    state, batches = fresh(folder, shards, "train.epochs=2", f"data.train={shards}", *overrides)
+    state.data_digest = batches.digest()
+    state.resume(find_checkpoint(folder / "run"))
+    drawn = {}
+    for name, term in state.objective.terms.items():
+        before = term.maker.generator.get_state()
+        drawn[name] = term.maker.draw()
+        term.maker.generator.set_state(before)
+    return Trained(lines, state, batches[4], train_step(state, batches[4]).learned, drawn, plain_lines)
+
+
+def only_cls(t: Trained) -> None:
+    assert set(t.state.objective.terms) == {"cls"} and not [key for key in t.lines[0] if "patch" in key]
+    assert t.losses() == t.losses("loss_cls")
+    assert t.lines[0]["loss_cls"] == pytest.approx(t.plain[0]["loss_cls"], rel=1e-5)
+
+
+def only_patches(t: Trained) -> None:
+    assert set(t.state.objective.terms) == {"patch"} and not [key for key in t.lines[0] if "_cls" in key]
+    assert t.losses() == t.losses("loss_patch")
+    assert t.lines[0]["loss_patch"] == pytest.approx(t.plain[0]["loss_patch"], rel=1e-5)
+    assert t.parts[0].features is None
+
+
+def same_metrics(t: Trained) -> None:
+    assert t.lines == t.plain
+
+
+def same_metrics_to_rounding(t: Trained) -> None:
+    for one, other in zip(t.lines, t.plain, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+def masks_of_a_fixed_size(t: Trained) -> None:
+    assert (t.batch.masks.sum(-1) == round(0.7 * 16)).all()
+
+
+def nothing_hidden(t: Trained) -> None:
+    assert not t.batch.masks.any()
+    assert t.state.student.backbone.mask_token.grad is None
+    assert t.losses("loss_cls") != t.plain_losses("loss_cls")  # the student of the other run sees less
+
+
+def no_local_views(t: Trained) -> None:
+    assert t.batch.local_views.shape[:2] == (0, 6)
+    assert t.losses("loss_cls")[0] != t.plain_losses("loss_cls")[0]
+    assert t.lines[0]["loss_patch"] == pytest.approx(t.plain[0]["loss_patch"], rel=1e-5)  # of global views alone
+
+
+def global_views(count: int) -> Callable[[Trained], None]:
+    def check(t: Trained) -> None:
+        assert t.batch.global_views.shape[:2] == (count, 6)
+        assert t.parts[0].features.shape == (count, 6, 24)
+        assert (t.lines[0]["view_auc"] is None) == (count == 1)  # one view cannot be compared with another
+
+    return check
+
+
+def colors_parts_and_a_fill(t: Trained) -> None:
+    assert t.batch.global_colors.shape[2] > 0  # drawn by the workers, applied on the device
+    assert [len(part.to_store["cls"]) for part in t.parts] == [3, 3]
+    assert t.losses("memory_fill_cls")[0] == t.losses("memory_fill_patch")[0] == 1
+    assert t.plain_losses("memory_fill_cls")[0] == 0
+
+
+def mean_tokens(t: Trained) -> None:
+    state, views = t.state, t.batch.global_views[0]
+    images = normalize(views[None], t.batch.global_colors[:1], state.config.views, state.device)[0]
+    with torch.no_grad():
+        embedded, tokens = state.teacher(images), state.teacher.backbone(images)
+    torch.testing.assert_close(embedded.cls_features, tokens.patches.mean(1))
+    assert not torch.allclose(embedded.cls_features, tokens.cls, atol=1e-3)
+
+
+def anchors_of_the_fill(t: Trained) -> None:
+    drawn, memory = t.drawn["cls"], t.state.objective.terms["cls"].memory
+    assert t.losses("memory_fill_cls") == [1] * 4
+    assert torch.equal(t.state.objective.terms["cls"].maker.draw().anchors, drawn.anchors)
+    assert not drawn.holds_anchor.any()  # four steps have renewed all 24 rows
+    assert not (memory.embeddings[drawn.anchor_rows] == drawn.anchors).all(-1).any()
+
+
+def whole_members(t: Trained) -> None:
+    assert t.drawn["cls"].contributions.shape == (2, 8, 4) and t.drawn["patch"].contributions.shape == (2, 6, 3)
+    assert all((drawn.contributions == 1).all() for drawn in t.drawn.values())
+
+
+def half_precision(t: Trained) -> None:
+    products = []
+    layer = t.state.teacher.backbone.trunk.blocks[0].attn.qkv
+    layer.register_forward_hook(lambda module, inputs, output: products.append(output.dtype))
+    train_step(t.state, t.batch)
+    assert set(products) == {torch.bfloat16}
+    assert {parameter.dtype for parameter in t.state.student.parameters()} == {torch.float32}
+    assert t.losses() == pytest.approx(t.plain_losses(), rel=0.02) and t.losses() != t.plain_losses()
+
+
+def three_parts(t: Trained) -> None:
+    assert [len(part.to_store["cls"]) for part in t.parts] == [2, 2, 2]
+    assert t.losses()[0] == pytest.approx(t.plain_losses()[0], rel=1e-4)
+
+
+def no_support_of_the_anchors_image(t: Trained) -> None:
+    maker = t.state.objective.terms["cls"].maker
+    assert maker.memory.engine == "torch" and maker.memory.fill == 1
+    drawn, ids = maker.draw(), maker.memory.image_ids  # the sixth step's: the fifth has replaced rows of the fifth's
+    assert not (ids[drawn.support_rows] == ids[drawn.anchor_rows].unsqueeze(2)).any()
+
+
+def kept_neighbors(t: Trained) -> None:
+    assert any(key.startswith("neighbor_") for key in t.state.objective.terms["cls"].memory.state_dict())
+    same_metrics_to_rounding(t)
+
+
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "plain", "check"),
     [
-        ("sop.patch.weight=0",),
-        ("sop.cls.weight=0",),
-        ("sop.cls.weight=0", "train.views_apart=true"),
-        ("masks.kind=random",),
-        ("masks.kind=none", "sop.patch.weight=0"),
-        ("views.local_count=0",),
-        ("views.global_count=1",),
-        ("views.global_count=3",),
-        ("views.color=device", "train.accumulate=2", "sop.fill=teacher"),
-        ("model.global_token=mean",),
-        ("sop.anchors=fixed_vectors", "sop.fill=teacher"),
-        ("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"),
-        ("train.precision=bf16",),
-        ("train.accumulate=3", "train.views_apart=true"),
-        ("views.global_count=1", "train.views_apart=true"),
-        ("neighbors.engine=torch", "neighbors.exclude_same_image=always"),
-        ("neighbors.precision=bf16",),
-        ("neighbors.refresh=incremental", "neighbors.exclude_same_image=never"),
+        (("sop.patch.weight=0",), (), only_cls),
+        (("sop.cls.weight=0",), (), only_patches),
+        (("sop.cls.weight=0", "train.views_apart=true"), ("sop.cls.weight=0",), same_metrics),
+        (("masks.kind=random",), (), masks_of_a_fixed_size),
+        (("masks.kind=none", "sop.patch.weight=0"), ("sop.patch.weight=0",), nothing_hidden),
+        (("views.local_count=0",), (), no_local_views),
+        (("views.global_count=1",), (), global_views(1)),
+        (("views.global_count=3",), (), global_views(3)),
+        (("views.color=device", "train.accumulate=2", "sop.fill=teacher"), (), colors_parts_and_a_fill),
+        (("model.global_token=mean",), (), mean_tokens),
+        (("sop.anchors=fixed_vectors", "sop.fill=teacher"), (), anchors_of_the_fill),
+        (("sop.contributions=one_hot", "sop.patch.num_supports=2", "sop.patch.tasks=2"), (), whole_members),
+        (("train.precision=bf16", DROP_NOTHING), (DROP_NOTHING,), half_precision),
+        (("train.accumulate=3", "train.views_apart=true", DROP_NOTHING), (DROP_NOTHING,), three_parts),
+        (("views.global_count=1", "train.views_apart=true"), (), global_views(1)),
+        (("neighbors.engine=torch", "neighbors.exclude_same_image=always"), (), no_support_of_the_anchors_image),
+        # the candidates of bf16 are all 24 rows
+        (("neighbors.precision=bf16",), (), same_metrics_to_rounding),
+        (
+            ("neighbors.refresh=incremental", "neighbors.exclude_same_image=never"),
+            ("neighbors.refresh=full", "neighbors.exclude_same_image=never"),
+            kept_neighbors,
+        ),
     ],
+    ids=lambda value: ",".join(value) if isinstance(value, tuple) else getattr(value, "__name__", None),
 )
-def test_every_setting_trains(tmp_path, shards, overrides):
-    config = tiny_config(tmp_path, f"data.train={shards}", "train.epochs=1", *overrides)
-    result = run_training(config, tmp_path / "run")
-    assert result.finished
-    assert result.step == 4
-    for line in read_metrics(tmp_path / "run"):
+def test_every_setting_changes_what_it_says(tmp_path, shards, overrides, plain, check):
+    trained = train_five(tmp_path, shards, *overrides, plain=plain)
+    check(trained)
+    settings = trained.state.config.sop
+    for line in trained.lines:
         assert line["loss"] is not None
-        assert ("loss_patch" in line) == (config.sop.patch.weight > 0)
-        assert ("loss_cls" in line) == (config.sop.cls.weight > 0)
+        assert ("loss_patch" in line) == (settings.patch.weight > 0)
+        assert ("loss_cls" in line) == (settings.cls.weight > 0)
 
 
 @pytest.mark.parametrize(

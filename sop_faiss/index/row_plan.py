@@ -24,23 +24,23 @@ class RowPlan:
     """Rows of a feature store, as an index takes them."""
 
     training: Int64[np.ndarray, " t"]
-    """Of which lists and codes are learned, in the order drawn."""
+    """Lists and codes are learned from these, in the order drawn."""
     present: Int64[np.ndarray, " p"]
     """Added first; recall is measured then."""
     held_out: Int64[np.ndarray, " h"]
-    """A fair sample that recall is measured with, and added last."""
+    """A random sample that recall is measured with, added last."""
 
     @property
     def order(self) -> Int64[np.ndarray, " n"]:
-        """Of each row of the index, its row of the store."""
+        """For each row of the index, its row of the store."""
         return np.concatenate([self.present, self.held_out])
 
 
 def plan_rows(count: int, index: VectorIndex) -> RowPlan:
-    """The plan for a store of so many rows; the same every time.
+    """Plan the rows of a store of `count` rows; the same every time.
 
-    A `Flat` index takes all rows in order. Others take the rows that are not held out in order, too, so that parts of a
-    store can be indexed apart; but a graph takes them in random order, as what is added first shapes it.
+    A `Flat` index takes all rows in order. Others also take the rows that are not held out in order, so that parts of a
+    store can be indexed separately, except that a graph takes them in random order: the first rows shape it.
 
     Args:
         count: rows of the store.
@@ -52,5 +52,5 @@ def plan_rows(count: int, index: VectorIndex) -> RowPlan:
     drawn = np.random.default_rng(_SEED).permutation(count)
     held_out = min(_MOST_QUERIES, count // 10)
     present = drawn[: count - held_out]
-    training = drawn[: index.training_rows()]  # of a few rows all, so that codes reach as far as they do
+    training = drawn[: index.training_rows()]  # all rows of a small store, so that codes cover their range
     return RowPlan(training, present if index.is_graph else np.sort(present), drawn[count - held_out :])

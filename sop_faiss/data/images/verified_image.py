@@ -1,4 +1,4 @@
-"""Images of a source that are decoded whole to be sure of them, as packing and checking do."""
+"""Images of a source that are verified by decoding all of their pixels, as packing and checking do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["WholeImage", "image_name", "read_whole"]
 
 
 class WholeImage(NamedTuple):
-    """An image that is good."""
+    """An image that can be used."""
 
     encoded: bytes
     format: str | None  # as PIL names it
@@ -33,6 +33,6 @@ def read_whole(source: ImageSource, position: int, max_pixels: int, top_value: f
 
 
 def image_name(source: ImageSource, position: int) -> str:
-    """What reports call an image: its file, or its member and the shard."""
+    """Name an image for reports: its file, or its member and the shard."""
     shard = source.source_of(position)
     return source.member_of(position) + (f" in {shard}" if shard else "")

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from jaxtyping import Float32
 
 from sop_faiss.errors import FeatureError
-from sop_faiss.features.store import _TOLERANCE, _feature_matrix, read_store_manifest
+from sop_faiss.features.store import NORM_TOLERANCE, feature_matrix
+from sop_faiss.features.store_manifest import read_store_manifest
 from sop_faiss.files import sha256_file
 from sop_faiss.unit_rows import require_unit_rows
 
@@ -29,7 +30,7 @@ class FeatureBlocks:
         directory: of the store.
 
     Raises:
-        FeatureError: there is no store, it is incomplete, or a file is not as it was written.
+        FeatureError: there is no store, it is incomplete, or a file differs from what was written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -44,18 +45,18 @@ class FeatureBlocks:
         return int(self.manifest["count"])
 
     def __iter__(self) -> Iterator[Float32[np.ndarray, "_ d"]]:
-        """Unit rows; those stored as float16 are made unit rows again.
+        """Yield blocks of unit rows; those stored as float16 are made unit rows again.
 
         Raises:
-            FeatureError: a file is no table of features, or rows are not finite unit vectors.
+            FeatureError: a file is not a table of features, or rows are not finite unit vectors.
         """
         dimension, stored_as = self.manifest["dimension"], self.manifest["feature_dtype"]
         for part in self.manifest["files"]:
             path = self.directory / str(part["name"])
             try:
                 for batch in pq.ParquetFile(path).iter_batches(BLOCK_ROWS, columns=["feature"]):
-                    rows = _feature_matrix(pa.table(batch), dimension).astype(np.float32, copy=False)
-                    require_unit_rows(rows, f"features in {path}", tolerance=_TOLERANCE[stored_as])
+                    rows = feature_matrix(pa.table(batch), dimension).astype(np.float32, copy=False)
+                    require_unit_rows(rows, f"features in {path}", tolerance=NORM_TOLERANCE[stored_as])
                     if stored_as != "float32":
                         rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
                     yield rows
