@@ -2,11 +2,11 @@
 
     python benchmarks/bench_data.py [--quick] [--json FILE] [--record] [--photos DIR] [--ibot CHECKOUT]
 
-2 x 224 + 10 x 96 views with iBOT's augmentations of 500 x 375 JPEGs (see `photos.py`). Loaders are timed as whole runs,
-from asking for them to their last batch, processes started and ended included: the first batches alone flatter loaders
-that prefetch. A run is of 1,024 photos, so that starting and ending two processes is a small part of it. iBOT's loader
-reads the files, ours shards packed from them; both use two worker processes and give nothing else to do to the process
-that takes the batches. Masks and reads are what one core does: processor time.
+2 x 224 + 10 x 96 views with iBOT's augmentations of 500 x 375 JPEGs (see `photos.py`). A loader is timed from its
+creation to its last batch, including the start and end of its processes: the first batches alone would favor loaders
+that prefetch. A run has 1,024 photos, so that starting and ending two processes is a small part of it. iBOT's loader
+reads the files, ours reads shards packed from them; both use two worker processes, and the process that takes the
+batches does nothing else. Masks and reads are timed on one core, as processor time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def loader_rows(photos: Path, shards: Path, ibot: Path | None, repeats: int) -> 
 
 
 def drawn_views(photos: Path, count: int) -> list[tuple[np.ndarray, View, np.ndarray]]:
-    """Image, view as drawn, and view made without its colors, of each view of some photos."""
+    """Return the image, the drawn view and the view made without its colors, for each view of some photos."""
     source, config, made = open_source(photos), ViewsConfig(), []
     for position in range(min(count, len(source))):
         image = decode_image(source.read(position))

@@ -1,11 +1,11 @@
-"""The served page under load: 50 clients at once, what the slow answers take against the middle one, mix-ups, errors.
+"""The served page under load from 50 clients: p99 against p50 of the response time, mixed-up answers, errors.
 
     python benchmarks/bench_serve.py --index DIR [--model M] [--random-weights SEED]
         [--clients N] [--seconds S] [--quick] [--json FILE] [--record]
 
-`sop-index serve` runs in a process of its own, on the same machine as the clients. Each client asks again as soon as it
-is answered, over one connection: for the neighbors of an image of the index, then the same by sending an image.
-Every answer is compared with the one that the same question got while nobody else asked.
+`sop-index serve` runs in a separate process, on the same machine as the clients. Each client sends its next request as
+soon as it has an answer, over one connection: for the neighbors of an image of the index, then the same by sending an
+image. Every answer is compared with the answer to the same request without load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 
 @dataclass
 class Load:
-    """What the clients saw."""
+    """What the clients measured."""
 
     seconds: list[float] = field(default_factory=list)
     errors: int = 0
@@ -59,7 +59,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask
 
 
 def same(one: Any, other: Any) -> bool:
-    """The same query, and at each rank the same similarity; the same image, where that is not nearly a tie."""
+    """Return whether query, similarities and images agree; images may differ where similarities nearly tie."""
     left, right = one["found"], other["found"]
     values = [np.array([each["similarity"] for each in found]) for found in (left, right)]
     if one["query"] != other["query"] or len(left) != len(right) or np.abs(values[0] - values[1]).max() > TOLERANCE:

@@ -2,19 +2,19 @@
 
     python benchmarks/bench_step.py [--quick] [--json FILE] [--record] [--ibot CHECKOUT]
 
-**Against its networks alone**: what the method costs beside the backbone. The paper's head (N_C = 65536, K = 4096,
-k = 8, T = 4; N_P = 8192, K = 512) and views (2 at 224 px, 10 at 96 px, block masks) under ViT-S/16, or ViT-Ti/16 with
-`--quick`. Both sides normalize the same views, go forward through the teacher and forward and backward through the
-student, projector included. The networks alone have the sum of the embeddings as their loss; the whole step is
-`train_step`: prototypes, losses, AdamW, EMA and stores besides. Reading images is in neither. The memories hold random
+**Against its networks alone**: what the method costs in addition to the networks. The paper's head (N_C = 65536, K =
+4096, k = 8, T = 4; N_P = 8192, K = 512) and views (2 at 224 px, 10 at 96 px, block masks) on ViT-S/16, or ViT-Ti/16
+with `--quick`. Both sides normalize the same views, go forward through the teacher and forward and backward through
+the student, heads included. The loss of the networks alone is the sum of the embeddings; the complete step is
+`train_step`, which adds prototypes, losses, AdamW, EMA and stores. Neither reads images. The memories contain random
 rows, and kept neighbor lists are made before the clock starts, as they are after the first steps of a run.
 
 **Against iBOT** (with `--ibot`): the step of both, ViT-S/16 with the same views, masks and batch (8 on a CPU, 64 on
-CUDA), in one process, in turns; iBOT's as its README has it for ViT-S/16, from a checkout of github.com/bytedance/ibot.
-Both start from views in memory; ours normalizes them in the step, iBOT's come normalized, as its loader does that. Time
-with N_C = 16384, K = 1024, T = 1, and with the paper's full memories; peak memory is what a process of its own takes at
-most for two steps (its resident set; on CUDA what is allocated there). Ours takes the local views apart from the global
-ones (`train.views_apart`): the same gradients with less memory.
+CUDA), in one process, alternating; iBOT's with the settings of its README for ViT-S/16, from a checkout of
+github.com/bytedance/ibot. Both start from views in memory; ours normalizes them in the step, iBOT's are normalized by
+its loader. Time is measured with N_C = 16384, K = 1024, T = 1, and with the paper's full memories. Peak memory is the
+largest amount that a separate process uses for two steps (its resident set; on CUDA what is allocated there). Ours
+processes the local views separately from the global ones (`train.views_apart`): the same gradients with less memory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TIMED = {
 
 
 def make_batch(config: Config, patch_size: int) -> Batch:
-    """Noise in place of images, and masks as in training."""
+    """Make a batch of noise in place of images, with masks as in training."""
     views, images = config.views, config.train.batch_size
     generator = torch.Generator().manual_seed(0)
 
@@ -87,7 +87,7 @@ def make_batch(config: Config, patch_size: int) -> Batch:
 
 
 def networks_alone(state: RunState, batch: Batch) -> None:
-    """Forward through the teacher, forward and backward through the student, of the same views and masks."""
+    """Run the teacher forward, and the student forward and backward, on the same views and masks."""
     config, device = state.config, state.device
     batch = batch.to(device)
     global_views = normalize(batch.global_views, batch.global_colors, config.views, device)
@@ -109,7 +109,7 @@ def synchronize() -> None:
 
 @contextlib.contextmanager
 def stopwatch() -> Iterator[dict[str, float]]:
-    """Seconds spent in each of `TIMED`, waiting for the device before and after each call."""
+    """Record the seconds in each of `TIMED`, waiting for the device before and after each call."""
     seconds: dict[str, float] = defaultdict(float)
 
     def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +131,7 @@ def stopwatch() -> Iterator[dict[str, float]]:
 
 
 def seconds_by_part(state: RunState, batch: Batch, steps: int) -> dict[str, float]:
-    """Median seconds of each part of a step, in steps of their own, which the waiting makes a little slower."""
+    """Return the median seconds of each part of a step; the waits make these steps a little slower."""
     rounds = []
     for _ in range(steps):
         with stopwatch() as seconds:
@@ -141,7 +141,7 @@ def seconds_by_part(state: RunState, batch: Batch, steps: int) -> dict[str, floa
 
 
 def peak_mebibytes(state: RunState, functions: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Peak of the device's memory, networks and memories included; of a CUDA device."""
+    """Return the peak memory of a CUDA device, networks and memories included."""
     peaks = {}
     for name, function in functions.items():
         torch.cuda.reset_peak_memory_stats(state.device)
@@ -159,7 +159,7 @@ def device_here() -> torch.device:
 
 
 def make_state(device: torch.device, overrides: list[str]) -> RunState:
-    """A run of `vits16` before its first step, but for neighbor lists, which are there."""
+    """Make a run of `vits16` before its first step, with its neighbor lists."""
     state = RunState(load_config("vits16", overrides), device, IMAGES)
     for parts in state.objective.terms.values():
         if parts.maker.incremental:
@@ -209,7 +209,7 @@ def our_step(device: torch.device, overrides: list[str]) -> tuple[RunState, Batc
 
 
 def ibot_step(checkout: Path, device: torch.device, images: int) -> Callable[[], object]:
-    """iBOT's step on the same views and masks."""
+    """Return iBOT's step on the same views and masks."""
     config = load_config("vits16", [f"train.batch_size={images}"])
     batch = make_batch(config, 16).to(device)
     views = [
@@ -222,7 +222,7 @@ def ibot_step(checkout: Path, device: torch.device, images: int) -> Callable[[],
 
 
 def peak_of(side: str, checkout: Path, images: int, overrides: tuple[str, ...]) -> float:
-    """Most mebibytes that a process of its own takes for two steps of one side."""
+    """Return the largest number of mebibytes that a separate process uses for two steps of one side."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_here, (side, checkout, images, overrides))
 
@@ -242,7 +242,7 @@ def _peak_here(side: str, checkout: Path, images: int, overrides: tuple[str, ...
 
 
 def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> list[Row]:
-    """Time and peak memory of a step against iBOT's; on CUDA also with torch.compile against without."""
+    """Compare time and peak memory of a step with iBOT's; on CUDA also torch.compile with no torch.compile."""
     cuda = torch.cuda.is_available()
     images = batch_size or (CUDA_BATCH if cuda else PEER_CPU_BATCH)
     targets = dict(zip(MEMORIES, ("", "<= 0.5") if cuda else ("<= 0.7", "<= 1.0"), strict=True))
@@ -292,7 +292,7 @@ def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> lis
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
 @click.option("--ibot", "checkout", type=click.Path(path_type=Path, file_okay=False), help="A checkout of iBOT.")
 def main(quick: bool, batch_size: int | None, json_file: Path | None, record: bool, checkout: Path | None) -> None:
-    """Time and memory of a training step at the paper's size against its networks alone, and against iBOT's."""
+    """Measure a training step at the paper's size against its networks alone, and against iBOT's step."""
     rows = [*ibot_rows(checkout, quick, batch_size), step_row(quick, batch_size)]
     finish("step", rows, json_file=json_file, record=record)
 

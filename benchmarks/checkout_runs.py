@@ -1,4 +1,4 @@
-"""The trainings that `compare_checkouts.py` runs, the data they read, and how a checkout's commands are run."""
+"""The training runs of `compare_checkouts.py`, their data, and how the commands of a checkout are run."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ CASES = {
 
 
 class RunFailed(Exception):
-    """A command ended otherwise than it should have."""
+    """A command ended in another way than expected."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,10 @@ class Checkout:
         """Run a command to its end; its output is kept as NAME.log.
 
         Returns:
-            The line with which it was refused, empty where it went well.
+            The line with which the command was refused; empty if it succeeded.
 
         Raises:
-            RunFailed: it failed, or where `may_refuse`, it did so in another way than one line that names a version.
+            RunFailed: it failed; with `may_refuse`, in another way than with one line that names a version.
         """
         log = self.work / f"{name}.log"
         process = self.start(words, log)
@@ -164,7 +164,7 @@ class Checkout:
         raise RunFailed(f"{self.side}: {name}: exit status {status}: {(errors or [last])[-1][:300]}")
 
     def train(self, name: str, case: Case, data: Mapping[str, str]) -> Path:
-        """Run a case; its run directory."""
+        """Run a case and return its run directory."""
         run = self.work / name
         words = training(case, data, run)
         if case.kill_after_step:
@@ -188,7 +188,7 @@ class Checkout:
 
 
 def training(case: Case, data: Mapping[str, str], run: Path) -> list[str]:
-    """The words that train a case, after `python -m`."""
+    """Return the words after `python -m` that train a case."""
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}", "-m"]
     settings = [setting.format_map(data) for setting in (*ALWAYS, *case.settings)]
     words = ["sop_faiss.cli.train", case.config, *settings, "--output", str(run)]
@@ -196,7 +196,7 @@ def training(case: Case, data: Mapping[str, str], run: Path) -> list[str]:
 
 
 def make_data(old: Checkout, folder: Path) -> dict[str, str]:
-    """Digits by OLD; images of stripes in class folders; weights of a network with batch norms that have seen some."""
+    """Make digits by OLD, striped images in class folders, and weights of a network with batch norm statistics."""
     data = {name: str(folder / name) for name in ("digits", "images", "weights.safetensors")}
     old.run(["sop_faiss.cli.data", "demo", data["digits"]], "demo")
     draws = np.random.default_rng(0)
@@ -217,10 +217,10 @@ def make_data(old: Checkout, folder: Path) -> dict[str, str]:
 
 
 def checkout(side: str, folder: Path, python: Path | None, work: Path, settings: Rules) -> Checkout:
-    """One side, whose python must import the packages of that very checkout.
+    """Return one side, whose python must import the packages of that checkout.
 
     Raises:
-        click.UsageError: it does not, or there is none.
+        click.UsageError: it imports others, or does not exist.
     """
     python = python or folder / ".venv" / "bin" / "python"
     if not python.exists():
@@ -237,6 +237,6 @@ def checkout(side: str, folder: Path, python: Path | None, work: Path, settings:
 
 
 def commit(folder: Path) -> str:
-    """The short name of a checkout's commit."""
+    """Return the short name of a checkout's commit."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
     return done.stdout.strip() or "no commit"

@@ -1,4 +1,4 @@
-"""What is stored in a [CLS] memory step by step: by a made-up encoder that drifts, or by a real run."""
+"""The embeddings stored in a [CLS] memory step by step: by a synthetic encoder that drifts, or by a real run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["drifting_stores", "stores_of_run"]
 
 
 def drifting_stores(size: int, capacity: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Embeddings of views of 50,000 images in 500 clusters, by a linear encoder that turns as it goes.
+    """Yield embeddings of views of 50,000 images in 500 clusters, by a linear encoder that changes with each step.
 
-    While the memory is renewed once, the embedding of an image moves to a cosine of about 0.9 with what it was.
+    While the memory is renewed once, the embedding of an image moves to a cosine of about 0.9 with its former value.
     """
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(500, 64, generator=generator)[torch.arange(50_000) % 500]
@@ -40,10 +40,10 @@ def drifting_stores(size: int, capacity: int, dim: int) -> Iterator[tuple[Tensor
 
 @torch.no_grad()
 def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Teacher embeddings and image ids of successive batches of a run's own stream, made anew from its checkpoints.
+    """Yield teacher embeddings and image ids of successive batches of a run's stream, computed from its checkpoints.
 
-    The teacher moves in a straight line from the oldest checkpoint that is kept to the newest while a memory is filled
-    once and then receives the remaining stores, so that its rows are of encoders as different as the run's were.
+    The teacher moves in a straight line from the oldest checkpoint kept to the newest while a memory is filled once and
+    then receives the remaining stores, so that its rows come from encoders that differ as much as those of the run.
 
     Args:
         run: a run directory with two checkpoints or more; its training images are where `config.yaml` says.

@@ -1,10 +1,10 @@
-"""What an index costs per million vectors, in seconds of one core: the rates that docs/scale.md reckons with.
+"""What an index costs per million vectors, in seconds of one core: the rates that docs/scale.md calculates with.
 
     OMP_NUM_THREADS=1 python benchmarks/index_rates.py --features DIR [--rows N] [--lists N]
 
-`--features` names a folder with `gallery.npy`, unit vectors in float32 (`bench_index.py` makes one). Times are those of
-the processor, so that other work on the machine counts little; `--lists` is the number of lists that the large index
-would have, as looking up the list of a vector is what adding it costs.
+`--features` names a folder with `gallery.npy`, unit vectors in float32 (`bench_index.py` makes one). Times are
+processor times, so that other work on the machine has little effect. `--lists` is the number of lists that the large
+index would have, since the cost of adding a vector is that of finding its list.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Features of very many augmented views of photos, for indices that are to be tried at size.
+"""Features of very many augmented views of photos, to try indices at full size.
 
-A million different photos are rarely at hand, and random vectors are no test: they have no neighbors. So each photo is
-seen through many random crops and colors, at the small size of a small encoder. [CLS] and the mean of the patches are
-put side by side, and each vector has unit norm.
+A million different photos are rarely available, and random vectors are not a useful test: they have no neighbors.
+Therefore each photo is encoded in many random crops and colors, at the small size of a small encoder. [CLS] and the
+mean of the patches are concatenated, and each vector has unit norm.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def write_photo_features(run: Path, photos: str, count: int, queries: int, folde
     """Write `gallery.npy` (count, 2 d) and `queries.npy` (queries, 2 d), of views of other photos, in float32.
 
     Args:
-        run: a run directory, whose teacher and views are used.
+        run: a run directory; its teacher and its views are used.
         photos: SRC.
         count: rows of the gallery.
-        queries: rows of views of the tenth of the photos that the gallery has none of.
-        folder: is made.
+        queries: rows of views of a tenth of the photos, of which the gallery has no view.
+        folder: a folder to create.
     """
     trunk, _ = trained_trunk(run)
     trunk.eval()

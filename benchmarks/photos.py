@@ -1,8 +1,9 @@
 """The photos that `bench_data.py` measures on: JPEGs of 500 x 375, the usual size of ImageNet's.
 
-Made from a folder of Imagenette's photos at 224 px (shards `*.tar`): six photos laid in two rows of three, of which the
-middle 500 x 375 are cut out and written at quality 90. So detail and file size are those of photos, which enlarged
-ones would not have. Without such a folder: smooth waves with noise, which compress and resize much as photos do.
+They are made from a folder of Imagenette's photos at 224 px (shards `*.tar`): six photos in two rows of three, of which
+the middle 500 x 375 are cut out and written at quality 90. So detail and file size are those of photos, which would not
+be the case for enlarged ones. Without such a folder they are smooth waves with noise, which compress and resize much as
+photos do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CLASSES = 10  # folders, as iBOT reads classes
 
 
 def write_photos(count: int, imagenette: Path, folder: Path) -> str:
-    """Write `count` photos into class folders of `folder`; says from what they were made."""
+    """Write `count` photos into class folders of `folder`; return what they were made from."""
     known = imagenette.is_dir() and any(imagenette.glob("*.tar"))
     images = mosaics(imagenette, count) if known else waves(count)
     for number, image in enumerate(images):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.numpy import load, save
 
 from sop_faiss.cli.embed import main  # type: ignore[import-not-found]
 from sop_faiss.data.images.source import open_source
@@ -121,6 +123,20 @@ def test_damaged_part_is_left_out(run: Path, tmp_path: Path, caplog: pytest.LogC
     again = extract(run, photos, tmp_path / "cache")
     assert "is damaged and left out" in caplog.text
     np.testing.assert_allclose(first.features, again.features, atol=TOLERANCE)
+
+
+def test_parts_of_version_0_1_are_read(run: Path, tmp_path: Path, encoded: list[int]) -> None:
+    photos = write_folder(tmp_path / "photos")
+    first = extract(run, photos, tmp_path / "cache")
+    (part,) = (tmp_path / "cache").rglob("part-*.safetensors")
+    tensors = load(part.read_bytes())
+    content = save({"pictures": tensors["images"], "features": tensors["features"]})
+    part.unlink()
+    part.with_name(f"part-{hashlib.sha256(content).hexdigest()}.safetensors").write_bytes(content)
+    encoded.clear()
+    again = extract(run, photos, tmp_path / "cache")
+    assert sum(encoded) == 1  # the black image of loading
+    assert np.array_equal(first.features, again.features)
 
 
 def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ class FeatureCache:
             tensors = load(content) if intact else {}
         except SafetensorError:
             tensors = {}
-        images, features = tensors.get("images"), tensors.get("features")
+        images = tensors.get("images", tensors.get("pictures"))  # the name up to version 0.1
+        features = tensors.get("features")
         if images is None or features is None or features.shape != (len(images), self._dimension):
             _log.warning("cache part %s is damaged and left out: its images are encoded again", file)
             return
