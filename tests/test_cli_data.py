@@ -95,7 +95,7 @@ def test_preview(tmp_path: Path) -> None:
     assert_error(run("preview", photos, *common, "views.global_size=18"), "not divisible")
     assert_error(run("preview", photos, *common, "views.color_of_money=1"), "views")
     assert_error(run("preview", photos, "--config", config, "--out", photos), "is a directory")
-    assert_error(run("preview", photos, "--config", config, "--out", photos / "0001.jpg"), "is data by its ending")
+    assert_error(run("preview", photos, "--config", config, "--out", photos / "0001.jpg"), "0001.jpg")
     assert not (tmp_path / "no.png").exists()
 
 

@@ -608,9 +608,9 @@ def test_outputs_are_never_overwritten(tmp_path, shards):
     config = tiny_config(tmp_path, f"data.train={shards}", "train.epochs=1")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
-    with pytest.raises(ConfigError, match="already exists and is not empty"):
+    with pytest.raises(ConfigError, match="is not empty"):
         run_training(config, tmp_path / "other")
-    with pytest.raises(ConfigError, match="something else than a run"):
+    with pytest.raises(ConfigError, match="is not a run"):
         run_training(config, tmp_path / "other", resume=True)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
     run_training(config, tmp_path / "run")

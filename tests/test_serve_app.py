@@ -256,7 +256,7 @@ def test_bad_images(place: Path, encoder: Encoder) -> None:
 def test_without_an_encoder_only_the_index_is_searched(place: Path) -> None:
     with client_of(place) as client:
         assert client.get("/api/index").json()["accepts_images"] is False
-        assert_refused(client.post("/api/search", content=b"x", headers=STREAM), 409, "--model")
+        assert_refused(client.post("/api/search", content=b"x", headers=STREAM), 409, "without an encoder")
         key = client.get("/api/images").json()["images"][0]["key"]
         assert len(client.get("/api/search", params={"key": key}).json()["found"]) == 24
 
@@ -331,7 +331,7 @@ def test_every_status_is_described(client: TestClient) -> None:
 def test_impossible_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="wanted"):
         ServeOptions(**wrong)
-    with pytest.raises(DataError, match="images-root"):
+    with pytest.raises(DataError, match="images_root"):
         ServeOptions(images_root=Path("/no/such/folder"))
 
 

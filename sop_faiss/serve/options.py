@@ -49,7 +49,7 @@ class ServeOptions:
         if self.max_buffered_bytes < self.max_upload_bytes:
             raise ConfigError(
                 f"max_upload_bytes = {self.max_upload_bytes}: wanted at most {self.max_buffered_bytes}, "
-                "which is `max_buffered_bytes`, for all images that wait"
+                "the limit (max_buffered_bytes) for all images that wait"
             )
         if self.max_upload_pixels > MAX_PIXELS:
             raise ConfigError(f"max_upload_pixels = {self.max_upload_pixels}: wanted at most {MAX_PIXELS}")

@@ -1,4 +1,4 @@
-"""Is this machine fit to train and search? Versions, devices, FAISS against torch, clashes, and what to do."""
+"""Check of this machine for training and search: versions, devices, FAISS against torch, conflicts, and remedies."""
 
 from __future__ import annotations
 
@@ -36,53 +36,53 @@ _SHARED_MEMORY_BYTES = 1 << 30
 
 
 class Status(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Works, but slower or less safely than it could."""
+    """It works, but slower or less safely than it could."""
     BROKEN = "broken"
     """Results would be wrong or missing."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One check and its result."""
 
     name: str
     status: Status
     detail: str
     """What was found, one line."""
     remedy: str = ""
-    """What to do, one line; empty if nothing."""
+    """What to do, one line; empty if nothing is wrong."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was found."""
+    """The results of all checks."""
 
     versions: dict[str, str | None]
-    """None for what is not installed."""
+    """None for a package that is not installed."""
     devices: list[dict[str, str]]
     """`name` and `description` of each device torch sees."""
     checks: list[Check]
 
     @property
     def healthy(self) -> bool:
-        """Nothing is broken."""
+        """Whether nothing is broken."""
         return all(check.status is not Status.BROKEN for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the diagnosis as JSON values."""
         return {"command": "sop-doctor"} | asdict(self) | {"healthy": self.healthy}
 
 
 def examine(output: Path | None = None, timeout_seconds: float = _TIMEOUT_SECONDS) -> Diagnosis:
-    """Look at everything. What may crash or hang runs in processes of its own.
+    """Run all checks. What may crash or hang runs in a separate process.
 
     Args:
-        output: where results will be written, for its free space; the current directory if None.
-        timeout_seconds: how long a self-test of one device may take.
+        output: where results will be written, whose free space is checked; None: the current directory.
+        timeout_seconds: longest time that the self-test of one device may take.
     """
     faiss_packages = find_faiss_packages(importlib.metadata.distributions())
     versions: dict[str, str | None] = {"python": platform.python_version()}
@@ -102,7 +102,7 @@ def examine(output: Path | None = None, timeout_seconds: float = _TIMEOUT_SECOND
 
 
 def find_faiss_packages(distributions: Iterable[importlib.metadata.Distribution]) -> dict[str, str | None]:
-    """Name and version of each installed package that brings the module `faiss`."""
+    """Return name and version of each installed package that contains the module `faiss`."""
     found: dict[str, str | None] = {}
     for distribution in distributions:
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
@@ -112,7 +112,7 @@ def find_faiss_packages(distributions: Iterable[importlib.metadata.Distribution]
 
 
 def check_faiss_packages(found: dict[str, str | None]) -> Check:
-    """Exactly one package may bring FAISS: two write into the same folder, and what is left works by chance."""
+    """Check that exactly one package contains FAISS: two overwrite each other's files, and then work only by chance."""
     described = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
     wanted = "faiss-gpu" if sys.platform == "linux" and platform.machine() == "x86_64" else "faiss-cpu"
     if len(found) == 1:
@@ -128,7 +128,7 @@ def check_faiss_packages(found: dict[str, str | None]) -> Check:
 
 
 def check_requirements(requirements: Iterable[str], version_of: Any) -> Check:
-    """Compare what is installed with this package's requirements (FAISS apart, which has a check of its own)."""
+    """Compare installed packages with this package's requirements, except FAISS, which has its own check."""
     wrong, names = [], []
     for line in requirements:
         match = re.match(r"([A-Za-z0-9._-]+)\s*(?:>=\s*([0-9.]+))?", line)
@@ -148,7 +148,7 @@ def check_requirements(requirements: Iterable[str], version_of: Any) -> Check:
 
 
 def run_probe(device: str, timeout_seconds: float) -> dict[str, Any] | str:
-    """Run the self-test of a device in its own process; its answer, or a sentence about why there is none."""
+    """Run the self-test of a device in its own process; return its answer, or a sentence on why there is none."""
     command = [sys.executable, "-m", "sop_faiss.verbs.doctor_probe", device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_seconds)
@@ -163,7 +163,7 @@ def run_probe(device: str, timeout_seconds: float) -> dict[str, Any] | str:
 
 
 def check_probe(device: str, answer: dict[str, Any] | str) -> Check:
-    """What a self-test's answer means."""
+    """Interpret the answer of a self-test."""
     name = f"FAISS on {device}"
     of_the_card = "install a faiss-gpu built for this card, or set neighbors.engine=torch"
     if isinstance(answer, str):
@@ -179,11 +179,11 @@ def check_probe(device: str, answer: dict[str, Any] | str) -> Check:
 
 
 def check_cards(torch_cards: int, faiss_cards: int, has_driver: bool) -> Check:
-    """Do torch and FAISS see the same cards?"""
+    """Check that torch and FAISS see the same GPUs."""
     detail = f"torch sees {torch_cards} CUDA devices, FAISS {faiss_cards}"
     if torch_cards == 0 and has_driver:
         remedy = "install a torch built for this driver's CUDA version (see `nvidia-smi`)"
-        return Check("GPUs", Status.WARNING, f"{detail}, though an NVIDIA card is there", remedy)
+        return Check("GPUs", Status.WARNING, f"{detail}, though an NVIDIA GPU is present", remedy)
     if faiss_cards < torch_cards:
         remedy = "pip uninstall -y faiss-cpu && pip install faiss-gpu; until then searches run in torch"
         return Check("GPUs", Status.WARNING, detail, remedy)
@@ -191,7 +191,7 @@ def check_cards(torch_cards: int, faiss_cards: int, has_driver: bool) -> Check:
 
 
 def check_openmp(runtimes: list[str]) -> list[Check]:
-    """Several kinds of OpenMP in one process can deadlock or crash; copies of one kind only cost threads."""
+    """Check for several kinds of OpenMP in one process: they can deadlock or crash; copies of one kind cost threads."""
     if not runtimes:
         return []
     kinds = sorted({re.split(r"[-.]", Path(path).name)[0] for path in runtimes})
@@ -206,7 +206,7 @@ def check_openmp(runtimes: list[str]) -> list[Check]:
 
 
 def check_space(output: Path) -> list[Check]:
-    """Free disk where results go and for temporary files, and shared memory for data workers."""
+    """Check the free disk space for results and temporary files, and the shared memory for data workers."""
     checks = []
     for name, place in (("disk", output), ("temporary files", Path(tempfile.gettempdir()))):
         free = shutil.disk_usage(place).free
@@ -239,6 +239,6 @@ def _version(name: str) -> str | None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release numbers of a version: (2, 14, 1) of `2.14.1+cu130`."""
+    """Parse the release numbers of a version: (2, 14, 1) of `2.14.1+cu130`."""
     match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()

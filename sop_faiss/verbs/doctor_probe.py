@@ -1,4 +1,4 @@
-"""The part of the doctor that may crash: runs in a process of its own and answers one line of JSON on stdout.
+"""The part of the doctor that may crash: it runs in a separate process and writes one line of JSON to stdout.
 
 `python -m sop_faiss.verbs.doctor_probe [DEVICE]` imports what training imports, tests FAISS on the device, and says
 which devices and OpenMP runtimes there are.
@@ -19,7 +19,7 @@ _OPENMP = ("libgomp", "libiomp5", "libomp")
 
 
 def find_openmp(maps: str) -> list[str]:
-    """Paths of the OpenMP runtimes named in the text of `/proc/PID/maps`; copies by link count once."""
+    """Find the paths of the OpenMP runtimes in the text of `/proc/PID/maps`; links to one file count once."""
     paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
     named = (path for path in paths if Path(path).name.startswith(_OPENMP))
     return sorted({os.path.realpath(path) for path in named})
@@ -32,7 +32,7 @@ def probe(device_name: str) -> dict[str, Any]:
         `problems` (sentences), `devices` (name and description of each that torch sees), `faiss_gpus` (count), and
         `openmp` (paths of the runtimes loaded; empty where the system does not say).
     """
-    import cv2  # noqa: F401  (the data stream's; it brings libraries of its own)
+    import cv2  # noqa: F401  (used by the data stream; it loads further libraries)
     import torch
 
     from sop_faiss.neighbors.selftest import count_faiss_gpus, find_problems

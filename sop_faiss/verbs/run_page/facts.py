@@ -1,4 +1,4 @@
-"""What a run's records say in words and small tables: how far it is, its scores, what went wrong, its settings."""
+"""Sentences and small tables from a run's records: its progress, scores, failures and settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_VALUE = 300
 
 
 def run_table(run: Path, config: Config, curves: Mapping[str, Curve], state: Mapping[str, Any]) -> SheetTable:
-    """Where the run is, what it learns from, and with what; `state` is its last checkpoint's, empty without one."""
+    """Tabulate the run's progress, data and network; `state` is its last checkpoint's, empty without one."""
     any_curve = max(curves.values(), key=lambda curve: float(curve.steps[-1]))
     step = float(any_curve.steps[-1])
     epoch = _last(curves, "epoch")
@@ -49,12 +49,12 @@ def run_table(run: Path, config: Config, curves: Mapping[str, Curve], state: Map
 
 
 def _of_all(config: Config, step: float, epoch: float | None) -> str:
-    """The steps in all, as far as step and epoch tell."""
+    """Say the total number of steps, if it follows from step and epoch."""
     if not epoch or not step:
         return ""
-    told = f" of {max(1, round(config.train.epochs * step / epoch)):,}"
+    total = f" of {max(1, round(config.train.epochs * step / epoch)):,}"
     stop = config.train.stop_after_steps
-    return f"{told} (to stop after {stop:,})" if stop else told
+    return f"{total} (to stop after {stop:,})" if stop else total
 
 
 def _last(curves: Mapping[str, Curve], key: str) -> float | None:
@@ -66,12 +66,12 @@ def _date(seconds: float) -> str:
 
 
 def _scores(panels: Sequence[Panel]) -> list[tuple[str, Curve]]:
-    """Name and curve of each score."""
+    """Return name and curve of each score."""
     return [(panel.heading(name), curve) for panel in panels if panel.is_score for name, curve in panel.curves.items()]
 
 
 def score_table(panels: Sequence[Panel]) -> SheetTable | None:
-    """Each score at step 0, at its best and at last; None without scores."""
+    """Tabulate each score at step 0, at its best and at the end; None without scores."""
     rows = []
     for name, curve in _scores(panels):
         best = int(curve.values.argmax())
@@ -83,7 +83,7 @@ def score_table(panels: Sequence[Panel]) -> SheetTable | None:
 
 
 def score_notices(panels: Sequence[Panel]) -> list[str]:
-    """Says it of each score that has not risen above what it was before the first step, or has fallen below it."""
+    """Report each score that never rose above its value before the first step, or is below it now."""
     notices = []
     for name, curve in _scores(panels):
         if len(curve.steps) < 2 or curve.steps[0] != 0:
@@ -97,7 +97,7 @@ def score_notices(panels: Sequence[Panel]) -> list[str]:
 
 
 def bad_sample_table(run: Path) -> SheetTable | None:
-    """Images that could not be read, by reason; None if there were none."""
+    """Tabulate bad images by reason; None if there were none."""
     counts: dict[str, int] = {}
     first: dict[str, str] = {}
     for line in read_lines(run / BAD_SAMPLES_FILE):
@@ -110,7 +110,7 @@ def bad_sample_table(run: Path) -> SheetTable | None:
 
 
 def stop_table(run: Path) -> SheetTable | None:
-    """What `stopped.json` says of a run that stopped itself, single values alone; None without."""
+    """Tabulate the single values of the `stopped.json` of a run that stopped itself; None without one."""
     path = run / "stopped.json"
     if not path.is_file():
         return None
@@ -124,7 +124,7 @@ def stop_table(run: Path) -> SheetTable | None:
 
 
 def settings_table(config: Config) -> SheetTable:
-    """The fields that are not at their defaults."""
+    """Tabulate the settings that are not the defaults."""
     defaults = flat_settings(Config())
     rows = [
         [name, _show(value), _show(defaults[name])]

@@ -1,4 +1,4 @@
-"""The training images of a run as images of its report, found by the ids that its memories and records keep."""
+"""The training images of a run for its report, found by the ids that its memories and records keep."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _unreadable(reason: str) -> bytes:
     raise DataError(reason)
 
 
-_RANDOM_ROW = SheetImage("random row", functools.partial(_unreadable, "random row of the start, of no image"))
-_RENEWED = SheetImage("copy", functools.partial(_unreadable, "a copy of step 0, whose row was renewed"))
+_RANDOM_ROW = SheetImage("random row", functools.partial(_unreadable, "a random row of the start, without an image"))
+_RENEWED = SheetImage("copy", functools.partial(_unreadable, "a copy of step 0, whose row was replaced since"))
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RunImages:
     held_out: Int64[np.ndarray, " h"]
 
     def image(self, image: int | None) -> SheetImage:
-        """The image of an id; a tile that says what it is for a random row (-1) and a renewed one (None)."""
+        """Return the image of an id, or a tile of text for a random row (-1) or a replaced one (None)."""
         if image is None or image < 0:
             return _RENEWED if image is None else _RANDOM_ROW
         if image >= len(self.source):
@@ -44,7 +44,7 @@ class RunImages:
         return SheetImage(self.source.keys[image], functools.partial(self.source.read, image), label)
 
     def same_class(self, image: int | None, other: int | None) -> Verdict | None:
-        """Whether two images are of one class; None where that is not known."""
+        """Return whether two images are of one class; None if that is not known."""
         labels, count = self.source.labels, len(self.source)
         if labels is None or image is None or other is None or not (0 <= image < count and 0 <= other < count):
             return None
@@ -64,12 +64,12 @@ def open_run_images(config: Config, digest: str | None, data: str | None = None)
 
     Args:
         config: of the run.
-        digest: what its checkpoint says of them; None without a checkpoint.
-        data: where they are now, if they were moved.
+        digest: of the images, from its checkpoint; None without a checkpoint.
+        data: where the images are now, if they were moved.
 
     Raises:
-        ConfigError: they were read in sequence and have no positions.
-        DataError: they are not there, or are not those of the run any more.
+        ConfigError: the images were read in sequence and have no positions.
+        DataError: the images are missing, or are no longer those of the run.
         UnreachableError: a server does not answer.
     """
     if data is not None:
@@ -78,7 +78,7 @@ def open_run_images(config: Config, digest: str | None, data: str | None = None)
     held_out = open_training_images(config)[2]
     if digest is not None and digest_images(source, trained) != digest:
         raise DataError(
-            f"{source.description} holds other images than the run was trained on (some were added, removed or "
-            "renamed): name those by `data`"
+            f"{source.description} has other images than the run was trained on (some were added, removed or "
+            "renamed): name the run's images by `data`"
         )
     return RunImages(source, trained, held_out)

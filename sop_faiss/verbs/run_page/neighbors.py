@@ -28,9 +28,9 @@ _SHOWN = 8
 def choose_images(
     images: RunImages, gallery: int, seed: int
 ) -> tuple[Int64[np.ndarray, " q"], Int64[np.ndarray, " g"]]:
-    """A seeded draw of queries and of the training images that are searched; no image is both.
+    """Draw queries and the training images that are searched, with a seed; no image is both.
 
-    Queries are held-out images where the run has as many, else training images.
+    Queries are held-out images if the run has enough of them, else training images.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     trained = generator.permutation(images.trained)
@@ -43,14 +43,14 @@ def choose_images(
 def neighbor_section(
     config: Config, checkpoint: Path, images: RunImages, gallery: int, progress: ProgressCallback | None
 ) -> ImageSection:
-    """The nearest of a sample of the training images, by the checkpoint's teacher.
+    """Find the nearest of a sample of the training images, by the checkpoint's teacher.
 
     Args:
         config: of the run.
         checkpoint: its directory.
         images: of the run.
-        gallery: how many images are searched at most.
-        progress: called with the number of images read.
+        gallery: largest number of images that are searched.
+        progress: called with the number of images read and their total.
 
     Raises:
         DataError: too few images can be read.
@@ -58,7 +58,7 @@ def neighbor_section(
     """
     queries, searched = choose_images(images, gallery, config.train.seed)
     if len(queries) == 0 or len(searched) == 0:
-        raise DataError(f"{images.source.description} has too few images to search among")
+        raise DataError(f"{images.source.description} has too few images for a search")
     encoder = encoder_of_spec(EncoderSpec(str(checkpoint)))
     chosen = Subset(images.source, np.concatenate([queries, searched]))
     store = extract_features(encoder, chosen, max_bad_fraction=1.0, progress=progress)  # bad ones are left out

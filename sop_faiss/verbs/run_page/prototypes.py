@@ -1,4 +1,4 @@
-"""What a run's prototypes look like: anchors with their supports as images, now and early in training."""
+"""A run's prototypes as images: anchors with their supports, now and early in training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SUPPORTS_SHOWN = 8
 
 
 def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> PrototypeSample:
-    """The first prototypes that the step after a checkpoint draws: its memory, searched on the CPU.
+    """Draw the first prototypes of the step after a checkpoint, from its memory, searched on the CPU.
 
     Args:
         config: of the run.
@@ -34,14 +34,14 @@ def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> Proto
 
     Raises:
         CheckpointError: the checkpoint is damaged or of another configuration.
-        ConfigError: too few rows are left for the supports.
+        ConfigError: too few rows remain for the supports.
     """
     name, term = next(iter(config.sop.terms().items()))
     capacity, exclude_same_image = fit_memory(config, name, images)
     memory = Memory(capacity, config.model.embedding_dim, torch.Generator())
     maker = PrototypeMaker(
         memory,
-        # fixed anchors are saved for all tasks; of random ones the first task's are drawn first
+        # fixed anchors are saved for all tasks; random ones of the first task are drawn first
         replace(term, tasks=1) if config.sop.anchors == "random" else term,
         contributions=config.sop.contributions,
         eps=config.sop.eps,
@@ -58,7 +58,7 @@ def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> Proto
 
 
 def early_sample(samples: Sequence[PrototypeSample]) -> PrototypeSample | None:
-    """The earliest of a run's samples whose anchors are mostly of images, not random rows of the start."""
+    """Return the earliest of a run's samples whose anchors are mostly of images, not random rows of the start."""
     known = (sample for sample in samples if 2 * sum(map(_is_of_image, sample.prototypes)) >= len(sample.prototypes))
     return next(known, samples[0] if samples else None)
 
@@ -68,7 +68,7 @@ def _is_of_image(prototype: SeenPrototype) -> bool:
 
 
 def prototype_section(title: str, sample: PrototypeSample, images: RunImages) -> ImageSection:
-    """A sample as strips: the anchor on the left, its supports, nearest first."""
+    """Show a sample as strips: the anchor on the left, then its supports, nearest first."""
     return ImageSection(title, _explain(sample, images), [_strip(each, images) for each in sample.prototypes])
 
 
@@ -84,15 +84,15 @@ def _strip(prototype: SeenPrototype, images: RunImages) -> Strip:
 
 
 def _explain(sample: PrototypeSample, images: RunImages) -> str:
-    if sample.level == "cls":
+    if sample.level == "cls":  # the name of the loss term
         what = "Random anchors (left) with their supports: rows of the memory of [CLS] embeddings, shown as the whole "
-        what += "images that they were views of."
+        what += "images whose views they are."
     else:
-        what = "Random anchors of the memory of patch embeddings, shown as the whole images that the patches are of."
+        what = "Random anchors of the memory of patch embeddings, shown as the whole images of the patches."
     if not any(prototype.supports for prototype in sample.prototypes):
         return what
-    what += " The number is the similarity to the anchor; what a member gives is its share for its own prototype, "
-    what += "the rest is spread over all others."
+    what += " The number is the similarity to the anchor; a member gives its weight to its own prototype, and the rest "
+    what += "to all others in equal parts."
     if images.source.labels is not None:
         what += " Marks say whether the support is of the anchor's class; training knew no class."
     return what

@@ -1,4 +1,4 @@
-"""A run's page: what `sop-report` does."""
+"""The page of a run, as `sop-report` writes it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _EXPLAINED = "Random anchors with their supports as images, now and early in tra
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What the page shows of images."""
+    """The images of the page."""
 
     images: bool = True
     data: str | None = None
-    """SRC of the training images, if they were moved since."""
+    """Source (SRC) of the training images, if they were moved since."""
     gallery: int = 2000
-    """Training images that are searched for nearest neighbors, at most; 0 leaves that sheet out."""
+    """Largest number of training images that are searched for nearest neighbors; 0 leaves that section out."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.gallery <= 1_000_000:
@@ -56,16 +56,16 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     Args:
         run: its directory.
         out: the HTML file.
-        stage: shows what is going on.
-        options: what is shown of images.
+        stage: shows the progress of each stage.
+        options: of the images.
         footer: how the page was made.
 
     Returns:
-        What is missing in the page and why, one line each; empty if nothing is.
+        What is missing in the page and why, one line each; empty if nothing is missing.
 
     Raises:
-        ConfigError: its configuration cannot be read.
-        DataError: it is no run, or has no metrics yet.
+        ConfigError: the run's configuration cannot be read.
+        DataError: the directory is not a run, or has no metrics yet.
         OSError: the page cannot be written.
     """
     options = options or ReportOptions()
@@ -79,7 +79,7 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     page = RunPage(
         title=f"Training run {real_path(run).name}",
         subtitle=f"{run}: {config.model.backbone} on {hide_secrets(config.data.train)}",
-        notices=score_notices(panels) + damage + ([] if options.images else ["Images were left out (--no-images)."]),
+        notices=score_notices(panels) + damage + ([] if options.images else ["Images were left out."]),
         facts=[table for table in tables if table is not None],
         panels=panels,
         panels_left_out=left_out,
@@ -93,33 +93,33 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
 
 
 def _read_run(run: Path) -> tuple[Config, dict[str, Curve], list[str]]:
-    """The configuration, the curves, and what of their records could not be read: a line, or none."""
+    """Read the configuration and the curves; the last value has a line about records that could not be read, if any."""
     if not run.is_dir() or not (run / "config.yaml").is_file():
         what = "has no config.yaml" if run.is_dir() else path_state(run)
-        raise DataError(f"{run} is no training run (it {what}): wanted the `output` of sop-train")
+        raise DataError(f"{run} is not a training run (it {what}): wanted the `output` of sop-train")
     config = load_run_config(run / "config.yaml")
     left_out: list[int] = []
     curves = read_curves(run, left_out) if (run / METRICS_FILE).is_file() else {}
     if not curves:
         raise DataError(
-            f"run {run} has no {'whole ' * bool(left_out)}line in {METRICS_FILE} yet: let it train some steps"
+            f"run {run} has no {'complete ' * bool(left_out)}line in {METRICS_FILE} yet: let it train some steps"
         )
     lines = f"{len(left_out):,} damaged lines of {METRICS_FILE} are left out"
     return config, curves, [f"{lines}, the first is line {left_out[0]:,}."] if left_out else []
 
 
 def _last_checkpoint(run: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The newest whole checkpoint and its state; None before the first."""
+    """Find the newest complete checkpoint and its state; None before the first."""
     try:
         checkpoint = find_checkpoint(run)
         return checkpoint, read_state(checkpoint, verify=False)
-    except CheckpointError:  # none yet, or pruned by the run just now
+    except CheckpointError:  # none yet, or just deleted by the run
         return None, {}
 
 
 @dataclass(frozen=True)
 class _Images:
-    """Makes the sections of images; what cannot be shown becomes a line that says why."""
+    """The maker of the sections of images; instead of what cannot be shown there is a line that says why."""
 
     config: Config
     run: Path
@@ -128,7 +128,7 @@ class _Images:
     options: ReportOptions
 
     def sections(self, progress: ProgressCallback) -> list[ImageSection]:
-        """All of them; a single one, without images, if the images are not there."""
+        """Make all sections; only one, without images, if the images are missing."""
         try:
             images = open_run_images(self.config, self.state.get("data_digest"), self.options.data)
         except (SopError, OSError) as error:
@@ -160,7 +160,7 @@ class _Images:
             for when, sample in shown.items()
         ]
         if early is None:
-            problem = problem or "Of early prototypes this run has no record (prototypes.jsonl)."
+            problem = problem or "This run has no record of early prototypes (prototypes.jsonl)."
         if problem:
             sections = sections or [ImageSection(_LOOKS, _EXPLAINED)]
             sections[-1] = replace(sections[-1], problem=problem)

@@ -1,4 +1,4 @@
-"""What a dry run tells beside the configuration: where the images come from, and the memory that a device will need."""
+"""The facts of a dry run besides the configuration: the training images, and the memory that a device will need."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from sop_faiss.objectives.objective import Needs
 __all__ = ["activation_bytes", "describe_data", "describe_device_memory", "with_total"]
 
 _LOSS_BLOCKS_BYTES = 8 * 4 * 2**20
-"""What a block of the loss holds at once (`sop/loss.py`): some copies of 2**20 float32 logits."""
+"""Memory of one block of the loss (`sop/loss.py`): some copies of 2**20 float32 logits."""
 _HOW = (
-    "the sum of the *_bytes beside it, for one rank. Activations: what one forward pass of one view of each kind keeps "
-    "for the backward pass, counted on the CPU in float32, times views and images taken at once; half of it under "
-    "bf16. Not counted: the CUDA context, workspaces of libraries, fragmentation, and the processes that read images"
+    "the sum of the *_bytes next to it, for one rank. Activations: what a forward pass of one view of each kind keeps "
+    "for the backward pass, counted on the CPU in float32, times the views and images processed at once; half of that "
+    "with bf16. Not counted: the CUDA context, workspaces of libraries, fragmentation, and processes that read images"
 )
 
 
 def describe_data(config: Config, source: ImageSource | ShardStream) -> dict[str, Any]:
-    """Where the training images come from: kind, counts, classes, and the cache of what is remote."""
-    told: dict[str, Any] = {"source": hide_secrets(config.data.train), "remote": is_address(config.data.train)}
+    """Describe the training images: kind, counts, classes, and the cache of remote shards."""
+    facts: dict[str, Any] = {"source": hide_secrets(config.data.train), "remote": is_address(config.data.train)}
     if isinstance(source, ShardStream):
         counts = {"shards": len(source.addresses), "images_per_epoch": config.data.samples_per_epoch}
-        return {**told, "kind": "shards, read in sequence", **counts}
+        return {**facts, "kind": "shards, read in sequence", **counts}
     if isinstance(source, ShardSource):
-        told["kind"] = "shards"
-        told["shards"] = len(source.shards)
-        told["bytes"] = sum(size for size, _ in source.identities)
+        facts["kind"] = "shards"
+        facts["shards"] = len(source.shards)
+        facts["bytes"] = sum(size for size, _ in source.identities)
         if source.fetch is not None:
             folder = config.data.cache_dir or str(default_cache_folder())
             here = sum(path.is_file() for path in source.shards)
-            told["cache"] = {"folder": folder, "limit_bytes": config.data.cache_bytes, "shards_here": here}
+            facts["cache"] = {"folder": folder, "limit_bytes": config.data.cache_bytes, "shards_here": here}
     else:
-        told["kind"] = "folder of images" if Path(config.data.train).is_dir() else "list of images"
-        told["folders"] = len({PurePosixPath(source.member_of(position)).parent for position in range(len(source))})
+        facts["kind"] = "folder of images" if Path(config.data.train).is_dir() else "list of images"
+        facts["folders"] = len({PurePosixPath(source.member_of(position)).parent for position in range(len(source))})
     labels = source.labels
     labeled = np.empty(0, np.int64) if labels is None else labels[labels >= 0]
     return {
-        **told,
+        **facts,
         "root": str(source.root),
         "images": len(source),
         "labeled_images": len(labeled),
@@ -59,10 +59,10 @@ def describe_data(config: Config, source: ImageSource | ShardStream) -> dict[str
 
 
 def activation_bytes(student: Network, config: Config, needs: Needs) -> tuple[int, int]:
-    """What a forward pass keeps for the backward pass, of one global and of one local view, in float32.
+    """Count the bytes that a forward pass of one global and of one local view keeps for the backward pass, in float32.
 
-    It is counted, not modeled: a view runs through the network, and autograd tells what it keeps. The number grows
-    with the number of views, since every view goes through by itself.
+    A view runs through the network, and autograd reports what it keeps. The total is proportional to the number of
+    views, since each view passes through the network independently.
     """
     views, unit = config.views, student.backbone.patch_size
     patches = (views.global_size // unit) ** 2
@@ -79,7 +79,7 @@ def _kept_bytes(
     patches: Int64[Tensor, " m"] | None = None,
     wants_cls: bool = True,
 ) -> int:
-    """Bytes of the tensors that autograd keeps of one view, weights left out, each storage counted once."""
+    """Count the bytes of tensors that autograd keeps for one view, without weights, each storage once."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in student.parameters()}
     kept: dict[int, int] = {}
 
@@ -91,12 +91,12 @@ def _kept_bytes(
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = student(torch.zeros(1, 3, side, side), masks, patches, wants_cls)
-    del output  # until here it holds what was counted, so that no address was used twice
+    del output  # until here it keeps the tensors that were counted, so no address was used twice
     return sum(kept.values())
 
 
 def _masked_share(config: Config) -> float:
-    """Share of a global view's patches that are hidden, on average."""
+    """Return the average fraction of a global view's patches that are hidden."""
     masks = config.masks
     if masks.kind == "random" and masks.random_ratio is not None:
         return masks.random_ratio
@@ -106,7 +106,7 @@ def _masked_share(config: Config) -> float:
 def describe_device_memory(
     config: Config, student: Network, needs: Needs, world_size: int, uses_bf16: bool, is_sharded: bool
 ) -> dict[str, int]:
-    """Bytes that a step needs on each rank beside weights and memories, estimated."""
+    """Estimate the bytes that a step needs on each rank besides weights and memories."""
     images = config.train.batch_size // world_size
     at_once = images // config.train.accumulate
     views = config.views
@@ -121,24 +121,24 @@ def describe_device_memory(
     parameters = sum(parameter.numel() for parameter in student.parameters())
     return {
         "activations_bytes": at_once * kept // (2 if uses_bf16 else 1),
-        # uint8 of all images of a step, float32 of those taken at once
+        # uint8 of all images of a step, float32 of those processed at once
         "views_bytes": pixels * (images + 4 * at_once),
-        # the teacher's assignments of one task, of the term where they are more
+        # the teacher's assignments of one task, of the larger loss term
         "loss_bytes": at_once * views.global_count * targets * 4 + _LOSS_BLOCKS_BYTES,
         "gradient_buckets_bytes": parameters * 4 if world_size > 1 and not is_sharded else 0,
-        # FSDP2 puts together what stays in no block, and two blocks at a time, weights and gradients
+        # FSDP2 gathers what is outside of blocks, and two blocks at a time, weights and gradients
         "gathered_weights_bytes": _gathered(student) * 4 * 2 if is_sharded else 0,
     }
 
 
 def _gathered(student: Network) -> int:
-    """Parameters that FSDP2 holds whole at a time: those of two blocks, and those of no block."""
+    """Count the parameters that FSDP2 gathers at a time: those of two blocks, and those outside of blocks."""
     sizes = [sum(p.numel() for p in block.parameters()) for block in student.backbone.blocks()]
     rest = sum(p.numel() for p in student.parameters()) - sum(sizes)
     return rest + sum(sorted(sizes)[-2:])
 
 
-def with_total(told: dict[str, Any]) -> dict[str, Any]:
-    """The same with `device_bytes_estimate`, the sum of all that ends in `_bytes`, and how it was made."""
-    total = sum(value for key, value in told.items() if key.endswith("_bytes"))
-    return {**told, "device_bytes_estimate": total, "device_bytes_estimate_is": _HOW}
+def with_total(facts: dict[str, Any]) -> dict[str, Any]:
+    """Add `device_bytes_estimate`, the sum of all keys that end in `_bytes`, and how it was made."""
+    total = sum(value for key, value in facts.items() if key.endswith("_bytes"))
+    return {**facts, "device_bytes_estimate": total, "device_bytes_estimate_is": _HOW}

@@ -1,4 +1,4 @@
-"""The verb of sop-export: a run's backbone as a directory that timm and Hugging Face load."""
+"""Export of a run's backbone as a directory that timm and Hugging Face load, as `sop-export` does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sop_faiss.train.log.monitor import read_metrics
 __all__ = ["ExportOptions", "ExportResult", "export_run"]
 
 LEAST_COSINE = 0.9999
-"""Between a feature of the run and the same of the export as timm loads it; less is refused."""
+"""Least cosine between a feature of the run and that of the export as timm loads it; with less the export fails."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ExportOptions:
     """What to export."""
 
     student: bool = False
-    """The student instead of the teacher."""
+    """Export the student instead of the teacher."""
     onnx: bool = False
     """Also write model.onnx."""
     torch_export: bool = False
@@ -48,16 +48,16 @@ class ExportResult:
     """What was written."""
 
     name: str
-    """What it is of, as in `teacher of step_00001000`."""
+    """What was exported, as in `teacher of step_00001000`."""
     architecture: str
     fingerprint: str
     feature_dim: int
     parameters: int
     cosine: float
-    """The least between features of the run and of timm's network."""
+    """The least cosine between features of the run and of timm's network."""
     files: tuple[str, ...]
     caveat: str
-    """What timm's network does otherwise than the run's; empty if nothing."""
+    """How timm's network differs from the run's; empty if it does not."""
 
 
 def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> ExportResult:
@@ -65,7 +65,7 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
 
     Args:
         run: a run directory, a checkpoint in it, or its best/.
-        out: a new or empty directory; it appears whole, or not at all.
+        out: a new or empty directory; it is written completely, or not at all.
         options: teacher or student, and the graphs.
 
     Raises:
@@ -78,7 +78,7 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
     if options.onnx:
         require_onnx()
     if is_export(run):
-        raise CheckpointError(f"{run} is an export already: name the run that it was made of")
+        raise CheckpointError(f"{run} is already an export: name the run from which it was made")
     if not run.is_dir():
         raise CheckpointError(f"run {run} {path_state(run)}: wanted a run directory")
     trunk, checkpoint = trained_trunk(run, student=options.student)
@@ -132,7 +132,7 @@ def _caveat(trunk: SopTrunk) -> str:
 
 
 def _write_backbone(directory: Path, trunk: SopTrunk, encoder: Encoder) -> None:
-    """model.safetensors and config.json."""
+    """Write model.safetensors and config.json."""
     network = trunk.network.trunk
     tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     with writing_tensors(directory / WEIGHTS_FILE):
@@ -143,13 +143,13 @@ def _write_backbone(directory: Path, trunk: SopTrunk, encoder: Encoder) -> None:
 
 
 def _example(encoder: Encoder) -> Float[Tensor, "b 3 s s"]:
-    """A few normalized images of noise, always the same."""
+    """Make a few normalized images of noise, always the same."""
     side = encoder.preprocess.crop
     return torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0))
 
 
 def _rebuilt(directory: Path, trunk: SopTrunk) -> Any:
-    """The network as timm makes it of the directory alone, without any code of this package."""
+    """Let timm build the network from the directory alone, without any code of this package."""
     try:
         with torch.random.fork_rng(devices=[]):
             return timm.create_model(f"local-dir:{directory}", pretrained=True).eval()
@@ -167,7 +167,7 @@ def _write_graphs(
     features: Float[Tensor, "b d"],
     options: ExportOptions,
 ) -> tuple[str, ...]:
-    """model.onnx and model.pt2, as asked for; the latter is loaded again and compared."""
+    """Write model.onnx and model.pt2 if requested; the latter is loaded again and compared."""
     files = []
     if options.onnx:
         write_onnx(network, images, directory / "model.onnx")
@@ -180,7 +180,7 @@ def _write_graphs(
 
 
 def _least_cosine(ours: Float[Tensor, "b d"], theirs: Float[Tensor, "b ..."], what: str) -> float:
-    """Raise CheckpointError unless all features agree."""
+    """Return the least cosine; raise CheckpointError unless all features agree."""
     if theirs.flatten(1).shape != ours.shape:
         raise CheckpointError(f"{what} gives features of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
     cosine = float(torch.nn.functional.cosine_similarity(ours.double(), theirs.flatten(1).double(), dim=1).min())

@@ -1,4 +1,4 @@
-"""The views and masks that a run would see, as a figure: what `sop-data preview` does."""
+"""A figure of the views and masks that a run would see, as `sop-data preview` draws it."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _LAST_EPOCH = 1_000_000  # of the longest run
 
 @dataclass(frozen=True)
 class Preview:
-    """What was drawn."""
+    """The content of the figure."""
 
     keys: list[str]
     views: int
-    """Per image."""
+    """Number of views of each image."""
     bad: list[BadSample]
-    """Images that could not be read; others took their place, as in training."""
+    """Bad images; others took their places, as in training."""
 
 
 def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) -> Preview:
     """Draw the first images of an epoch: source, crop boxes, every view, and the masks on the global views.
 
-    The images are those of `Batches`, which training reads: the same images in the same order, with the same views
-    and masks, pixel for pixel; colors are those of the CPU, from which a device's differ by half a level of 255.
+    The images come from `Batches`, as in training: the same images in the same order, with the same views and masks,
+    pixel for pixel; colors are changed on the CPU, from which a device differs by half a level of 255.
 
     Args:
         config: of the run; `data.train` names the images.
         out: the PNG to write.
-        images: how many to draw; all where there are fewer.
-        epoch: whose views; from 0.
+        images: number of images; all if there are fewer.
+        epoch: of the views, from 0.
 
     Raises:
-        ConfigError: settings are impossible.
+        ConfigError: a setting is impossible.
         DataError: the images cannot be opened, or none can be read.
         SopError: `out` cannot be written.
     """
@@ -82,7 +82,7 @@ def _viewed_image(batches: Batches, batch: Batch, number: int, epoch: int) -> Vi
 
 
 def _boxes(batches: Batches, image_id: int, height: int, width: int, epoch: int) -> list[CropBox]:
-    """The crop of each view, global ones first; none where the image is turned or sheared before it is cropped."""
+    """Return the crop of each view, global ones first; none if the image is turned or sheared before it is cropped."""
     views = batches.config.views
     if views.max_rotation_degrees or views.max_shear_degrees:
         return []

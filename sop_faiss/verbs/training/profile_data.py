@@ -1,4 +1,4 @@
-"""How fast a configuration's data stream is, and what a trainer would wait for it: `sop-train --profile-data`."""
+"""Profile of a configuration's data stream, and of the time that training would wait (`sop-train --profile-data`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sop_faiss.verbs.training.training_images import open_batches
 __all__ = ["STEP_SECONDS", "profile_data", "wait_share"]
 
 STEP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Times of a training step, in seconds, for which the wait is told."""
+"""Durations of a training step, in seconds, for which the wait is computed."""
 _STAGE_IMAGES = 64
 
 
@@ -27,31 +27,31 @@ def profile_data(
     step_seconds: Sequence[float] = STEP_SECONDS,
     progress: ProgressCallback | None = None,
 ) -> dict[str, Any]:
-    """Run the stream without training, and tell where its time goes.
+    """Run the stream without training, and measure where its time goes.
 
     Args:
         config: of the run.
-        steps: batches to make, from the first of the run.
-        step_seconds: how long a training step may take.
-        progress: called with batches made and their number.
+        steps: number of batches to make, from the first of the run.
+        step_seconds: assumed durations of a training step.
+        progress: called with the number of batches made and their total.
 
     Returns:
-        images per second in all; seconds per image of each stage on one thread; the share of time that a trainer would
-        wait, by the seconds its step takes; how many shards a batch is mixed of, and ideally would be.
+        Images per second of the stream; milliseconds per image of each stage on one thread; the fraction of time that
+        training would wait, by the duration of a step; the number of shards in a batch, and the ideal number.
 
     Raises:
-        ConfigError: settings are impossible.
+        ConfigError: a setting is impossible.
         DataError: the images cannot be opened or read.
     """
     if steps < 1:
-        raise ConfigError(f"--steps {steps}: wanted 1 or more")
+        raise ConfigError(f"`steps={steps}`: wanted 1 or more")
     odd = [seconds for seconds in step_seconds if not 0 < seconds < math.inf]
     if odd:
-        raise ConfigError(f"--step-seconds {odd[0]:g}: wanted a number of seconds above 0")
+        raise ConfigError(f"`step_seconds={odd[0]:g}`: wanted a number of seconds above 0")
     batches = open_batches(config, "a profile")
     speed = time_stream(batches, range(steps), progress)
-    asked = [int(image_id) for image_id in batches.image_ids(steps)[:_STAGE_IMAGES]]  # not yet in the page cache
-    stages = time_stages(batches, asked, steps // batches.steps_per_epoch)
+    image_ids = batches.image_ids(steps)[:_STAGE_IMAGES].tolist()  # of a later step: not yet in the page cache
+    stages = time_stages(batches, image_ids, steps // batches.steps_per_epoch)
     total = sum(stages.values())
     batch_seconds = speed.seconds / speed.steps
     mix = shuffle_quality(batches)
@@ -79,12 +79,12 @@ def profile_data(
 
 
 def wait_share(batch_seconds: float, step_seconds: float, workers: int) -> float:
-    """The share of time that a trainer waits for data, in the long run.
+    """Return the long-run fraction of time that training waits for data.
 
     Args:
-        batch_seconds: that the stream takes for a batch, when nobody makes it wait.
-        step_seconds: that the trainer takes for a step, once it has its batch.
-        workers: processes that prepare batches meanwhile; with 0 none is prepared while the trainer works.
+        batch_seconds: that the stream takes for a batch if it never waits.
+        step_seconds: that a training step takes once it has its batch.
+        workers: processes that prepare batches meanwhile; with 0, none is prepared during a step.
     """
     if workers == 0:
         return batch_seconds / (batch_seconds + step_seconds)

@@ -1,4 +1,4 @@
-"""Training with online evaluation: what `sop-train` does."""
+"""Training with online evaluation, as `sop-train` does it."""
 
 from __future__ import annotations
 
@@ -73,21 +73,21 @@ class TrainingResult:
     """How a run ended."""
 
     finished: bool
-    """It came to its end, or to `train.stop_after_steps`. False when a signal stopped it; it can be resumed."""
+    """Whether it reached its end, or `train.stop_after_steps`; False if a signal stopped it; then it can be resumed."""
     step: int
-    """Where it is now."""
+    """The last step made."""
     steps: int
-    """In all, by its schedules."""
+    """Total number of steps, by its schedules."""
     last_metrics: dict[str, Any]
-    """The last line of `metrics.jsonl` with a loss, and the last with a score, merged; the place is where it is now.
+    """The last line of `metrics.jsonl` with a loss and the last with a score, merged, with the current step and epoch.
 
     `signs`: names of the alarms whose signs the last logged steps show.
-    Of a run that was scored also `best_by`, `first_score` (of step 0), `best_score` and `best_step`.
+    A run with scores also has `best_by`, `first_score` (of step 0), `best_score` and `best_step`.
     """
 
 
 def _stored_config(run: Path) -> Config | None:
-    """What a run was started with; None where there is none, or a damaged one, which `_check_same_run` tells."""
+    """Load the configuration of a run's start; None if it is missing, or damaged (see `_check_same_run`)."""
     try:
         return load_run_config(run / "config.yaml") if (run / "config.yaml").is_file() else None
     except ConfigError:
@@ -95,7 +95,7 @@ def _stored_config(run: Path) -> Config | None:
 
 
 def _check_same_run(run: Path, config: Config) -> None:
-    """A run is resumed with the configuration it was started with, but for what does not change its steps."""
+    """Refuse to resume a run with another configuration, except for settings that do not change its steps."""
     try:
         before = flat_settings(load_run_config(run / "config.yaml"))
     except ConfigError as error:
@@ -109,19 +109,19 @@ def _check_same_run(run: Path, config: Config) -> None:
 
 
 def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -> Path | None:
-    """Check that the run may be written there, and find the checkpoint to go on from. For the main rank."""
+    """Check that the run may be written there, and find the checkpoint to continue from. For the main rank."""
     if (output / LOCK_NAME).is_file() or (resume and (output / "config.yaml").is_file()):
         lock.acquire()
-        remove_leftovers(output / "config.yaml")  # of a kill while the first one was written
+        remove_leftovers(output / "config.yaml")  # of a process killed while it wrote the first one
         if resume:
             (output / REQUEUE_NAME).unlink(missing_ok=True)
     if not output.is_dir():
-        refuse_occupied(output)  # which knows what else is in the way
+        refuse_occupied(output)  # it finds what else is in the way
     started = output.is_dir() and any(path.name != LOCK_NAME for path in output.iterdir())
     if started and not resume:
-        raise ConfigError(f"output {output} already exists and is not empty: add `resume` to go on, or choose another")
+        raise ConfigError(f"output {output} exists and is not empty: add `resume` to continue it, or choose another")
     if started and not (output / "config.yaml").is_file():
-        raise ConfigError(f"output {output} holds something else than a run (no config.yaml): choose another")
+        raise ConfigError(f"output {output} is not a run (it has no config.yaml): choose another")
     checkpoint = None
     if started:
         _check_same_run(output, config)
@@ -131,7 +131,7 @@ def _prepare_output(output: Path, config: Config, resume: bool, lock: RunLock) -
 
 
 def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLock) -> None:
-    """Write the configuration, and clear what a kill has left. For the main rank, when nothing is refused any more."""
+    """Write the configuration, and clear what a killed process left. For the main rank, after all checks."""
     output.mkdir(parents=True, exist_ok=True)
     if not lock.held:
         lock.acquire()
@@ -150,17 +150,17 @@ def run_training(
     Args:
         config: of the run.
         output: the run directory; new or empty unless `resume`.
-        resume: go on from the newest whole checkpoint there; an empty directory starts.
-        progress: called with steps done and steps in all.
+        resume: continue from the newest complete checkpoint there; in an empty directory, start.
+        progress: called with the number of steps done and their total.
 
     Raises:
-        ConfigError: settings are impossible, or differ from those the run was started with, or another process is
-            training there.
+        ConfigError: a setting is impossible, or differs from when the run was started, or another process is training
+            there.
         DataError: images are missing, or too many are damaged.
         CheckpointError: no checkpoint can be used.
         RunStoppedError: the run stopped itself.
-        OSError: the disk is full; the last checkpoint stays.
-        KeyboardInterrupt: Ctrl-C; the run is saved, but for a second one.
+        OSError: the disk is full; the last checkpoint is kept.
+        KeyboardInterrupt: Ctrl-C; the run is saved, unless it is pressed twice.
     """
     require_wandb(config)
     device = distributed.join_process_group(config.train.device)
@@ -195,8 +195,8 @@ def run_training(
         lines = read_metrics(output)
         signs = state.alarms.at_end([line for line in lines if "loss" in line])
         if finished and distributed.is_main():
-            _tell_signs(state, signs)
-            _tell_verdict(state)
+            _log_signs(state, signs)
+            _log_verdict(state)
         last = {**_last_metrics(state, lines), "signs": list(signs)}
         return TrainingResult(finished, state.step, state.schedules.total_steps, last)
     finally:
@@ -205,7 +205,7 @@ def run_training(
 
 
 def _last_metrics(state: RunState, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """As `TrainingResult` has them; a score may have come after the lines of later steps."""
+    """Merge the metrics for `TrainingResult`; a score may be written after the lines of later steps."""
     merged: dict[str, Any] = {}
     for line in sorted(lines, key=lambda line: line["step"]):
         merged.update(line)
@@ -213,16 +213,16 @@ def _last_metrics(state: RunState, lines: list[dict[str, Any]]) -> dict[str, Any
     return {**merged, **state.scores.summary()}
 
 
-def _tell_signs(state: RunState, signs: dict[str, str]) -> None:
-    """Warn of what is wrong at the end, also of a run that ended before any alarm could go off."""
+def _log_signs(state: RunState, signs: dict[str, str]) -> None:
+    """Warn of what is wrong at the end, even if the run ended before any alarm could be raised."""
     warmup = state.alarms.rules.warmup_steps
     short = f"; networks may look like this in their first {warmup} steps: train for longer to be sure"
-    for name, told in signs.items():
-        _log.warning("the run ends with the sign of %s: %s%s", name, told, short if state.step <= warmup else "")
+    for name, sign in signs.items():
+        _log.warning("the run ends with the sign of %s: %s%s", name, sign, short if state.step <= warmup else "")
 
 
-def _tell_verdict(state: RunState) -> None:
-    """Say whether training has made the scores better; a run without scores says nothing."""
+def _log_verdict(state: RunState) -> None:
+    """Log whether training improved the scores, if there are any."""
     verdict = state.scores.verdict()
     if verdict is not None:
         is_better, said = verdict
@@ -230,10 +230,10 @@ def _tell_verdict(state: RunState) -> None:
 
 
 def describe_run(config: Config) -> dict[str, Any]:
-    """What `sop-train --dry-run` prints: where the images come from, parameters, steps, and memory, estimated.
+    """Describe a run for `sop-train --dry-run`: its images, parameters, steps, and estimated memory.
 
     Raises:
-        ConfigError: settings are impossible.
+        ConfigError: a setting is impossible.
         DataError: the training images cannot be opened.
     """
     config = resolve_init(config)
@@ -246,7 +246,7 @@ def describe_run(config: Config) -> dict[str, Any]:
     evaluation = open_evaluation(config, source, trained, held_out)
     parameters = sum(p.numel() for p in student.parameters())
     checkpoint_bytes = parameters * 4 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
-    copied = config.train.background_save and device.type == "cpu"  # of a GPU's state the copy lies in main memory
+    copied = config.train.background_save and device.type == "cpu"  # the copy of a GPU's state is in main memory
     is_sharded = gets_sharded(parameters, config, world_size)
     held = -(-parameters // world_size) if is_sharded else parameters
     sizes = {

@@ -1,4 +1,4 @@
-"""The training images of a configuration, and their stream without a network: to train on, to look at, to time."""
+"""The training images of a configuration, and their stream without a network: to train, to preview, to profile."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 def open_training_images(
     config: Config,
 ) -> tuple[ImageSource | ShardStream, Int64[np.ndarray, " m"], Int64[np.ndarray, " h"]]:
-    """All images of `data.train`, the positions of those that are trained on, and of those held out.
+    """Open the images of `data.train`; return them, the positions that are trained on, and those held out.
 
     Raises:
         ConfigError: `data.train` is empty.
@@ -49,20 +49,20 @@ def open_training_images(
 
 
 def open_indexed_images(config: Config, wanted_by: str) -> tuple[ImageSource, Int64[np.ndarray, " m"]]:
-    """The images that are trained on, any of which can be read at any time.
+    """Open the images with random access; return them and the positions that are trained on.
 
     Args:
-        config: names them.
-        wanted_by: what needs this, for the message.
+        config: of the run.
+        wanted_by: what needs random access, for the message.
 
     Raises:
-        ConfigError: as `open_training_images`, or they are read in sequence.
+        ConfigError: as `open_training_images`, or the images are read in sequence.
         DataError: the images cannot be opened.
         UnreachableError: a server does not answer.
     """
     if config.data.access == "sequential":
         raise ConfigError(
-            f"{wanted_by} reads single images, and data.access = sequential has none: add data.access=auto "
+            f"{wanted_by} reads single images, which data.access = sequential cannot do: add data.access=auto "
             "data.samples_per_epoch=0"
         )
     source, trained, _ = open_training_images(config)
@@ -78,10 +78,10 @@ def make_batches(
     ranks: tuple[int, int] = (0, 1),
     device: torch.device = _CPU,
 ) -> Batches:
-    """The stream of one rank; `ranks` are its number and how many there are.
+    """Make the stream of one rank; `ranks` are rank and world size.
 
     Raises:
-        ConfigError: the batch is larger than the data set, or cannot be cut into equal parts.
+        ConfigError: the batch is larger than the data set, or cannot be split equally.
     """
     if isinstance(source, ShardStream):
         return SequentialBatches(source, config, patch_size, *ranks, device)
@@ -89,10 +89,10 @@ def make_batches(
 
 
 def open_batches(config: Config, wanted_by: str) -> Batches:
-    """The stream that a run with this configuration trains on, in one process; arguments as `open_indexed_images`.
+    """Open the stream of a run with this configuration, for one process; arguments as `open_indexed_images`.
 
     Raises:
-        ConfigError: settings are impossible.
+        ConfigError: a setting is impossible.
         DataError: the images cannot be opened.
         UnreachableError: a server does not answer.
     """
@@ -101,16 +101,16 @@ def open_batches(config: Config, wanted_by: str) -> Batches:
 
 
 def training_device(config: Config) -> torch.device:
-    """The kind of device that a run would use, which need not be on the machine that asks."""
+    """Return the kind of device that a run would use, which this machine need not have."""
     wants_cuda = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
     return torch.device("cuda" if wants_cuda else "cpu")
 
 
 def mask_unit(config: Config) -> int:
-    """Side of a mask's unit in pixels, which the backbone knows.
+    """Return the side of a mask's unit in pixels, which depends on the backbone.
 
     Raises:
-        ConfigError: the backbone is unknown, or a global view cannot be cut into such units.
+        ConfigError: the backbone is unknown, or a global view cannot be divided into such units.
     """
     config = resolve_init(config, weights_needed=False)
     backbone = seeded_backbone(config.model, config.views.global_size, config.train.seed)
