@@ -25,6 +25,7 @@ from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.images import write_shards
 from tests.memories import drifting_stores
+from tests.memory_use import LargestTensor
 from tests.oracle import brute_force_supports
 from tests.runs import tiny_config
 
@@ -200,14 +201,15 @@ def test_equal_rows(kind):
     assert memory.neighbor_recall == 1.0
 
 
-def test_similarities_are_computed_in_blocks(monkeypatch):
-    memory = indexed_memory(200, 6, 4, EVERYWHERE["ivf"])
-    queries = unit_rows(30, 6, 5)
-    whole = memory.search(queries, 5)
-    monkeypatch.setattr(approximate, "_BLOCK_ELEMENTS", 300)
-    blocks = memory.search(queries, 5)
-    assert torch.equal(whole.rows, blocks.rows)
-    assert torch.equal(whole.similarities, blocks.similarities)
+def test_similarities_are_computed_in_blocks():
+    memory = indexed_memory(500, 64, 4, EVERYWHERE["ivf"])
+    queries = unit_rows(3000, 64, 5)
+    with LargestTensor() as seen:
+        together = memory.search(queries, 200)
+    assert seen.elements <= 2**24 < 3000 * 200 * 64
+    parts = [memory.search(part, 200) for part in queries.split(700)]
+    assert torch.equal(together.rows, torch.cat([part.rows for part in parts]))
+    assert torch.equal(together.similarities, torch.cat([part.similarities for part in parts]))
 
 
 def make_maker(

@@ -13,6 +13,7 @@ from sop_faiss.neighbors import mirror as mirror_module
 from sop_faiss.neighbors.bf16 import RoundedRows, rescore
 from sop_faiss.neighbors.mirror import RingMirror
 from sop_faiss.sop.memory import Memory
+from tests.memory_use import LargestTensor
 
 CPU = torch.device("cpu")
 RECALL_FLOOR = 0.999
@@ -95,14 +96,16 @@ def test_a_store_copies_only_what_it_stores(monkeypatch):
     assert copied[5:] == [slice(None)]
 
 
-@pytest.mark.parametrize("elements", [1, 200, 2**24])
-def test_candidates_are_scored_in_blocks(monkeypatch, elements):
-    monkeypatch.setattr("sop_faiss.neighbors.bf16._BLOCK_ELEMENTS", elements)
+@pytest.mark.parametrize(("count", "dim", "asked", "given"), [(30, 4, 7, 12), (1000, 256, 500, 300)])
+def test_candidates_are_scored_in_blocks(count, dim, asked, given):
     generator = torch.Generator().manual_seed(0)
-    rows, queries = torch.rand(30, 4, generator=generator), torch.rand(7, 4, generator=generator)
+    rows, queries = torch.rand(count, dim, generator=generator), torch.rand(asked, dim, generator=generator)
+    rows, queries = F.normalize(rows, dim=1), F.normalize(queries, dim=1)
     rows[20] = rows[3]
-    candidates = torch.stack([torch.randperm(30, generator=generator)[:12] for _ in range(7)])
-    found = rescore(queries, rows, candidates, 5)
+    candidates = torch.stack([torch.randperm(count, generator=generator)[:given] for _ in range(asked)])
+    with LargestTensor() as seen:
+        found = rescore(queries, rows, candidates, 5)
+    assert seen.elements == dim * given * min(asked, 2**24 // (dim * given))
     exact = (queries.double() @ rows.double().T).gather(1, candidates)
     torch.testing.assert_close(found.similarities.double(), exact.topk(5, dim=1).values, rtol=0, atol=1e-6)
     assert all(set(got) <= set(given) for got, given in zip(found.rows.tolist(), candidates.tolist(), strict=True))

@@ -99,13 +99,13 @@ def test_lists_grow_past_their_width_and_stay_exact():
         assert_nearest(memory.nearest_others(everything), memory, everything, 2, False)
 
 
-def test_a_store_is_worked_off_in_blocks(monkeypatch):
-    monkeypatch.setattr("sop_faiss.neighbors.incremental._BLOCK_ELEMENTS", 300)
-    memory = keeping_memory(100, 6, 3)
-    everything = torch.arange(100)
-    memory.nearest_others(everything)
-    memory.store(F.normalize(torch.randn(50, 6, generator=torch.Generator().manual_seed(4)), dim=1), everything[:50])
-    assert_nearest(memory.nearest_others(everything), memory, everything, 3, False)
+def test_a_store_is_worked_off_in_blocks():
+    memory = keeping_memory(3000, 6, 3)  # of 1398 rows
+    memory.nearest_others(torch.arange(3000))
+    generator = torch.Generator().manual_seed(4)
+    memory.store(F.normalize(torch.randn(2000, 6, generator=generator), dim=1), torch.arange(2000))
+    rows = torch.randperm(3000, generator=generator)[:60]
+    assert_nearest(memory.nearest_others(rows), memory, rows, 3, False)
 
 
 def test_only_lists_that_fell_short_are_searched(monkeypatch):

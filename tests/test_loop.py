@@ -225,7 +225,7 @@ def whole_members(t: Trained) -> None:
 
 def half_precision(t: Trained) -> None:
     products = []
-    layer = t.state.teacher.backbone.trunk.blocks[0].attn.qkv
+    layer = next(part for part in t.state.teacher.backbone.modules() if isinstance(part, torch.nn.Linear))
     layer.register_forward_hook(lambda module, inputs, output: products.append(output.dtype))
     train_step(t.state, t.batch)
     assert set(products) == {torch.bfloat16}

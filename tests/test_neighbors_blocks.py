@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sop_faiss.neighbors import blocks
 from sop_faiss.neighbors.blocks import NearestRows, search_by_blocks
+from tests.memory_use import LargestTensor
 from tests.oracle import product_and_topk
 
 
@@ -44,7 +44,6 @@ def test_any_sizes_with_ties(count, k, queries, dtype, seed):
 @pytest.mark.parametrize("places", ["one group", "one place of each group", "last rows", "first row", "all equal"])
 def test_wherever_the_nearest_are(places):
     count, k = 1003, 5  # 125 groups of 8, and 3 rows more
-    assert blocks._group_size(count, k) == 8
     rows = torch.rand(count, 1, generator=torch.Generator().manual_seed(0))
     nearest = {
         "one group": 240 + torch.arange(8),
@@ -57,31 +56,23 @@ def test_wherever_the_nearest_are(places):
     assert_nearest(search_by_blocks(torch.ones(3, 1), rows, k), torch.ones(3, 1), rows, k)
 
 
-def test_groups_are_used_where_they_pay_and_only_there(monkeypatch):
-    sizes = []
-    grouped = blocks._best_by_groups
-    monkeypatch.setattr(blocks, "_best_by_groups", lambda s, k, size: sizes.append(size) or grouped(s, k, size))
-    for count, k in ((640, 10), (639, 10), (64, 1), (63, 1), (10, 10)):
-        rows, queries = whole_numbers(count, 5, 0), whole_numbers(4, 5, 1)
+@pytest.mark.parametrize(("count", "k", "by_groups"), [(640, 10, 1), (639, 10, 0), (64, 1, 1), (63, 1, 0), (10, 10, 0)])
+def test_groups_are_used_where_they_pay_and_only_there(count, k, by_groups):
+    rows, queries = whole_numbers(count, 5, 0), whole_numbers(4, 5, 1)
+    with LargestTensor() as seen:
         assert_nearest(search_by_blocks(queries, rows, k), queries, rows, k)
-    assert sizes == [8, 8]
-    for count in range(64, 3000, 7):  # more groups than are chosen, always
-        for k in range(1, count // 64 + 1):
-            assert count // blocks._group_size(count, k) > k
+    assert seen.calls["amax"] == by_groups
 
 
-@pytest.mark.parametrize("k", [3, 60])
-def test_products_are_made_in_blocks(monkeypatch, k):
-    monkeypatch.setattr(blocks, "_BLOCK_ELEMENTS", 1100)
-    shapes = []
-    products = blocks._products
-    monkeypatch.setattr(blocks, "_products", lambda q, r: shapes.append((len(q), len(r))) or products(q, r))
-    rows, queries = whole_numbers(500, 5, 0), whole_numbers(7, 5, 1)
-    assert_nearest(search_by_blocks(queries, rows, k), queries, rows, k)
-    assert shapes == [(2, 500)] * 3 + [(1, 500)]
-    rows = whole_numbers(2000, 5, 0)  # longer than a block: one query at a time
-    assert_nearest(search_by_blocks(queries, rows, k), queries, rows, k)
-    assert shapes[4:] == [(1, 2000)] * 7
+@pytest.mark.parametrize(("queries", "count", "k"), [(9, 2**22 + 5, 3), (9, 2**22 + 5, 70_000), (2, 2**24 + 1, 3)])
+def test_no_more_similarities_than_a_block_are_held(queries, count, k):
+    """Of 64 MiB; one query at a time where its own are more."""
+    asked, rows = whole_numbers(queries, 1, 1), whole_numbers(count, 1, 0)
+    with LargestTensor() as seen:
+        found = search_by_blocks(asked, rows, k)
+    assert seen.elements == count * max(1, 2**24 // count)
+    assert torch.equal(found.similarities, product_and_topk(asked, rows, k)[0])
+    assert torch.equal(asked * rows[found.rows].squeeze(2), found.similarities)
 
 
 def test_no_gradient_is_recorded():

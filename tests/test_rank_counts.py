@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sop_faiss.errors import FeatureError
-from sop_faiss.neighbors import rank_counts as counting
 from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import fixed_order_products, round_products, similarity_rows
 
@@ -82,7 +81,7 @@ def hard_case(dimension: int = 384) -> tuple[np.ndarray, np.ndarray, list[np.nda
     return queries, copies, thresholds
 
 
-def test_blocks_order_and_padding_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_order_and_padding_change_nothing() -> None:
     queries, rows, thresholds = hard_case()
     whole = counted(queries, rows, thresholds, [])
     assert whole == wanted_counts(queries, rows, thresholds)
@@ -90,8 +89,9 @@ def test_blocks_order_and_padding_change_nothing(monkeypatch: pytest.MonkeyPatch
     for cuts in ([1], [7, 8, 1000], list(range(100, 2000, 100))):
         assert counted(queries, rows, thresholds, cuts) == whole
     assert counted(queries, rows[rng.permutation(len(rows))], thresholds, []) == whole
-    monkeypatch.setattr(counting, "_PRODUCTS", 1)  # blocks of 256 rows
-    assert counted(queries, rows, thresholds, []) == whole
+    queries, rows = unit(rng.standard_normal((300, 8))), unit(rng.standard_normal((15_000, 8)))
+    thresholds = [np.array([0.5], np.float32)] * 300  # 6990 rows at a time
+    assert counted(queries, rows, thresholds, []) == counted(queries, rows, thresholds, list(range(1000, 15_000, 1000)))
 
 
 def test_products_on_a_boundary_are_resolved() -> None:
