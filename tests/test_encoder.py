@@ -56,7 +56,7 @@ def test_checkpoint_of_a_run_is_a_model_too(run: Path) -> None:
 def test_mean_pooling_is_the_mean_patch_token(run: Path) -> None:
     encoder = load_encoder(str(run), pooling="mean")
     with torch.no_grad():
-        assert torch.equal(encoder(random_images()), encoder.trunk.network(random_images()).patches.mean(1))
+        assert torch.equal(encoder(random_images()), encoder.model.backbone(random_images()).patches.mean(1))
 
 
 def test_default_pooling_is_the_runs_global_token(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_random_weights_are_those_training_starts_from() -> None:
     config = tiny_config()
     student, _ = networks_of(config)
     baseline = encoder_of_backbone(seeded_backbone(config.model, 32, seed=config.train.seed), config, "baseline")
-    ours = baseline.trunk.network.state_dict()
+    ours = baseline.model.backbone.state_dict()
     assert all(torch.equal(value, ours[key]) for key, value in student.backbone.state_dict().items())
 
 
@@ -102,7 +102,7 @@ def test_config_with_random_weights(tmp_path: Path, run: Path) -> None:
     zero, again, one = (load_encoder(f"config:{config}", random_weights=seed) for seed in (0, 0, 1))
     assert zero.fingerprint == again.fingerprint != one.fingerprint
     expected = seeded_backbone(tiny_config().model, 32, seed=0).state_dict()
-    assert all(torch.equal(value, expected[key]) for key, value in zero.trunk.network.state_dict().items())
+    assert all(torch.equal(value, expected[key]) for key, value in zero.model.backbone.state_dict().items())
     assert "random weights, seed 0" in zero.name
 
 

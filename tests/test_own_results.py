@@ -13,7 +13,7 @@ from sop_faiss.data.pack import pack
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
-from sop_faiss.model.encoders.encoder import load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.verbs.output_paths import check_outputs
 from sop_faiss.verbs.own_results import is_own_result
 from tests.encoders import write_run

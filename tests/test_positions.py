@@ -123,7 +123,7 @@ def test_timms_weights_keep_timms_rule_unless_the_other_is_asked_for(network, tm
         with torch.no_grad():
             wanted = timm_features(expected, random_images(96))
             torch.testing.assert_close(encoder(random_images(96)), wanted, atol=TOLERANCE, rtol=TOLERANCE)
-    assert plain.trunk.architecture == {"timm": "test_vit"}  # as ever: features and indices made before are its own
+    assert plain.model.architecture == {"timm": "test_vit"}  # as ever: features and indices made before are its own
     assert plain.fingerprint != dino.fingerprint and plain.name != dino.name
 
 
@@ -222,7 +222,7 @@ def test_runs_from_before_the_setting_open_as_before(tmp_path):
     without_the_setting(tmp_path / "old")
     old = load_encoder(str(tmp_path / "old"))
     assert old.fingerprint == run.fingerprint == now.fingerprint != dino.fingerprint
-    assert "position_resize" not in old.trunk.architecture["sop_faiss"]
+    assert "position_resize" not in old.model.architecture["sop_faiss"]
     with torch.no_grad():
         assert torch.equal(old(random_images(48)), now(random_images(48)))
         assert torch.equal(old(random_images(32)), dino(random_images(32)))

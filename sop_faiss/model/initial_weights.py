@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import timm
 from torch import Tensor, nn
 
 from sop_faiss import distributed
@@ -21,7 +21,7 @@ from sop_faiss.model.backbones.positions import resample_positions, rule_of_offi
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.model.encoders.timm_encoder import require_timm_name
+from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settings
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
 from sop_faiss.paths import path_state
 
@@ -120,7 +120,7 @@ def _source(spec: EncoderSpec, backbone: str) -> _Source:
     if spec.kind == "dino":  # all of these methods' authors normalize so, whatever timm's weights of that name want
         return _Source({}, rule_of_official(backbone), IMAGENET_MEAN, IMAGENET_STD)
     require_timm_name(spec.place)
-    settings = _timm_settings(spec.place)
+    settings = timm_settings(spec.place)
     mean, std = settings.get("mean", IMAGENET_MEAN), settings.get("std", IMAGENET_STD)
     return _Source({"backbone": spec.place.partition(".")[0]}, "timm", tuple(mean), tuple(std))
 
@@ -129,12 +129,6 @@ def _source_of_config(config: Config) -> _Source:
     shape = {name: getattr(config.model, name) for name in SHAPE_FIELDS}
     resize = "dino" if config.model.position_resize == "dino" else "timm"
     return _Source(shape, resize, config.views.mean, config.views.std)
-
-
-def _timm_settings(name: str) -> dict[str, Any]:
-    """What timm records of a network's training; empty for one without weights."""
-    known = timm.models.get_pretrained_cfg(name)
-    return dict(known.to_dict()) if known else {}
 
 
 def _run_checkpoint(text: str) -> Path:
@@ -181,6 +175,8 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
         left_out = fit_tensors_by_position(target, tensors, **named)
     else:
         if isinstance(backbone, VitBackbone):
+            if "norm.weight" not in tensors:  # timm's Eva family norms the mean of its tokens, a backbone each token
+                tensors = {re.sub(r"^fc_norm\.", "norm.", name): value for name, value in tensors.items()}
             tensors = _with_resampled_positions(backbone, tensors, model.position_resize)
         left_out = fit_tensors(target, tensors, **named, heads=_classifiers(model.backbone))
     few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
@@ -190,19 +186,19 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
 
 def _classifiers(name: str) -> tuple[str, ...]:
     """What the names of a network's classifier start with."""
-    named = _timm_settings(name).get("classifier") or ()
+    named = timm_settings(name).get("classifier") or ()
     return tuple(f"{head}." for head in ((named,) if isinstance(named, str) else named))
 
 
 def _with_resampled_positions(
     backbone: VitBackbone, tensors: Mapping[str, Tensor], position_resize: str
 ) -> dict[str, Tensor]:
-    """Position embeddings of another grid, brought to the network's as it does itself for views of other sizes."""
-    result, trunk = dict(tensors), backbone.trunk
+    """Bring position embeddings of another grid to the backbone's, as it does itself for views of other sizes."""
+    result, model = dict(tensors), backbone.trunk
     name = next((name for name in ("pos_embed", "trunk.pos_embed") if name in tensors), None)
-    if name is None or trunk.pos_embed is None:
+    if name is None or model.pos_embed is None:
         return result
-    positions, own, grid = tensors[name], trunk.pos_embed, list(trunk.patch_embed.grid_size)
+    positions, own, grid = tensors[name], model.pos_embed, list(model.patch_embed.grid_size)
     prefix = own.shape[1] - grid[0] * grid[1]  # [CLS] and registers
     if positions.ndim != 3 or positions.shape[2] != own.shape[2] or positions.shape == own.shape:
         return result
