@@ -101,7 +101,7 @@ def test_making_one_draws_as_timm_does() -> None:
     ("config", "message"),
     [
         (conv("test_resnet", patch_size=8), "model.patch_size does not apply to test_resnet: remove it"),
-        (conv("beit_base_patch16_224"), "is a Beit, which takes no images of any size"),
+        (conv("beit_base_patch16_224"), "model.backbone is a Beit"),
         (conv("test_vit2"), "is a VisionTransformer, whose features are no map"),
     ],
 )

@@ -133,7 +133,7 @@ def test_timms_weights_keep_timms_rule_unless_the_other_is_asked_for(network, tm
         ({"model": "timm:test_resnet", "random_weights": 0, "position_resize": "dino"}, "--position-resize"),
         ({"model": "timm:test_vit", "random_weights": 0, "position_resize": "bilinear"}, "wanted timm or dino"),
         ({"model": "config:digits_demo", "random_weights": 0, "position_resize": "dino"}, "--position-resize"),
-        ({"model": "runs/x", "position_resize": "timm"}, "--position-resize does not apply to runs/x"),
+        ({"model": "runs/x", "position_resize": "timm"}, "`position_resize` does not apply to runs/x"),
     ],
 )
 def test_rules_that_do_not_apply_are_one_line(options, message):

@@ -1,7 +1,7 @@
 """Exports: a directory with a backbone that timm, Hugging Face's timm loader and this package read.
 
 model.safetensors  the backbone's tensors under timm's names
-config.json        timm's description of it, and under `sop_faiss` what makes it the same encoder here
+config.json        timm's description of it, and under `sop_faiss` what makes it the same encoder in this package
 
 The mask token and the projector are left out: no feature depends on them. So an export has the fingerprint of its run,
 which is computed from its tensors, not read from its config.
@@ -36,7 +36,7 @@ _VIEW_FIELDS = ("global_size", "mean", "std")
 
 
 def is_export(path: Path) -> bool:
-    """Whether a path is a directory that looks like an export."""
+    """Return whether a path is a directory that looks like an export."""
     return (path / CONFIG_FILE).is_file() and not (path / "state.json").is_file()
 
 
@@ -111,7 +111,7 @@ def _crop_share(crop: int, resize: int) -> float:
 
 
 def read_export(directory: Path) -> tuple[Config, dict[str, Tensor]]:
-    """What makes an exported backbone, and its tensors under timm's names.
+    """Return the configuration of an exported backbone, and its tensors under timm's names.
 
     Raises:
         CheckpointError: it is not an export of sop-export, or a file is missing, damaged or was changed.

@@ -88,7 +88,7 @@ class Backbone(nn.Module):
             images: see `forward`.
             masks: see `forward`.
             patches: which ones, counted over the whole batch in row-major order; None: none.
-            wants_cls: whether the [CLS] tokens are asked for.
+            wants_cls: whether the [CLS] tokens are wanted.
         """
         tokens = self(images, masks)
         cls = tokens.cls if wants_cls else tokens.cls[:0]
@@ -174,7 +174,7 @@ class VitBackbone(Backbone):
     def _before_last_block(
         self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None
     ) -> tuple[Float[Tensor, "b tokens d"], tuple[Tensor, ...]]:
-        """What the last block is given: tokens, and rotary positions if the model has any."""
+        """Return what the last block is given: tokens, and rotary positions if the model has any."""
         tokens, ropes = self._embed(images, masks)
         for block, rope in zip(self.trunk.blocks[:-1], ropes[:-1], strict=True):
             tokens = self._run(block, tokens, *rope)
@@ -184,7 +184,7 @@ class VitBackbone(Backbone):
     def _embed(
         self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None
     ) -> tuple[Float[Tensor, "b tokens d"], list[tuple[Tensor, ...]]]:
-        """Tokens before the first block, and each block's rotary positions, if any."""
+        """Return tokens before the first block, and each block's rotary positions, if any."""
         model = self.trunk
         patches = self._masked(model.patch_embed(images), masks, side=1)
         embedded = model._pos_embed(patches)

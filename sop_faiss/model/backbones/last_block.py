@@ -52,7 +52,7 @@ def block_on_rows(
 
 
 def _scaled(block: Any, number: int, branch: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
-    """Layer scale of a branch: a module of `Block`, a parameter or nothing of `EvaBlock`."""
+    """Apply the layer scale of a branch: a module of `Block`, a parameter or nothing of `EvaBlock`."""
     if isinstance(block, Block):
         scaled: Tensor = getattr(block, f"ls{number}")(branch)
         return scaled
@@ -67,7 +67,7 @@ def _attend(
     view_of: Int64[Tensor, " m"],
     rope: Float[Tensor, ...] | None,
 ) -> Float[Tensor, "m d"]:
-    """Attention of the read tokens to all tokens of their view."""
+    """Return attention of the read tokens to all tokens of their view."""
     views, count, _ = tokens.shape
     queries, keys, values = _project(attention, tokens, rows)
     queries, keys = attention.q_norm(queries), attention.k_norm(keys)
@@ -87,7 +87,7 @@ def _attend(
 def _project(
     attention: Any, tokens: Float[Tensor, "b n d"], rows: Int64[Tensor, " m"]
 ) -> tuple[Float[Tensor, "m heads e"], Float[Tensor, "b heads n e"], Float[Tensor, "b heads n e"]]:
-    """Queries of the read tokens, keys and values of all."""
+    """Return queries of the read tokens, keys and values of all."""
     views, count, _ = tokens.shape
     heads, width = attention.num_heads, attention.proj.in_features
     of_a_head = width // heads

@@ -23,7 +23,7 @@ __all__ = ["SHAPE_FIELDS", "SopModel", "exported_model", "trained_model", "untra
 
 
 class SopModel(nn.Module):
-    """A backbone of this package whose features are asked for by the name of a pooling.
+    """A backbone of this package whose features are chosen by the name of a pooling.
 
     Attributes as of `TimmModel`.
     """

@@ -44,12 +44,12 @@ def require_timm_name(name: str) -> None:
 
 
 class TimmModel(nn.Module):
-    """A timm model without its classifier, whose features are asked for by the name of a pooling.
+    """A timm model without its classifier, whose features are chosen by the name of a pooling.
 
     Attributes:
         poolings: what it offers, the default first: `pooled`, timm's own; `cls`, `mean` and `cls_mean` of ViTs with a
             [CLS] token; `gem` of the patch tokens or of the last map's positions.
-        blocks: how many blocks of a ViT with a [CLS] token can be asked for; 0 for others.
+        blocks: how many blocks of a ViT with a [CLS] token can be chosen from; 0 for others.
         multiple: sides of images are multiples of this, in pixels.
         native_size: side of the images it was made for, in pixels.
         fixed: it does not take images of any other size.
