@@ -214,7 +214,7 @@ def test_timm_with_random_weights_is_seeded_and_leaves_the_generator_alone() -> 
         ({"model": "timm:test_vit", "weights": Path()}, CheckpointError, "is a directory: name a file in it"),
         ({"model": "dino:.", "arch": "test_vit"}, CheckpointError, "is a directory: name a file in it"),
         ({"model": "dino:no.pth", "arch": "test_vit"}, CheckpointError, "does not exist"),
-        ({"model": "dino:no.pth"}, ConfigError, "needs --arch"),
+        ({"model": "dino:no.pth"}, ConfigError, "needs `arch`"),
         ({"model": "timm:test_vit", "random_weights": 0, "size": 50}, ConfigError, "take 48 or 64"),
         ({"model": "timm:test_vit", "random_weights": 0, "size": 0}, ConfigError, "image size 0: wanted 1 to 7168"),
         ({"model": "timm:test_vit", "random_weights": 0, "size": 10**30}, ConfigError, f"image size {10**30}: "),

@@ -77,7 +77,7 @@ def resize_as_dino(model: nn.Module, name: str) -> None:
     """
     if type(model) is not VisionTransformer or model.pos_embed is None or not model.dynamic_img_size:
         raise ConfigError(
-            f"model.position_resize (`position_resize`) = dino: {name} does not have the position embeddings of a plain "
+            f"model.position_resize (`position_resize`) = dino: {name} lacks the position embeddings of a plain "
             "ViT, which DINO's rule is for: leave it out"
         )
     model.__class__ = _DinoVit
