@@ -144,7 +144,7 @@ def test_resolving_twice_changes_nothing_and_explicit_values_stand(tmp_path, wei
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (("model.init=timm:resnet18",), ConfigError, "comes without weights: give --weights FILE (model.weights)"),
+        (("model.init=timm:resnet18",), ConfigError, "comes without weights: give `weights=FILE`"),
         (("model.init=timm:resnet81", "model.weights=x"), ConfigError, "timm has no model 'resnet81'; did you mean"),
         (("model.init=timm:resnet18", "model.weights=no.pth"), ConfigError, "model.backbone = test_resnet, but"),
         (("model.init=timm:test_resnet", "model.weights=no.pth"), CheckpointError, "no.pth does not exist"),

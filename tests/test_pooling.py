@@ -134,7 +134,7 @@ def test_official_dino_checkpoint_gives_timms_features(tmp_path: Path, pooling: 
         ({"model": "timm:test_resnet", "last_blocks": 2}, "only ViTs"),
         ({"model": "timm:test_vit", "last_blocks": 99}, "blocks, wanted 1 to"),
         ({"model": "timm:test_vit", "last_blocks": 0}, "blocks, wanted 1 to"),
-        ({"model": "timm:test_vit", "last_blocks": 2, "pooling": "gem"}, "wanted --pooling cls or cls_mean"),
+        ({"model": "timm:test_vit", "last_blocks": 2, "pooling": "gem"}, "wanted `pooling=cls` or cls_mean"),
         ({"model": "timm:test_resnet", "pooling": "cls_mean"}, "wanted one of pooled, gem"),
     ],
 )

@@ -26,13 +26,13 @@ from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.encoders.encoder import encoder_of_backbone
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
-from sop_faiss.model.networks import build_student_and_teacher
 from sop_faiss.verbs.training.export import export_run
 from sop_faiss.verbs.training.train import run_training
 from tests.encoders import random_images, timm_features, timm_network, tiny_config, write_official, write_run
 from tests.images import write_folder, write_shards
 from tests.messages import assert_one_line
 from tests.oracle import dino_resized
+from tests.runs import networks_of
 from tests.runs import tiny_config as tiny_training
 
 TOLERANCE = 1e-5
@@ -130,9 +130,9 @@ def test_timms_weights_keep_timms_rule_unless_the_other_is_asked_for(network, tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "timm:test_resnet", "random_weights": 0, "position_resize": "dino"}, "--position-resize"),
+        ({"model": "timm:test_resnet", "random_weights": 0, "position_resize": "dino"}, "`position_resize`"),
         ({"model": "timm:test_vit", "random_weights": 0, "position_resize": "bilinear"}, "wanted timm or dino"),
-        ({"model": "config:digits_demo", "random_weights": 0, "position_resize": "dino"}, "--position-resize"),
+        ({"model": "config:digits_demo", "random_weights": 0, "position_resize": "dino"}, "`position_resize`"),
         ({"model": "runs/x", "position_resize": "timm"}, "`position_resize` does not apply to runs/x"),
     ],
 )
@@ -152,12 +152,12 @@ def test_views_of_training_are_resized_by_the_rule_of_the_run():
         backbone.trunk.pos_embed.normal_(generator=torch.Generator().manual_seed(1))
         wanted = dino_resized(backbone.trunk.pos_embed[0, 1:].detach().unflatten(0, (4, 4)), 2, 3).float()
         for each in (backbone, copy.deepcopy(backbone)):
-            tokens = each._embed(random_images(16, width=24), None)
+            tokens, _ = each._embed(random_images(16, width=24), None)
             patches = each.trunk.patch_embed(random_images(16, width=24)).flatten(1, 2)
             torch.testing.assert_close(tokens[:, 1:], patches + wanted.flatten(0, 1), atol=TOLERANCE, rtol=0)
             read = each.read(random_images(16, width=24))
             torch.testing.assert_close(read, each(random_images(16, width=24)).cls, atol=TOLERANCE, rtol=TOLERANCE)
-    for network in build_student_and_teacher(config):
+    for network in networks_of(config):
         assert type(network.backbone.trunk) is type(backbone.trunk)
 
 

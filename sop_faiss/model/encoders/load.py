@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.backbones.positions import rule_of_official
 from sop_faiss.model.checkpoint import scores_of_run
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.encoder import Encoder
@@ -91,6 +90,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
 
 
 def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str]]:
+    from sop_faiss.model.backbones.positions import rule_of_official
     from sop_faiss.model.encoders.timm_encoder import filled_model
 
     if spec.arch is None:
