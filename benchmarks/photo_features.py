@@ -20,7 +20,7 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, split_holdout
 from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.model.encoders.sop_encoder import trained_trunk
+from sop_faiss.model.encoders.sop_encoder import trained_model
 
 __all__ = ["write_photo_features"]
 
@@ -38,8 +38,8 @@ def write_photo_features(run: Path, photos: str, count: int, queries: int, folde
         queries: rows of views of a tenth of the photos, of which the gallery has no view.
         folder: a folder to create.
     """
-    trunk, _ = trained_trunk(run)
-    trunk.eval()
+    model, _ = trained_model(run)
+    model.eval()
     config = load_config(find_checkpoint(run).parent.parent / "config.yaml")
     config = replace(
         config,
@@ -51,12 +51,12 @@ def write_photo_features(run: Path, photos: str, count: int, queries: int, folde
     for name, positions, rows in zip(
         ("gallery", "queries"), split_holdout(len(source), _HELD_OUT, 0), (count, queries), strict=True
     ):
-        out = open_memmap(folder / f".{name}.npy", "w+", np.float32, (rows, 2 * trunk.network.feature_dim))
-        batches = Batches(source, positions, config, trunk.multiple)
+        out = open_memmap(folder / f".{name}.npy", "w+", np.float32, (rows, 2 * model.backbone.feature_dim))
+        batches = Batches(source, positions, config, model.multiple)
         per_step = _BATCH * config.views.global_count
         for step, batch in enumerate(batch_loader(batches, range(-(-rows // per_step)), pin_memory=False)):
             views = normalize(batch.global_views, batch.global_colors, config.views, torch.device("cpu"))
-            tokens = trunk.network(views.flatten(0, 1))
+            tokens = model.backbone(views.flatten(0, 1))
             features = torch.cat([tokens.cls, tokens.patches.mean(1)], 1)
             part = torch.nn.functional.normalize(features, dim=1).numpy()[: rows - step * per_step]
             out[step * per_step : step * per_step + len(part)] = part

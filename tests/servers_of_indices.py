@@ -12,7 +12,7 @@ from pathlib import Path
 from sop_faiss.data.images.source import open_source
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
-from sop_faiss.model.encoders.encoder import load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from tests.encoders import write_run
 from tests.images import write_folder
 

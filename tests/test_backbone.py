@@ -98,7 +98,7 @@ def test_the_scale_of_the_first_class_token():
     ("config", "message"),
     [
         (ModelConfig(backbone="vit_smal_patch16_224"), "did you mean vit_small_patch16_224"),
-        (ModelConfig(backbone="beit_base_patch16_224"), r"wanted a timm vit_\*, deit\*, swin_\* or convolutional"),
+        (ModelConfig(backbone="beit_base_patch16_224"), "model.backbone is a Beit"),
         (ModelConfig(backbone="swin_tiny_patch4_window7_224", embed_dim=12), "does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", window_size=7), "does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", patch_size=64), "exceeds views.global_size"),

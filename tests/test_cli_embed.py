@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from sop_faiss.cli.embed import main  # type: ignore[import-not-found]
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoders.encoder import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 from tests.encoders import timm_network, write_run
 from tests.images import write_folder, write_shards
 

@@ -20,7 +20,7 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoders.encoder import load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from tests.encoders import tiny_config, write_run
 from tests.images import encode, make_image, write_folder, write_shards
 from tests.oracle_neighbors import brute_force

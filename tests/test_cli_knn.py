@@ -179,7 +179,7 @@ def test_labels_of_two_label_sets(stores: tuple[Path, Path], tmp_path: Path) -> 
 def test_store_and_images_of_the_same_encoder(tmp_path: Path) -> None:
     from sop_faiss.data.images.source import open_source
     from sop_faiss.features.extract import extract_features
-    from sop_faiss.model.encoders.encoder import load_encoder
+    from sop_faiss.model.encoders.load import load_encoder
 
     train, test = write_folder(tmp_path / "a", seed=1), write_folder(tmp_path / "b", seed=2)
     encoder = load_encoder("timm:test_resnet", random_weights=0, size=32)

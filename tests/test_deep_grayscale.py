@@ -22,7 +22,7 @@ from sop_faiss.evaluate.retrieval_set import CroppedFiles
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoders.encoder import load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from tests.encoders import write_run
 from tests.images import encode

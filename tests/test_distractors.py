@@ -15,7 +15,8 @@ from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_que
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.features.store_blocks import FeatureBlocks
-from sop_faiss.model.encoders.encoder import Encoder, load_encoder
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.verbs.scoring import distractors as stream
 from sop_faiss.verbs.scoring.retrieve import _expanded
 from tests.images import write_folder

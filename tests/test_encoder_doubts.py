@@ -19,7 +19,7 @@ from sop_faiss.index.change import add_to_index, merge_indices, remove_from_inde
 from sop_faiss.index.encoder_doubts import random_pairs_cosine
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest
-from sop_faiss.model.encoders.encoder import load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.run import serve

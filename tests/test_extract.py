@@ -14,7 +14,8 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, DataError, FeatureError
 from sop_faiss.features.extract import embed_images, extract_features
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoders.encoder import Encoder, load_encoder
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import load_encoder
 from tests.encoders import tiny_config, write_run
 from tests.images import encode, make_image, write_folder, write_shards
 
@@ -172,7 +173,7 @@ def test_no_usable_image_is_an_error(encoder: Encoder, tmp_path: Path) -> None:
 def test_features_that_are_no_direction_are_refused(tmp_path: Path, mixed: Path, value: float, message: str) -> None:
     broken = load_encoder(str(write_run(tmp_path / "run")))
     with torch.no_grad():
-        norm: Any = broken.trunk.network.get_submodule("trunk.norm")
+        norm: Any = broken.model.backbone.get_submodule("trunk.norm")
         for parameter in norm.parameters():
             parameter.fill_(value)
     with pytest.raises(FeatureError, match=message):
@@ -229,4 +230,4 @@ def test_live_backbone_is_an_encoder(mixed: Path) -> None:
     store = extract_features(live, open_source(mixed))
     assert store.features.shape == (20, 32)
     assert [module.training for module in teacher.modules()] == modes
-    assert live.trunk.network is teacher.backbone
+    assert live.model.backbone is teacher.backbone

@@ -25,7 +25,8 @@ from sop_faiss.features import cache as cache_module
 from sop_faiss.features.cache import FeatureCache, kept_until_whole, remove_cache
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoders.encoder import Encoder, load_encoder
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import load_encoder
 from tests.encoders import write_run
 from tests.images import encode, make_image, write_folder
 from tests.messages import command_fails

@@ -144,13 +144,13 @@ def test_resolving_twice_changes_nothing_and_explicit_values_stand(tmp_path, wei
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (("model.init=timm:resnet18",), ConfigError, "comes without weights: give --weights FILE (model.weights)"),
+        (("model.init=timm:resnet18",), ConfigError, "comes without weights: give `weights=FILE`"),
         (("model.init=timm:resnet81", "model.weights=x"), ConfigError, "timm has no model 'resnet81'; did you mean"),
         (("model.init=timm:resnet18", "model.weights=no.pth"), ConfigError, "model.backbone = test_resnet, but"),
         (("model.init=timm:test_resnet", "model.weights=no.pth"), CheckpointError, "no.pth does not exist"),
         (("model.init=config:digits_demo",), ConfigError, "wanted timm:NAME, dino:FILE, a run"),
         (("model.init=no/such/run",), CheckpointError, "model.init = no/such/run does not exist: wanted timm:NAME"),
-        (("model.init=no/such/run", "model.weights=x"), ConfigError, "--weights does not apply to no/such/run"),
+        (("model.init=no/such/run", "model.weights=x"), ConfigError, "`weights` does not apply to no/such/run"),
         (("model.init=.",), CheckpointError, "neither a checkpoint nor a run"),
         (("model.init=dino:no.pth",), CheckpointError, "no.pth does not exist"),
         (("model.init=timm:test_resnet", "model.weights={conv}"), CheckpointError, "does not fit model.backbone"),

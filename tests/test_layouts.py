@@ -230,7 +230,7 @@ def test_what_does_not_fit_says_whose_layout_it_is(tmp_path: Path, content: Tens
         assert "does not fit" in str(caught.value)
     if message == "--by-position":
         encoder = load_encoder("timm:test_vit", weights=tmp_path / "w.pth", by_position=True)
-        assert torch.equal(encoder.trunk.network.norm.bias, VIT["norm.bias"])
+        assert torch.equal(encoder.model.backbone.norm.bias, VIT["norm.bias"])
 
 
 def test_safetensors_and_hostile_names_are_one_line(tmp_path):

@@ -689,7 +689,7 @@ def test_resume_on_other_images_is_refused(tmp_path):
 
 
 def test_the_best_teacher_is_kept_and_can_be_loaded(tmp_path, shards):
-    from sop_faiss.model.encoders.encoder import load_encoder
+    from sop_faiss.model.encoders.load import load_encoder
 
     config = tiny_config(
         tmp_path, f"data.train={shards}", "train.epochs=2", "data.holdout_share=0.25", "evaluate.test=holdout",

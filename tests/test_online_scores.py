@@ -31,8 +31,9 @@ from sop_faiss.features import forward
 from sop_faiss.features.extract import embed_images
 from sop_faiss.files import read_json
 from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.model.encoders.encoder import EncoderSpec, load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.train.log.json_lines import keep_lines_until
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.score_history import ScoreHistory

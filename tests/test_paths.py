@@ -20,7 +20,7 @@ from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import locked_directory, refuse_occupied, require_writable, write_json
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoders.encoder import load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.weights import read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
 from sop_faiss.paths import path_state, real_path

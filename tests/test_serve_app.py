@@ -23,7 +23,8 @@ from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoders.encoder import Encoder, load_encoder
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.serve import searcher as searching
 from sop_faiss.serve import work_queue
 from sop_faiss.serve.app import create_app

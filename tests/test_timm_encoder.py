@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.encoders.encoder import _assemble
+from sop_faiss.model.encoders.load import _assemble
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.model.encoders.timm_encoder import TimmTrunk
+from sop_faiss.model.encoders.timm_encoder import TimmModel
 from tests.encoders import random_images, timm_features, timm_network
 
 TOLERANCE = 1e-5
@@ -54,7 +54,7 @@ def test_timm_settings_come_from_its_record_and_can_be_overridden(vit_weights: P
 
 def test_timm_vit_poolings(vit_weights: Path) -> None:
     with torch.no_grad():
-        network: Any = load_encoder("timm:test_vit", weights=vit_weights).trunk.network
+        network: Any = load_encoder("timm:test_vit", weights=vit_weights).model.backbone
         tokens = network.forward_features(random_images(64))
         for pooling, expected in (("cls", tokens[:, 0]), ("mean", tokens[:, 1:].mean(1))):
             encoder = load_encoder("timm:test_vit", weights=vit_weights, pooling=pooling)
@@ -83,9 +83,9 @@ def test_vit_of_another_grid_keeps_the_files_positions(tmp_path: Path) -> None:
 
 
 def test_network_of_one_size_only_says_so() -> None:
-    trunk = TimmTrunk(timm.create_model("test_vit", num_classes=0), "test_vit", any_size=False)
-    assert trunk.fixed
-    encoder = _assemble(EncoderSpec("timm:test_vit"), trunk, "test_vit", [])
+    model = TimmModel(timm.create_model("test_vit", num_classes=0), "test_vit", any_size=False)
+    assert model.fixed
+    encoder = _assemble(EncoderSpec("timm:test_vit"), model, "test_vit", [])
     with pytest.raises(ConfigError, match="only square images of 160"):
         encoder.check_preprocess(encoder.preprocess.keeping_aspect())
 

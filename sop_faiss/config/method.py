@@ -24,7 +24,8 @@ class ModelConfig:
     """Backbone and projector."""
 
     backbone: str = "vit_small_patch16_224"
-    """A timm ViT, Swin or convolutional network. Left at its default where `init` names the network."""
+    """A timm ViT (also with registers, RoPE or SwiGLU: DINOv2, DINOv3, Eva), Swin or convolutional network. Left at its
+    default where `init` names the network."""
     init: str = ""
     """Whose weights the backbone starts from; the projector's are always fresh. Empty: random ones of `train.seed`.
     `timm:NAME` with `weights`; `dino:FILE`, an official DINO, iBOT, MaSSL or SOP checkpoint of a network like
@@ -58,7 +59,7 @@ class ModelConfig:
     """Stochastic depth of the student; the teacher has none."""
     cls_token_std: float = 1e-6
     """Standard deviation of the [CLS] token that a ViT starts with. Departs: iBOT starts with 0.02, which this sets;
-    1e-6 is timm's."""
+    1e-6 is timm's, and leaves its Eva family with timm's 0.02."""
     global_token: str = "cls"
     """What stands for the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`). Of
     convolutional networks `cls` is their own pooling, and there is no `mean`."""

@@ -21,12 +21,12 @@ __all__ = ["Embedded", "Network", "Networks", "Student", "build_student_and_teac
 
 
 class Embedded(NamedTuple):
-    """What a network computed of some views: features of its backbone, and what its heads made of them."""
+    """What a network computes of some views: features of its backbone, and embeddings of its heads."""
 
     cls_features: Float[Tensor, "*views f"]
     patch_features: Float[Tensor, "m f"]
     cls: Float[Tensor, "*views c"]
-    """One row for each whole view; none where nobody asked for them."""
+    """One row for each whole view; no rows if they were not asked for."""
     patches: Float[Tensor, "m p"]
     """One row for each patch that was asked for, in that order."""
 
@@ -86,7 +86,7 @@ class Network(nn.Module):
         return means if patches is None else torch.cat([means, tokens.flatten(0, 1)[patches]])
 
     def freeze_backbone(self, frozen: bool) -> None:
-        """Whether the backbone stands still: no gradients are computed for it, no drop path or batch statistics."""
+        """Freeze the backbone or not: without gradients, drop path and batch statistics."""
         if self._frozen != frozen:
             self._frozen = frozen
             self.backbone.train(not frozen)
@@ -129,7 +129,7 @@ class Student(nn.Module):
         features, cls = (
             torch.cat([group[kind].view(-1, images, group[kind].shape[-1]) for group in groups]) for kind in (0, 2)
         )
-        # Copies: FSDP2 hooks on to what comes out, and warns of views of it.
+        # Copies: FSDP2 hooks into the outputs and warns if they are views.
         return Embedded(features, first.patch_features.clone(), cls, first.patches.clone())
 
 
@@ -217,9 +217,9 @@ def build_student_and_teacher(config: Config, make_heads: Callable[[int], nn.Mod
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """teacher = momentum * teacher + (1 - momentum) * student, for every parameter; buffers are copied.
+    """Set teacher = momentum * teacher + (1 - momentum) * student for every parameter; copy buffers.
 
-    Of a student in shards (FSDP2) one parameter at a time is put together.
+    The parameters of a student in shards (FSDP2) are put together one at a time.
     """
     ours: list[Tensor] = list(teacher.parameters())
     theirs: list[Tensor] = list(student.parameters())

@@ -14,7 +14,7 @@ import uvicorn
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoders.encoder import encoder_of_spec
+from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions

@@ -22,7 +22,9 @@ from sop_faiss.evaluate.retrieval import choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoders.encoder import Encoder, EncoderSpec, encoder_of_spec
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback, Stage
 from sop_faiss.report.contact_sheet import Chart, SheetTable

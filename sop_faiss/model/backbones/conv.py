@@ -19,7 +19,7 @@ from sop_faiss.model.backbones.backbone import Backbone, Tokens
 __all__ = ["ConvBackbone", "build_conv_backbone"]
 
 _PROBE_SIDE = 128
-"""Pixels of the black image that shows what a network makes."""
+"""Pixels of the black image that shows what a model makes: four rows at the usual stride of 32."""
 
 
 class ConvBackbone(Backbone):
@@ -30,21 +30,21 @@ class ConvBackbone(Backbone):
     large as the network's stride, filled with a learned color; the mean one (0) at first.
 
     Args:
-        trunk: the network, with `num_classes=0`.
+        model: of timm, with `num_classes=0`.
         freezes_batchnorm: whether batch norms use their running statistics while training, too.
 
     Raises:
-        ConfigError: the network's last map is no batch of channels, rows and columns.
+        ConfigError: the model's last map is not a batch of channels, rows and columns.
     """
 
-    def __init__(self, trunk: nn.Module, *, freezes_batchnorm: bool) -> None:
-        feature_dim, stride = _probe(trunk)
+    def __init__(self, model: nn.Module, *, freezes_batchnorm: bool) -> None:
+        feature_dim, stride = _probe(model)
         # Images come in channels-last, the layout that convolutions like best.
-        super().__init__(trunk.to(memory_format=torch.channels_last), feature_dim, stride, mask_dim=3)  # type: ignore[call-overload]
+        super().__init__(model.to(memory_format=torch.channels_last), feature_dim, stride, mask_dim=3)  # type: ignore[call-overload]
         self.freezes_batchnorm = freezes_batchnorm
 
     def train(self, mode: bool = True) -> ConvBackbone:
-        """As of any module, but that frozen batch norms stay as for evaluation."""
+        """Set the mode as of any module, except that frozen batch norms stay in evaluation mode."""
         super().train(mode)
         for module in self.trunk.modules() if self.freezes_batchnorm else ():
             if isinstance(module, _BatchNorm):
@@ -86,31 +86,32 @@ class ConvBackbone(Backbone):
         cls = self.trunk.forward_head(last_map, pre_logits=True).flatten(1)
         positions = last_map.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]
         tokens = self.trunk.forward_head(positions, pre_logits=True).flatten(1)
-        return Tokens(cls, tokens.view(len(images), -1, self.feature_dim))
+        rows, columns = last_map.shape[2:]
+        return Tokens(cls, tokens.view(len(images), -1, self.feature_dim), (rows, columns))
 
 
-def _probe(trunk: Any) -> tuple[int, int]:
-    """Width of a network's features, and its stride in pixels; torch's generators are left alone."""
-    name = type(trunk).__name__
+def _probe(model: Any) -> tuple[int, int]:
+    """Return the width of a model's features and its stride in pixels; torch's generators stay as they are."""
+    name = type(model).__name__
     black = torch.zeros(1, 3, _PROBE_SIDE, _PROBE_SIDE)
-    was_training = trunk.training
-    trunk.eval()
+    was_training = model.training
+    model.eval()
     try:
         with torch.no_grad():
-            last_map = trunk.forward_features(black)
+            last_map = model.forward_features(black)
             if not isinstance(last_map, Tensor) or last_map.ndim != 4 or last_map.shape[2] != last_map.shape[3]:
                 raise ConfigError(
-                    f"model.backbone is a {name}, whose features are no map of channels, rows and columns: wanted a "
-                    "timm vit_*, deit*, swin_* or convolutional network"
+                    f"model.backbone is a {name}, whose features are not a map of channels, rows and columns: wanted a "
+                    "timm vit_*, deit*, eva*, swin_* or convolutional network"
                 )
-            features = trunk.forward_head(last_map, pre_logits=True).flatten(1)
+            features = model.forward_head(last_map, pre_logits=True).flatten(1)
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).split("\n", 1)[0]
         raise ConfigError(
-            f"model.backbone is a {name}, which takes no images of any size ({reason}): wanted a timm vit_*, deit*, "
-            "swin_* or convolutional network"
+            f"model.backbone is a {name}, which does not take images of any size ({reason}): wanted a timm vit_*, "
+            "deit*, eva*, swin_* or convolutional network"
         ) from None
-    trunk.train(was_training)
+    model.train(was_training)
     return features.shape[1], _PROBE_SIDE // last_map.shape[3]
 
 
@@ -127,10 +128,10 @@ def build_conv_backbone(config: ModelConfig, drop_path: float) -> ConvBackbone:
     options = {"drop_path_rate": drop_path} if drop_path else {}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # timm warns of features we do not use
-            trunk = timm.create_model(config.backbone, pretrained=False, num_classes=0, **options)
+            warnings.simplefilter("ignore")  # timm warns of features that are not used here
+            model = timm.create_model(config.backbone, pretrained=False, num_classes=0, **options)
     except TypeError as error:
         hint = "; set model.drop_path=0" if drop_path else ""
         raise ConfigError(f"model.backbone = {config.backbone} cannot be made: {error}{hint}") from None
     freezes = config.batchnorm == "frozen" or (config.batchnorm == "auto" and bool(config.init))
-    return ConvBackbone(trunk, freezes_batchnorm=freezes)
+    return ConvBackbone(model, freezes_batchnorm=freezes)

@@ -1,7 +1,7 @@
 """Position embeddings of a ViT for images of another size: by timm's rule, or by that of DINO and iBOT.
 
 Both are bicubic. timm's is antialiased and maps the old grid onto the new one from edge to edge. DINO's is not
-antialiased, and its scale is that of a grid 0.1 rows and columns larger; iBOT and DINOv2 without registers have it from
+antialiased, and its scale is that of a grid 0.1 rows and columns larger; iBOT and DINOv2 without registers took it from
 there. From 14 x 14 to 6 x 6, as for local views of 96 pixels, the two differ by a third of the signal.
 """
 
@@ -65,26 +65,26 @@ class _DinoVit(VisionTransformer):  # type: ignore[misc]
         return self.pos_drop(tokens)
 
 
-def resize_as_dino(network: nn.Module, name: str) -> None:
-    """Have a timm ViT that takes images of any size resize its position embeddings by DINO's rule from now on.
+def resize_as_dino(model: nn.Module, name: str) -> None:
+    """Make a timm ViT that takes images of any size resize its position embeddings by DINO's rule from now on.
 
     Args:
-        network: changed in place; its tensors and their names stay.
-        name: of the network, for the message.
+        model: changed in place; its tensors and their names stay.
+        name: of the model, for the message.
 
     Raises:
         ConfigError: it is of another kind, or has no position embeddings to resize.
     """
-    if type(network) is not VisionTransformer or network.pos_embed is None or not network.dynamic_img_size:
+    if type(model) is not VisionTransformer or model.pos_embed is None or not model.dynamic_img_size:
         raise ConfigError(
-            f"model.position_resize (`position_resize`) = dino: {name} has no position embeddings that DINO's rule is "
-            "for, as plain ViTs have: leave it out"
+            f"model.position_resize (`position_resize`) = dino: {name} lacks the position embeddings of a plain "
+            "ViT, which DINO's rule is for: leave it out"
         )
-    network.__class__ = _DinoVit
+    model.__class__ = _DinoVit
 
 
 def rule_of_official(arch: str) -> str:
-    """The rule that the authors of an official checkpoint resize by: DINO's, but for DINOv2's ViTs with registers."""
+    """Return the rule of an official checkpoint's authors: DINO's, except for DINOv2's ViTs with registers."""
     base = arch.partition(".")[0]
     if not timm.is_model(base) or "_reg" in base or "distilled" in base:
         return "timm"
@@ -93,5 +93,5 @@ def rule_of_official(arch: str) -> str:
 
 
 def resize_in_architecture(rule: str) -> dict[str, str]:
-    """What a rule adds to an encoder's architecture, and its fingerprint: nothing for timm's, once the only one."""
+    """Return what a rule adds to an encoder's architecture and fingerprint: nothing for timm's, once the only one."""
     return {"position_resize": "dino"} if rule == "dino" else {}

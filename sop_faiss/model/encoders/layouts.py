@@ -43,7 +43,7 @@ _LAYOUTS = (
     ("CLIP", re.compile(r"\.resblocks\.\d+\.")),
     ("MAE, with its decoder", re.compile(r"^decoder_blocks\.")),
 )
-"""Libraries whose names are not read, and what gives them away."""
+"""Libraries whose names are not read, and what they are recognized by."""
 
 
 def _tensors_in(content: Any) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ def _backbone_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def networks_in(content: Any) -> dict[str, dict[str, Tensor]]:
-    """The networks that a file holds, by what it calls them: one, or the learning one and then its moving average."""
+    """Return the networks in a file by what it calls them: one, or the learning one and then its moving average."""
     entries = content if isinstance(content, Mapping) else {}
     held = max((_held({name: _tensors_in(entries.get(name)) for name in pair}) for pair in _ENTRY_PAIRS), key=len)
     if len(held) == 2 or held.keys() & set(_ROLES):
@@ -85,12 +85,12 @@ def _held(networks: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]
 def chosen_network(
     networks: Mapping[str, dict[str, Tensor]], path: Path, *, student: bool, official: bool
 ) -> dict[str, Tensor]:
-    """The network that is meant: the moving average, unless the learning one is asked for; the log names it.
+    """Choose the moving average, or with `student` the learning network; the log says which.
 
     Args:
         networks: as `networks_in` gives them.
         path: of the file, for messages.
-        student: the learning network.
+        student: take the learning network.
         official: the file was named as a checkpoint of DINO's kind, which calls its networks teacher and student.
 
     Raises:
@@ -117,10 +117,11 @@ def chosen_network(
 
 
 def timm_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A network's tensors under timm's names, in the same order.
+    """Return a network's tensors under timm's names, in the same order.
 
-    Official Swin ends a stage by downsampling, timm starts the next one with it. DINOv2 numbers blocks within chunks,
-    calls registers and gated layers otherwise, and with registers [CLS] has a position, which timm adds to the token.
+    Official Swin ends a stage by downsampling, timm starts the next one with it. DINOv2 numbers blocks within chunks
+    and has other names for registers and gated layers; with registers it gives [CLS] a position, which timm adds to the
+    token.
     """
     if "layers.0.downsample.reduction.weight" in tensors:
         of_stage = re.compile(r"^layers\.(\d+)\.downsample\.")
@@ -143,14 +144,14 @@ def timm_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layout_of(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
-    """What is to be said of tensors that do not fit a network by name: how another library lays them out.
+    """Say why tensors do not fit a model by name: how another library lays them out.
 
     Args:
-        own: the network's tensors by its names.
+        own: the model's tensors by its names.
         tensors: the file's.
 
     Returns:
-        One clause, or nothing where no such layout is known.
+        One clause, or an empty text where no such layout is known.
     """
     if _fits_by_position(own, tensors):
         return (
@@ -159,21 +160,21 @@ def layout_of(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
         )
     if ("reg_token" in own) != ("reg_token" in tensors):
         has, lacks = ("file", "model") if "reg_token" in tensors else ("model", "file")
-        return f"the {has} has register tokens and the {lacks} has none, so that they are not of the same network"
+        return f"the {has} has register tokens and the {lacks} has none, so they are not of the same model"
     library = next((library for library, sign in _LAYOUTS if any(sign.search(name) for name in tensors)), None)
     if library is not None:
         return f"its names are those of {library}: convert it to timm's names first"
     first = next(iter(own), "")
     prefixes = [name.removesuffix(first) for name in tensors if name.endswith(f".{first}")]
-    whole = [prefix for prefix in prefixes if all(prefix + name in tensors for name in own)]
-    if whole:
-        said = " or ".join(repr(prefix) for prefix in whole[:3])
-        return f"the model's names begin with {said} in it, as another library puts it: save it without that"
+    complete = [prefix for prefix in prefixes if all(prefix + name in tensors for name in own)]
+    if complete:
+        listed = " or ".join(repr(prefix) for prefix in complete[:3])
+        return f"the model's names begin with {listed} in it: save it without that"
     return ""
 
 
 def _fits_by_position(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> bool:
-    """Whether tensors have the shapes of a network's in its order, with at most a classifier behind them."""
+    """Return whether tensors have the shapes of a model's in its order, with at most a classifier after them."""
     if not own or not len(own) <= len(tensors) <= len(own) + 2 or all(name in tensors for name in own):
         return False
     pairs = zip(own.items(), tensors.items(), strict=False)
@@ -181,5 +182,5 @@ def _fits_by_position(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) 
 
 
 def same_kind(name: str, other: str) -> bool:
-    """Whether two tensors are of the same kind by the ends of their names: weight, bias, running_mean, ..."""
+    """Return whether two tensors are of the same kind by the ends of their names: weight, bias, running_mean, ..."""
     return name.rpartition(".")[2] == other.rpartition(".")[2]

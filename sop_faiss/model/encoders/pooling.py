@@ -1,6 +1,6 @@
 """From tokens to one feature: [CLS], mean, both, GeM, and the last blocks of a ViT.
 
-A pooling is named by a word, as in `cls_mean`; that of the last n blocks has `_lastN` behind it. The name travels with
+A pooling is named by a word, as in `cls_mean`; that of the last n blocks ends in `_lastN`. The name travels with
 the features, so that features of different poolings are never compared.
 """
 
@@ -22,17 +22,17 @@ TOKEN_POOLINGS = ("cls", "mean", "cls_mean", "gem")
 GEM_POWER = 3.0
 """p of generalized-mean pooling, as in Radenovic et al. 2018 (arXiv 1711.02512), section 3.2."""
 _GEM_FLOOR = 1e-6
-"""GeM's tokens are raised to this from below first: a power of a negative number means nothing."""
+"""GeM's tokens are raised to at least this: a fractional power of a negative number is undefined."""
 _NAME = re.compile(r"([a-z_]+?)(?:_last(\d+))?")
 
 
 def pool_tokens(cls: Float[Tensor, "b d"], patches: Float[Tensor, "b n d"], pooling: str) -> Float[Tensor, "b pooled"]:
-    """One feature of an image's tokens.
+    """Make one feature of an image's tokens.
 
     Args:
         cls: the [CLS] token, or what stands for it.
         patches: patch tokens, or the positions of a map.
-        pooling: `cls`; `mean` of the patches; `cls_mean`, both behind each other (2 d wide); or `gem`,
+        pooling: `cls`; `mean` of the patches; `cls_mean`, both concatenated (2 d wide); or `gem`,
             (mean of max(x, 1e-6)^p)^(1/p) of the patches with p = 3.
     """
     if pooling == "cls":
@@ -48,13 +48,13 @@ def pool_tokens(cls: Float[Tensor, "b d"], patches: Float[Tensor, "b n d"], pool
 def features_of_last_blocks(
     vit: Any, images: Float[Tensor, "b 3 h w"], blocks: int, pooling: str
 ) -> Float[Tensor, "b pooled"]:
-    """The [CLS] tokens of a ViT's last blocks behind each other, each after the final norm, the last block's last.
+    """Concatenate the [CLS] tokens of a ViT's last blocks, each after the final norm, the last block's last.
 
     As DINO's linear evaluation takes them (n = 4 for ViT-S). With `cls_mean` the mean patch token of the last block
     follows (its choice for ViT-B, with n = 1).
 
     Args:
-        vit: a timm VisionTransformer with a [CLS] token.
+        vit: a timm VisionTransformer or Eva with a [CLS] token.
         images: normalized.
         blocks: n.
         pooling: `cls` or `cls_mean`.
@@ -69,15 +69,15 @@ def features_of_last_blocks(
 
 
 def pooling_name(pooling: str, blocks: int | None, available: int) -> str:
-    """The name of a pooling over the last blocks.
+    """Return the name of a pooling over the last blocks.
 
     Args:
         pooling: over the last block alone.
         blocks: how many blocks; None or 1 is the last alone.
-        available: how many the network has; 0 for a network whose blocks cannot be asked for.
+        available: how many the model has; 0 for one whose blocks cannot be chosen.
 
     Raises:
-        ConfigError: the network has no such blocks, or the pooling is not one of theirs.
+        ConfigError: the model has no such blocks, or the pooling is not one of theirs.
     """
     if blocks is None:
         return pooling
@@ -86,14 +86,14 @@ def pooling_name(pooling: str, blocks: int | None, available: int) -> str:
             f"`last_blocks={blocks}`: only ViTs with a [CLS] token have blocks to choose from: leave it out"
         )
     if not 1 <= blocks <= available:
-        raise ConfigError(f"`last_blocks={blocks}`: the network has {available} blocks, wanted 1 to {available}")
+        raise ConfigError(f"`last_blocks={blocks}`: the model has {available} blocks, wanted 1 to {available}")
     if pooling not in ("cls", "cls_mean"):
         raise ConfigError(f"`last_blocks={blocks}` with pooling {pooling!r}: wanted `pooling=cls` or cls_mean")
     return pooling if blocks == 1 else f"{pooling}_last{blocks}"
 
 
 def split_pooling(name: str) -> tuple[str, int]:
-    """The pooling over one block, and how many blocks: the inverse of `pooling_name`."""
+    """Return the pooling over one block, and how many blocks: the inverse of `pooling_name`."""
     found = _NAME.fullmatch(name)
     assert found is not None, name
     return found[1], int(found[2] or 1)

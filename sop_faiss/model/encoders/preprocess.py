@@ -33,7 +33,7 @@ SMALL_SIDE = 64
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How images become network inputs; compared field by field when features meet an index.
+    """How images become a model's inputs; compared field by field when features meet an index.
 
     Two modes. *Crop* (default; the k-NN protocol): the shorter side is resized to `resize`, then the central
     `crop` x `crop` is taken. *Keep aspect* (retrieval): the longer side is resized to `resize`, nothing is cropped,
@@ -54,7 +54,7 @@ class Preprocess:
     multiple: int = 1
     """Sides of the result are multiples of this: the encoder's patch size."""
     scales: tuple[float, ...] = (1.0,)
-    """The network sees the image at each of these sizes, relative to the above; the unit-norm features are added and
+    """The model sees the image at each of these sizes, relative to the above; the unit-norm features are added and
     scaled to unit norm again. (1, 0.7071, 0.5) is what DINO's evaluation of retrieval and the revisited Oxford/Paris
     benchmark use; the latter adds unit-norm features too, DINO's script raw ones."""
     top_value: float = 0.0
@@ -94,7 +94,7 @@ class Preprocess:
         multiple: int = 1,
         top_value: float = 0.0,
     ) -> Preprocess:
-        """The k-NN protocol at a size: resize to 256/224 of it and crop; up to 64 px no border is cropped.
+        """Make the k-NN protocol at a size: resize to 256/224 of it and crop; up to 64 px no border is cropped.
 
         Raises:
             ConfigError: the size is not divisible by `multiple`, or out of range.
@@ -105,7 +105,7 @@ class Preprocess:
         return cls(resize=resize, crop=size, mean=mean, std=std, multiple=multiple, top_value=top_value)
 
     def keeping_aspect(self, size: int | None = None) -> Preprocess:
-        """The retrieval mode: longer side `size` (the crop's side if not given), whole image, no crop.
+        """Return the retrieval mode: longer side `size` (the crop's side if not given), whole image, no crop.
 
         Raises:
             ConfigError: the size is not divisible by `multiple`, or out of range.
@@ -114,7 +114,7 @@ class Preprocess:
         return replace(self, resize=side, crop=side, keep_aspect=True)
 
     def target_size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width, in pixels, after resizing an image of this height and width (before any crop)."""
+        """Return height and width, in pixels, after resizing an image of this height and width (before any crop)."""
         if self.keep_aspect:
             longer = max(height, width)
             sides = (max(1, round(side * self.resize / longer / self.multiple)) for side in (height, width))
@@ -137,7 +137,7 @@ class Preprocess:
             image, height, width = image[top : top + side, left : left + side], side, side
             rows, columns = self.resize, self.resize
         if (rows, columns) != (height, width):
-            # NHWC memory seen as NCHW: torch keeps channels last and takes its fast path
+            # NHWC memory viewed as NCHW: torch keeps channels last and takes its fast path
             channels_last = (
                 torch.from_numpy(np.require(image, requirements=["C", "W"])).unsqueeze(0).permute(0, 3, 1, 2)
             )
@@ -149,7 +149,7 @@ class Preprocess:
         return np.ascontiguousarray(image)
 
     def normalize(self, images: UInt8[Tensor, "b h w 3"]) -> Float32[Tensor, "b 3 h w"]:
-        """Bytes to float32 with the mean taken off and divided by std, on the images' device.
+        """Convert bytes to float32, subtract the mean and divide by std, on the images' device.
 
         Channels are the second dimension and the last in memory, the layout that convolutions on a CPU like best.
         """
@@ -158,7 +158,7 @@ class Preprocess:
         return ((images.float() - mean) / std).permute(0, 3, 1, 2)
 
     def scaled(self, images: Float32[Tensor, "b 3 h w"], scale: float) -> Float32[Tensor, "b 3 rows columns"]:
-        """Normalized images at another size, bilinear and not antialiased as DINO's script has it.
+        """Resize normalized images, bilinear and not antialiased as DINO's script has it.
 
         The sides are rounded to multiples of `multiple`.
         """
@@ -168,7 +168,7 @@ class Preprocess:
         return functional.interpolate(images, size=(rows, columns), mode="bilinear", align_corners=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, for manifests; one scale alone, of 1, and no top value go without saying."""
+        """Return JSON values for manifests; a single scale of 1 and a top value of 0 are left out."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.scales == (1.0,):
             del content["scales"]
@@ -178,7 +178,7 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> Preprocess:
-        """The inverse of `to_dict`.
+        """Make one of what `to_dict` returned.
 
         Raises:
             ConfigError: a field is unknown, missing, or impossible.

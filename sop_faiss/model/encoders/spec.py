@@ -1,4 +1,4 @@
-"""Which encoder a user means; apart from the encoders, so that a command reads its options without loading torch."""
+"""Which encoder a user means; a file of its own, so that a command reads its options without loading torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EncoderSpec:
     pooling: str | None = None
     """`cls`, `mean`, `cls_mean`, `gem` or `pooled`; None: the model's own."""
     last_blocks: int | None = None
-    """The [CLS] tokens of so many last blocks behind each other, of ViTs; with `cls_mean` the last mean token, too."""
+    """Concatenate the [CLS] tokens of this many last blocks, of ViTs; with `cls_mean` the last mean token, too."""
     size: int | None = None
     """Side of the images in pixels; None: the model's own."""
     mean: tuple[float, float, float] | None = None
@@ -44,7 +44,7 @@ class EncoderSpec:
     scales: tuple[float, ...] | None = None
     """Sizes at which each image is seen, relative to `size`; None: (1,)."""
     whitening: Path | None = None
-    """A whitening that sop-embed --whiten has learned: its file, or the feature store it lies in."""
+    """A whitening that sop-embed --whiten has learned: its file, or the feature store that it is in."""
     cache: Path | None = None
     """Directory that keeps the features of images, so that no image is encoded twice in the same way."""
     top_value: float | None = None
@@ -53,7 +53,7 @@ class EncoderSpec:
     """The student of a run instead of the teacher; of a file with two networks the learning one instead of its moving
     average."""
     by_position: bool = False
-    """Match the tensors of `weights` by order and shape: weights of the same network saved under other names."""
+    """Match the tensors of `weights` by order and shape: weights of the same model saved under other names."""
     position_resize: str | None = None
     """How a ViT's position embeddings are resized to images of another size: `timm` or `dino` (see
     `model.position_resize`). None: as a run was trained, `dino` for `dino:` files of ViTs without registers, else
@@ -77,7 +77,7 @@ class EncoderSpec:
         return (kind, rest) if colon and kind in _READ_BY and kind != "run" else ("run", self.model)
 
     def refuse_idle_options(self) -> None:
-        """An option that the kind of model does not read is an error, never ignored.
+        """Refuse options that the kind of model does not read, instead of ignoring them.
 
         Raises:
             ConfigError: there is one, or two exclude each other.
@@ -92,11 +92,10 @@ class EncoderSpec:
         }
         for option, is_given in given.items():
             if is_given and option not in _READ_BY[self.kind]:
-                flag = "--" + option.replace("_", "-")
                 users = [
                     f"{other}:" if other != "run" else "a run" for other, read in _READ_BY.items() if option in read
                 ]
-                raise ConfigError(f"{flag} does not apply to {self.model}: it is for {' and '.join(users)}")
+                raise ConfigError(f"`{option}` does not apply to {self.model}: it is for {' and '.join(users)}")
         if self.weights is not None and self.random_weights is not None:
             raise ConfigError("`weights` and `random_weights` exclude each other: take one")
         if self.by_position and self.weights is None:

@@ -1,4 +1,4 @@
-"""Weights from outside: read a file without running anything in it, and fit its tensors to a network or refuse.
+"""Weights of others: read a file without running anything in it, and fit its tensors to a module or refuse.
 
 Files are safetensors, or PyTorch files read by `torch.load(weights_only=True)` with a short allow-list of harmless
 types that official checkpoints carry (the namespace of their arguments, numpy scalars).
@@ -40,7 +40,7 @@ def _safe_globals() -> list[Any]:
 
 
 def _read_file(path: Path) -> Any:
-    """Whatever the file holds: tensors, and containers of plain values."""
+    """Return what the file holds: tensors, and containers of plain values."""
     if path.is_dir():
         raise CheckpointError(f"weights file {path} is a directory: name a file in it")
     if not path.is_file():
@@ -63,7 +63,7 @@ def _read_file(path: Path) -> Any:
         raise CheckpointError(
             f"{path} was not read: {what}, and code in files is never run; save its tensors as .safetensors instead"
         ) from None
-    except Exception as error:  # the bytes are untrusted: the parser may stumble over them in any way
+    except Exception as error:  # the bytes are untrusted: the parser may fail in any way
         reason = _first_line(error) or type(error).__name__
         raise CheckpointError(f"{path} is damaged or not a PyTorch file ({reason})") from None
 
@@ -73,9 +73,9 @@ def _first_line(error: Exception) -> str:
 
 
 def read_weights(path: Path, *, student: bool = False) -> dict[str, Tensor]:
-    """The tensors of a weights file under timm's names, in the file's order; a `state_dict` or `model` is opened.
+    """Read the tensors of a weights file under timm's names, in the file's order; a `state_dict` or `model` is opened.
 
-    Of a network and its moving average the latter is taken, and the log says which.
+    Of a network and its moving average the latter is taken, and the log says so.
 
     Args:
         path: the file.
@@ -83,13 +83,13 @@ def read_weights(path: Path, *, student: bool = False) -> dict[str, Tensor]:
 
     Raises:
         CheckpointError: the file is missing, damaged, holds no tensors, would have to run code, is of DINO's kind, or
-            has not the network that is asked for.
+            lacks the network that is wanted.
     """
     return _read_network(path, student=student, official=False)
 
 
 def read_official(path: Path, *, student: bool = False) -> dict[str, Tensor]:
-    """The backbone in a checkpoint of DINO, DINOv2, iBOT, MaSSL or SOP, under timm's names.
+    """Read the backbone in a checkpoint of DINO, DINOv2, iBOT, MaSSL or SOP, under timm's names.
 
     Full checkpoints hold `teacher` and `student`, with `module.` and `backbone.` before the names; the published
     backbones hold the names alone, or a `state_dict` or `model` of them. Files of `read_weights` are read as there.
@@ -113,15 +113,15 @@ def _few(names: Iterable[str]) -> str:
 
 
 def fit_tensors(
-    network: nn.Module, tensors: Mapping[str, Tensor], *, origin: str, target: str, heads: tuple[str, ...] = ()
+    module: nn.Module, tensors: Mapping[str, Tensor], *, origin: str, target: str, heads: tuple[str, ...] = ()
 ) -> list[str]:
-    """Load tensors into a network of the same names and shapes.
+    """Load tensors into a module of the same names and shapes.
 
     Args:
-        network: receives the values, cast to its dtypes.
-        tensors: by the network's names; surplus heads and mask tokens are left out.
+        module: receives the values, cast to its dtypes.
+        tensors: by the module's names; surplus heads and mask tokens are left out.
         origin: where they come from, for the message.
-        target: what the network is, for the message.
+        target: what the module is, for the message.
         heads: what else the names of a head may start with.
 
     Returns:
@@ -130,7 +130,7 @@ def fit_tensors(
     Raises:
         CheckpointError: tensors are missing, surplus, of another shape, or not finite; a few are named.
     """
-    own = network.state_dict()
+    own = module.state_dict()
     missing = [name for name in own if name not in tensors]
     left_out = [name for name in tensors if name not in own]
     unexpected = [name for name in left_out if not (name.startswith(_HEAD_PREFIXES + heads) or _HARMLESS.search(name))]
@@ -150,16 +150,14 @@ def fit_tensors(
     broken = [name for name in own if tensors[name].is_floating_point() and not tensors[name].isfinite().all()]
     if broken:
         raise CheckpointError(f"{origin} holds NaN or infinity in {_few(broken)}: it is damaged")
-    network.load_state_dict({name: tensors[name] for name in own})
+    module.load_state_dict({name: tensors[name] for name in own})
     return left_out
 
 
-def fit_tensors_by_position(
-    network: nn.Module, tensors: Mapping[str, Tensor], *, origin: str, target: str
-) -> list[str]:
-    """Load tensors in the file's order, whatever their names, if every shape and last part of a name agrees.
+def fit_tensors_by_position(module: nn.Module, tensors: Mapping[str, Tensor], *, origin: str, target: str) -> list[str]:
+    """Load tensors in the file's order, under any names, if every shape and last part of a name agrees.
 
-    For weights of the same network saved under other names. At most a classifier's two tensors may be left at the end.
+    For weights of the same model saved under other names. At most a classifier's two tensors may be left at the end.
 
     Returns:
         The names that were left out.
@@ -167,7 +165,7 @@ def fit_tensors_by_position(
     Raises:
         CheckpointError: the number, shapes or kinds of the tensors do not agree, or a value is not finite.
     """
-    own = network.state_dict()
+    own = module.state_dict()
     names = list(tensors)
     if not len(own) <= len(names) <= len(own) + 2:
         raise CheckpointError(
@@ -181,5 +179,5 @@ def fit_tensors_by_position(
                 f"{own_name} is {tuple(own[own_name].shape)}"
             )
     renamed = {own_name: tensors[name] for own_name, name in zip(own, names, strict=False)}
-    fit_tensors(network, renamed, origin=origin, target=target)
+    fit_tensors(module, renamed, origin=origin, target=target)
     return names[len(own) :]

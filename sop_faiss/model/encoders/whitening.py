@@ -1,7 +1,7 @@
-"""PCA whitening of features: learned on one set of images, kept in a file, applied to any other's.
+"""PCA whitening of features: learned on one set of images, kept in a file, applied to those of any other.
 
 As revisited Oxford/Paris are reported with (Radenovic et al. 2018, arXiv 1711.02512, section 3.3; there called PCA_w):
-take the mean off, turn to the principal directions, divide each by its standard deviation, and scale to unit norm.
+subtract the mean, project on the principal directions, divide each by its standard deviation, and scale to unit norm.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WHITENING_FILE = "whitening.safetensors"
 """Its name in the directory of a feature store."""
 FORMAT = "sop_faiss whitening 1"
 _LEAST_VARIANCE = 1e-9
-"""Directions of less variance than this share of the first one's are noise of float32: dividing by it means nothing."""
+"""Directions with less than this fraction of the first one's variance are noise of float32: they are left out."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Whitening:
         return digest.hexdigest()
 
     def apply(self, features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, "n D"]:
-        """Whitened features of unit norm; one that equals the mean stays zero, which the caller refuses."""
-        turned = (features.astype(np.float64) - self.mean) @ self.components.T.astype(np.float64)
-        norms = np.linalg.norm(turned, axis=1, keepdims=True)
-        whitened: Float32[np.ndarray, "n D"] = (turned / np.where(norms == 0, 1, norms)).astype(np.float32)
+        """Return whitened features of unit norm; one that equals the mean stays zero, which the caller refuses."""
+        projected = (features.astype(np.float64) - self.mean) @ self.components.T.astype(np.float64)
+        norms = np.linalg.norm(projected, axis=1, keepdims=True)
+        whitened: Float32[np.ndarray, "n D"] = (projected / np.where(norms == 0, 1, norms)).astype(np.float32)
         return whitened
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values, for manifests and results."""
+        """Return JSON values, for manifests and results."""
         return {"dimension": self.dimension, "fingerprint": self.fingerprint, **asdict(self.origin)}
 
     def write(self, path: Path) -> None:
@@ -87,7 +87,7 @@ class Whitening:
 
 
 def learn_whitening(features: Float32[np.ndarray, "n d"], dimension: int | None, origin: WhiteningOrigin) -> Whitening:
-    """The PCA whitening of a set of features, by a singular value decomposition in float64.
+    """Learn the PCA whitening of a set of features, by a singular value decomposition in float64.
 
     Args:
         features: unit-norm rows.
@@ -95,7 +95,7 @@ def learn_whitening(features: Float32[np.ndarray, "n d"], dimension: int | None,
         origin: what they are of.
 
     Raises:
-        ConfigError: the set spans fewer directions than asked for.
+        ConfigError: the set spans fewer directions than that.
     """
     mean = features.mean(axis=0, dtype=np.float64)
     width = features.shape[1]
@@ -116,10 +116,10 @@ def learn_whitening(features: Float32[np.ndarray, "n d"], dimension: int | None,
 
 
 def read_whitening(path: Path) -> Whitening:
-    """Read a whitening: its file, or the feature store that it lies in.
+    """Read a whitening: its file, or the feature store that it is in.
 
     Raises:
-        CheckpointError: it is missing or no whitening.
+        CheckpointError: it is missing or not a whitening.
         FeatureError: its numbers are not finite.
     """
     file = path / WHITENING_FILE if path.is_dir() else path
@@ -130,11 +130,11 @@ def read_whitening(path: Path) -> Whitening:
         with safe_open(file, framework="numpy") as opened:
             facts = opened.metadata() or {}
             if facts.get("format") != FORMAT:
-                raise CheckpointError(f"{file} is no whitening ({FORMAT})")
+                raise CheckpointError(f"{file} is not a whitening ({FORMAT})")
             origin = WhiteningOrigin(**json.loads(facts["origin"]))
             mean, components = opened.get_tensor("mean"), opened.get_tensor("components")
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{file} is damaged or no whitening ({str(error).splitlines()[0]})") from None
+        raise CheckpointError(f"{file} is damaged or not a whitening ({str(error).splitlines()[0]})") from None
     shaped = mean.ndim == 1 and components.ndim == 2 and components.shape[1] == len(mean) and len(components)
     if not shaped or mean.dtype != np.float32 or components.dtype != np.float32:
         raise CheckpointError(f"{file} is damaged: its mean and components do not fit each other")

@@ -16,7 +16,7 @@ from sop_faiss.index.change import add_to_index
 from sop_faiss.index.cluster import build_on_cluster
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest
-from sop_faiss.model.encoders.encoder import encoder_of_spec
+from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 

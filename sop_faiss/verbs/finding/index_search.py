@@ -22,7 +22,8 @@ from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
-from sop_faiss.model.encoders.encoder import Encoder, encoder_of_spec
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback

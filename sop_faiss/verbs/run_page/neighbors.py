@@ -11,7 +11,7 @@ from sop_faiss.config import Config
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import DataError
 from sop_faiss.features.extract import extract_features
-from sop_faiss.model.encoders.encoder import encoder_of_spec
+from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.progress import ProgressCallback

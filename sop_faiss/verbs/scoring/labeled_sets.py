@@ -13,7 +13,7 @@ from sop_faiss.errors import DataError
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.features.extract import check_extraction
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoders.encoder import encoder_of_spec
+from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback

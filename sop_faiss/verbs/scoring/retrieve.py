@@ -17,7 +17,8 @@ from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_que
 from sop_faiss.evaluate.results import write_result
 from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
-from sop_faiss.model.encoders.encoder import Encoder, encoder_of_spec
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback

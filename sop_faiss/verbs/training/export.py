@@ -17,7 +17,7 @@ from sop_faiss.errors import CheckpointError
 from sop_faiss.files import atomic_directory, refuse_occupied, sha256_file, write_json
 from sop_faiss.model.checkpoint import read_state, run_directory
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_backbone
-from sop_faiss.model.encoders.sop_encoder import SHAPE_FIELDS, SopTrunk, trained_trunk
+from sop_faiss.model.encoders.sop_encoder import SHAPE_FIELDS, SopModel, trained_model
 from sop_faiss.model.export import CONFIG_FILE, WEIGHTS_FILE, is_export, timm_config
 from sop_faiss.model.graphs import read_torch_export, require_onnx, write_onnx, write_torch_export
 from sop_faiss.model.tensor_files import writing_tensors
@@ -81,14 +81,14 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
         raise CheckpointError(f"{run} is already an export: name the run from which it was made")
     if not run.is_dir():
         raise CheckpointError(f"run {run} {path_state(run)}: wanted a run directory")
-    trunk, checkpoint = trained_trunk(run, student=options.student)
+    model, checkpoint = trained_model(run, student=options.student)
     role = "student" if options.student else "teacher"
-    encoder = encoder_of_backbone(trunk.network, trunk.config, f"{role} of {checkpoint.name}").eval()
+    encoder = encoder_of_backbone(model.backbone, model.config, f"{role} of {checkpoint.name}").eval()
     with atomic_directory(out) as directory, torch.no_grad():
-        _write_backbone(directory, trunk, encoder)
+        _write_backbone(directory, model, encoder)
         images = _example(encoder)
         features = encoder(images)
-        network = _rebuilt(directory, trunk)
+        network = _rebuilt(directory, model)
         cosine = _least_cosine(features, network(images), "the network that timm rebuilds")
         graphs = _write_graphs(directory, network, images, features, options)
         parameters = sum(value.numel() for value in network.parameters())
@@ -103,15 +103,15 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
             parameters=parameters,
             version=importlib.metadata.version("sop-faiss"),
             files=graphs,
-            caveat=_caveat(trunk),
+            caveat=_caveat(model),
         )
         metrics = read_metrics(run_directory(checkpoint))
-        card = write_card(facts, trunk.config, encoder.preprocess.to_dict(), metrics)
+        card = write_card(facts, model.config, encoder.preprocess.to_dict(), metrics)
         (directory / "README.md").write_text(card, encoding="utf-8")
         files = tuple(sorted(file.name for file in directory.iterdir()))
     return ExportResult(
         encoder.name,
-        trunk.config.model.backbone,
+        model.config.model.backbone,
         encoder.fingerprint,
         encoder.feature_dim,
         parameters,
@@ -121,24 +121,30 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
     )
 
 
-def _caveat(trunk: SopTrunk) -> str:
-    if trunk.position_resize != "dino":
+def _caveat(model: SopModel) -> str:
+    if model.position_resize != "dino":
         return ""
-    side = trunk.native_size
+    side = model.native_size
     return (
         f"timm's features are the same for images of {side} x {side} pixels only: for others timm resizes position "
         "embeddings by its own rule, the run and sop_faiss by DINO's"
     )
 
 
+<<<<<<< HEAD
 def _write_backbone(directory: Path, trunk: SopTrunk, encoder: Encoder) -> None:
     """Write model.safetensors and config.json."""
     network = trunk.network.trunk
+=======
+def _write_backbone(directory: Path, model: SopModel, encoder: Encoder) -> None:
+    """model.safetensors and config.json."""
+    network = model.backbone.trunk
+>>>>>>> x-networks
     tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     with writing_tensors(directory / WEIGHTS_FILE):
         save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     checksum = sha256_file(directory / WEIGHTS_FILE)
-    content = timm_config(network, trunk.config, encoder.preprocess, SHAPE_FIELDS, checksum)
+    content = timm_config(network, model.config, encoder.preprocess, SHAPE_FIELDS, checksum)
     write_json(directory / CONFIG_FILE, content)
 
 
@@ -148,15 +154,20 @@ def _example(encoder: Encoder) -> Float[Tensor, "b 3 s s"]:
     return torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0))
 
 
+<<<<<<< HEAD
 def _rebuilt(directory: Path, trunk: SopTrunk) -> Any:
     """Let timm build the network from the directory alone, without any code of this package."""
+=======
+def _rebuilt(directory: Path, model: SopModel) -> Any:
+    """The network as timm makes it of the directory alone, without any code of this package."""
+>>>>>>> x-networks
     try:
         with torch.random.fork_rng(devices=[]):
             return timm.create_model(f"local-dir:{directory}", pretrained=True).eval()
     except (RuntimeError, TypeError, ValueError, AssertionError, KeyError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise CheckpointError(
-            f"timm {timm.__version__} does not rebuild {trunk.config.model.backbone} from its export ({reason})"
+            f"timm {timm.__version__} does not rebuild {model.config.model.backbone} from its export ({reason})"
         ) from None
 
 
