@@ -13,14 +13,8 @@ from sop_faiss.data.pack import pack
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
-<<<<<<< HEAD
-from sop_faiss.model.encoders.encoder import load_encoder
-from sop_faiss.verbs.output_paths import check_outputs, is_own_result
-=======
 from sop_faiss.model.encoders.load import load_encoder
-from sop_faiss.verbs.output_paths import check_outputs
-from sop_faiss.verbs.own_results import is_own_result
->>>>>>> x-networks
+from sop_faiss.verbs.output_paths import check_outputs, is_own_result
 from tests.encoders import write_run
 from tests.images import write_folder
 from tests.runs import tiny_config_file

@@ -131,15 +131,9 @@ def _caveat(model: SopModel) -> str:
     )
 
 
-<<<<<<< HEAD
-def _write_backbone(directory: Path, trunk: SopTrunk, encoder: Encoder) -> None:
-    """Write model.safetensors and config.json."""
-    network = trunk.network.trunk
-=======
 def _write_backbone(directory: Path, model: SopModel, encoder: Encoder) -> None:
-    """model.safetensors and config.json."""
+    """Write model.safetensors and config.json."""
     network = model.backbone.trunk
->>>>>>> x-networks
     tensors = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
     with writing_tensors(directory / WEIGHTS_FILE):
         save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -154,13 +148,8 @@ def _example(encoder: Encoder) -> Float[Tensor, "b 3 s s"]:
     return torch.randn(3, 3, side, side, generator=torch.Generator().manual_seed(0))
 
 
-<<<<<<< HEAD
-def _rebuilt(directory: Path, trunk: SopTrunk) -> Any:
-    """Let timm build the network from the directory alone, without any code of this package."""
-=======
 def _rebuilt(directory: Path, model: SopModel) -> Any:
-    """The network as timm makes it of the directory alone, without any code of this package."""
->>>>>>> x-networks
+    """Let timm build the network from the directory alone, without any code of this package."""
     try:
         with torch.random.fork_rng(devices=[]):
             return timm.create_model(f"local-dir:{directory}", pretrained=True).eval()
