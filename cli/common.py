@@ -139,17 +139,19 @@ def _failure(error: SopError | OSError | KeyboardInterrupt | _Ended) -> tuple[st
 
 
 def with_options(message: str) -> str:
-    """Return a message of the library with `name=value` written as the command's option, `--name value`."""
+    """Return a message of the library with arguments written as the command's own: `name=value` as `--name value`.
+
+    What the command has no option for stays as the library wrote it: it is a word, or belongs to another command.
+    """
     context = click.get_current_context(silent=True)
-    declared = {} if context is None else {each.name: each for each in context.command.params}
-
-    def option(name: str) -> str:
-        parameter = declared.get(name)
-        if isinstance(parameter, click.Argument):
-            return parameter.make_metavar(context) if context is not None else name
-        return max(parameter.opts, key=len) if parameter is not None else f"--{name.replace('_', '-')}"
-
-    return spell_arguments(message, option, between=" ")
+    if context is None:
+        return message
+    own: dict[str, str] = {}
+    for parameter in context.command.params:
+        shown = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.make_metavar(context)
+        own |= {option.lstrip("-").replace("-", "_"): shown for option in parameter.opts}
+        own[parameter.name or ""] = shown
+    return spell_arguments(message, own.get, between=" ")
 
 
 def _fail(line: str, status: int, speaks: bool) -> NoReturn:
