@@ -18,7 +18,8 @@ the bits are the same every time. Pass 2 is one program for each row.
 
 Everything is float32. Tensor cores compute each product as three TF32 products (`tf32x3`), about as exact as float32:
 similarities of unit vectors are off by some 1e-7. This module needs Triton and is imported only where that is
-installed; with TRITON_INTERPRET=1 it runs on the CPU. `no_type_check` keeps jaxtyping's import hook from wrapping what Triton compiles.
+installed; with TRITON_INTERPRET=1 it runs on the CPU. `no_type_check` keeps jaxtyping's import hook from wrapping what
+Triton compiles.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _logits(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Return <u, D>/temperature of some rows and one member of some prototypes; log of zero beyond the last prototype."""
+    """Return <u, D>/temperature of some rows and one member of some prototypes; log of zero past the last one."""
     similarity = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for start in range(0, dim, BLOCK_D):
         dims = start + tl.arange(0, BLOCK_D)

@@ -136,9 +136,8 @@ def _cross_entropy_by_blocks(
     for start in range(0, len(embeddings), rows_at_once):
         block = slice(start, start + rows_at_once)
         target, weight = targets[block], row_weights[block, None]
-        log_assigned, part, log_top, shared, total, log_shared = _assign_block(
-            embeddings[block], member_weights, temperature
-        )
+        assigned = _assign_block(embeddings[block], member_weights, temperature)
+        log_assigned, part, log_top, shared, total, log_shared = assigned
         loss -= (weight * target * log_assigned).sum()
         if gradient is not None:
             top = log_top.exp() * target.sum(1, keepdim=True)
@@ -289,7 +288,10 @@ def cls_loss(
 
 
 def masked_row_weights(masks: Bool[Tensor, "views n"]) -> Float[Tensor, " masked"]:
-    """Return the weight of each masked patch: 1 / (masked patches of its view) / views; an unmasked view counts as 0."""
+    """Return the weight of each masked patch: 1 / (masked patches of its view) / views.
+
+    A view without masked patches has no row, and so counts as 0, as in the released code (docs/method.md, 4).
+    """
     per_view = masks.sum(1, dtype=torch.float64).clamp_min(1).reciprocal() / len(masks)
     return per_view.unsqueeze(1).expand(masks.shape)[masks]
 
