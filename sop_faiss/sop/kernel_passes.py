@@ -9,7 +9,7 @@ of two, and a sum over the members of a prototype is a loop.
                           lse = lse_m logit_m and shared = lse_m(logit_m + log c_m)
     2. `assignment_pass`  with lse taken off own and shared, log P_a = logaddexp(own_a, shared); and with a target q
                           CE = -sum_a q_a log P_a, by_all = sum_a q_a exp(shared - log P_a), target_sum = sum_a q_a
-    3. `gradient_pass`    computes the logits again, slope_m = p_m target_sum - own - other as in loss.py, and the gradient of a
+    3. `gradient_pass`    the logits again, slope_m = p_m target_sum - own - other as in loss.py, and the gradient of a
                           row, weight/temperature sum_m slope_m D_m
 
 Passes 1 and 3 are a grid of (tiles of rows, splits of the prototypes), so that a few rows against many members fill a

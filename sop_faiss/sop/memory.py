@@ -104,7 +104,7 @@ class Memory:
 
     @property
     def neighbor_recall(self) -> float | None:
-        """Return the measured recall of an approximate search (`ApproximateSearch.recall`); None if searches are exact."""
+        """Return the measured recall of an approximate search, see `ApproximateSearch.recall`; None if exact."""
         return None if self._approximate is None else self._approximate.recall
 
     @torch.no_grad()
