@@ -26,8 +26,8 @@ def count_candidates(k: int, capacity: int) -> int:
 class RoundedRows:
     """A bfloat16 copy that follows rows which change in place.
 
-    torch counts the writes to a tensor. After a write that `follow` reports, only the written rows are copied; the count
-    reveals any other write, after which the next search copies everything.
+    torch counts the writes to a tensor. After a write that `follow` reports, only the written rows are copied; the
+    count reveals any other write, after which the next search copies everything.
     """
 
     def __init__(self, rows: Float32[Tensor, "n d"]) -> None:

@@ -35,9 +35,9 @@ def search_by_blocks(queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], 
 
     topk is slow on long lines. So the rows are divided into groups: the first topk is over the maxima of the groups,
     the second over all rows of the k groups with the largest maxima. These contain the k best rows: let t be the
-    smallest of the k maxima. A row of another group has a similarity of at most t, or its group would have been chosen. The chosen
-    groups contain k rows that reach t, their maxima. So a row that is left out is at best tied with the k-th; of rows
-    that tie for the k-th place any may be returned.
+    smallest of the k maxima. A row of another group has a similarity of at most t, or its group would have been chosen.
+    The chosen groups contain k rows that reach t, their maxima. So a row that is left out is at best tied with the
+    k-th; of rows that tie for the k-th place any may be returned.
 
     Args:
         queries: float32 or bfloat16.

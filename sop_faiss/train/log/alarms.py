@@ -25,8 +25,8 @@ UNIFORM_ENTROPY = 0.99
 """Teacher entropy over ln K. Runs that learned stayed below 0.92 after their warm-up; one that failed had 0.99."""
 CONSTANT_LOGITS = 0.2
 """Root mean square distance of two images' embeddings, divided by the lower temperature of teacher and student: an
-upper bound for the difference of their log assignments. Below it no anchors can tell images apart. Checkpoints of runs that
-learned had 16 to 64, of digits with fixed anchors 8 to 15."""
+upper bound for the difference of their log assignments. Below it no anchors can tell images apart. Checkpoints of runs
+that learned had 16 to 64, of digits with fixed anchors 8 to 15."""
 ALIKE_COSINE, EXACTLY_UNIFORM = 0.999, 0.9999
 """If the anchors are such embeddings too, only differences of differences tell images apart, and these vanish earlier:
 when embeddings have this mean cosine, and the teacher's entropy is this fraction of ln K. The same checkpoints had
