@@ -306,7 +306,7 @@ def test_killed_command_goes_on(
 
 
 def test_a_file_in_the_place_of_unfinished_features_stays(run: Path, tmp_path: Path) -> None:
-    encoder, told = load_encoder(str(run)), r"f.partial is wanted for features until .*f is whole, and is a file: move"
+    encoder, told = load_encoder(str(run)), r"f.partial is needed for features until .*f is whole, and is a file: move"
     (tmp_path / "f.partial").write_text("mine")
     with pytest.raises(FeatureError, match=told), kept_until_whole(encoder, tmp_path / "f"):
         pytest.fail("not reached")

@@ -87,7 +87,7 @@ def _reject_resolvers(value: Any, origin: str, name: str = "") -> None:
             _reject_resolvers(entry, origin, name)
     elif isinstance(value, str) and "${" in _PLAIN_INTERPOLATION.sub("", value):
         raise ConfigError(
-            f"{origin}: {shown(name)} = {shown(value)}: only ${{section.field}} is replaced, by the value of that field; "
+            f"{origin}: {shown(name)} = {shown(value)}: only ${{section.field}} is filled in, nothing from outside; "
             "write the value itself"
         )
 
