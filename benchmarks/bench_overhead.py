@@ -44,7 +44,7 @@ HEALTH = (
     (health._Watch, "_after_update"),
     (health._Watch, "numbers"),
     (records, "check_finite"),
-    (records, "heed_alarms"),
+    (records, "check_alarms"),
     (Monitor, "log"),
 )
 

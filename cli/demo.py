@@ -1,4 +1,4 @@
-"""What `make demo` runs."""
+"""The command of `make demo`."""
 
 from __future__ import annotations
 

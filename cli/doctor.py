@@ -38,7 +38,7 @@ def main(json_file: Path | None, force: bool) -> None:
       sop-doctor --json doctor.json
     """
     check_outputs({"--json": json_file}, [], to_stdout=("--json",), force=force)
-    click.echo("testing FAISS, some seconds a device ...", err=True)
+    click.echo("testing FAISS, some seconds per device ...", err=True)
     diagnosis = examine()
     if json_file == Path("-"):
         click.echo(json.dumps(diagnosis.to_dict(), indent=1))

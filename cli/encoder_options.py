@@ -1,4 +1,4 @@
-"""The options that say which encoder: one set, shared by every command that takes an `M`."""
+"""The options that choose an encoder: one set for every command with `--model M`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def _per_channel(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, float, float] | None:
-    """One number for all three channels, or three with commas."""
+    """Parse one number for all three channels, or three with commas."""
     if value is None:
         return None
     try:
@@ -32,7 +32,7 @@ def _per_channel(ctx: click.Context, param: click.Parameter, value: str | None) 
 
 
 def _scales(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
-    """Numbers with commas."""
+    """Parse numbers with commas."""
     if value is None:
         return None
     try:
@@ -79,7 +79,7 @@ _OPTIONS = (
     click.option(
         "--student",
         is_flag=True,
-        help="Of a run, or of a file with two networks: the student instead of the teacher or moving average.",
+        help="In a run, or a file with two networks: take the student instead of the teacher or moving average.",
     ),
     click.option(
         "--pooling",
@@ -94,7 +94,7 @@ _OPTIONS = (
         "--size",
         type=int,
         metavar="PIXELS",
-        help="Side of the images; of whole ones the longer.  [default: the model's own]",
+        help="Side of the images; of uncropped ones the longer.  [default: the model's own]",
     ),
     click.option(
         "--mean",
@@ -106,7 +106,7 @@ _OPTIONS = (
         "--std",
         callback=_per_channel,
         metavar="R,G,B",
-        help="Standard deviation, likewise.  [default: the model's own]",
+        help="Standard deviation, in the same form.  [default: the model's own]",
     ),
     click.option(
         "--scales",
@@ -131,14 +131,14 @@ _OPTIONS = (
         "--cache",
         type=NamedPath(),
         metavar="DIR",
-        help="A directory that keeps features by the content of each image: what it has is not computed again.",
+        help="A directory of features by the content of each image: those in it are not computed again.",
     ),
     click.option(
         "--device",
         default="auto",
         show_default=True,
         metavar="NAME",
-        help="auto (CUDA where there is one), cpu, cuda or cuda:N.",
+        help="auto (CUDA if available), cpu, cuda or cuda:N.",
     ),
 )
 _NAMES = tuple(EncoderSpec.__dataclass_fields__)

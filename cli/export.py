@@ -13,7 +13,7 @@ from sop_faiss.cli.path_options import NamedPath
 @click.command(
     context_settings=CONTEXT_SETTINGS,
     no_args_is_help=True,
-    epilog="The README.md in OUT says how to load it. Every --model of this package takes OUT, too.",
+    epilog="The README.md in OUT says how to load it. Every --model of this package takes OUT too.",
 )
 @click.version_option(package_name="sop-faiss")
 @click.argument("run", type=NamedPath())

@@ -1,4 +1,4 @@
-"""The options that say which training images a classifier may use."""
+"""The options that choose which training images a classifier uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPTIONS = (
         "--train-list",
         type=NamedPath(),
         metavar="FILE",
-        help="Use only the training images named in this text file, one a line (the 1 % and 10 % lists).",
+        help="Use only the training images named in this text file, one per line (the 1 % and 10 % lists).",
     ),
     click.option(
         "--train-share",

@@ -25,7 +25,7 @@ _FILE = NamedPath(allow_dash=True)
 @click.version_option(package_name="sop-faiss")
 @click.argument("run", type=NamedPath())
 @click.option("--out", type=_FILE, metavar="FILE", help="The page.  [default: report.html in RUN]")
-@click.option("--no-images", is_flag=True, help="Curves and tables alone; the images are not opened.")
+@click.option("--no-images", is_flag=True, help="Only curves and tables; the images are not opened.")
 @click.option("--data", metavar="SRC", callback=refuse_empty, help="Where the training images are now, if they moved.")
 @click.option(
     "--gallery",
@@ -33,12 +33,12 @@ _FILE = NamedPath(allow_dash=True)
     default=2000,
     show_default=True,
     metavar="N",
-    help="Training images searched for nearest neighbors, at most; 0: no such sheet.",
+    help="The most training images to search for nearest neighbors; 0: no sheet of neighbors.",
 )
 @force_option
 @run_command
 def main(run: Path, out: Path | None, no_images: bool, data: str | None, gallery: int, force: bool) -> None:
-    """Write one self-contained page about a training run, which may still be going on.
+    """Write one self-contained page about a training run, which may still be running.
 
     RUN is the --output of sop-train. The page has the curves with their floors, the scores, what the prototypes look
     like now and early in training, nearest neighbors, and the settings. The images are read where the run read them.

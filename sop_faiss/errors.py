@@ -6,8 +6,7 @@ from collections.abc import Callable
 NO_MEMORY = re.compile(
     r"out of memory|not enough memory|can(?:'|no)t allocate memory|alloc(?:ation)?[_ ]fail|bad_alloc", re.IGNORECASE
 )
-"""How torch (on the CPU, CUDA and its libraries) and FAISS say in a plain RuntimeError that they got no memory."""
-
+"""How torch (CPU, CUDA and its libraries) and FAISS report in a plain RuntimeError that they got no memory."""
 
 _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
@@ -15,13 +14,13 @@ _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 class SopError(Exception):
     """Base of all errors a user can cause; the message says what, got, wanted, and the remedy, in one line.
 
-    A message names what the caller has given as `name` or `name=value`, in backquotes and as the library calls it.
-    Commands show the options of these names, a run its configuration fields: see `spell_arguments`.
+    A message names arguments of the caller in backquotes, as `name` or `name=value`, with the library's names for them.
+    Commands show these as their options (`spell_arguments`). Fields of the configuration have their dotted names.
     """
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Names of the arguments that the message speaks of, in order."""
+        """Return the names of the arguments in the message, in order."""
         return tuple(match[1] for match in _ARGUMENT.finditer(str(self)))
 
 
@@ -34,11 +33,11 @@ class DataError(SopError):
 
 
 class UnreachableError(DataError):
-    """A whole shard cannot be fetched, or is not what it was; no other image can stand in for it."""
+    """A whole shard cannot be fetched, or has changed; no other image can take its place."""
 
 
 class WorkerDiedError(DataError):
-    """A process that prepares images died; of several ranks, only the one that it worked for knows."""
+    """A process that prepares images died; of several ranks, only the one that it belongs to knows."""
 
 
 class CheckpointError(SopError):
@@ -50,7 +49,7 @@ class FeatureError(SopError):
 
 
 class IndexMismatchError(SopError):
-    """An index was made by another encoder, preprocessing or pooling, or its files do not belong together."""
+    """An index has another encoder, preprocessing or pooling, or its files do not belong together."""
 
 
 class RunStoppedError(SopError):
@@ -58,12 +57,12 @@ class RunStoppedError(SopError):
 
 
 def spell_arguments(message: str, spell: Callable[[str], str | None], between: str = "=") -> str:
-    """Write the arguments in a message in the caller's terms.
+    """Rewrite the arguments in a message in the caller's terms.
 
     Args:
         message: of a `SopError`.
-        spell: returns what an argument is called there; None leaves it as it is.
-        between: stands between a name and its value.
+        spell: returns the caller's name of an argument; None leaves the argument as it is.
+        between: what to put between a name and its value.
     """
 
     def written(match: re.Match[str]) -> str:
@@ -76,10 +75,10 @@ def spell_arguments(message: str, spell: Callable[[str], str | None], between: s
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the machine or the device had too little memory, whoever says it."""
+    """Return whether the machine or the device had too little memory, whichever library reports it."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error))))
 
 
 def one_line(message: str) -> str:
-    """The message without line breaks or control characters: names of files may hold them, and terminals obey them."""
+    """Return a message without line breaks and control characters, which file names may contain and terminals obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))

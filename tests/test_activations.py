@@ -96,7 +96,7 @@ def test_a_network_without_blocks_is_not_compiled_by_blocks(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     student, teacher = networks_of(conv_config(tmp_path))
     assert not compiled.compile_networks("backbone", (student, teacher), torch.device("cpu"))
-    assert "has no blocks to compile here, going on without: set it to step" in caplog.text
+    assert "finds no blocks to compile" in caplog.text
 
 
 def test_without_a_compiler_a_line_says_so_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
@@ -107,5 +107,5 @@ def test_without_a_compiler_a_line_says_so_and_the_run_goes_on(tmp_path, monkeyp
     caplog.set_level(logging.WARNING)
     _, told = train(tmp_path, "train.compile=step")
     assert len(told) == 2
-    expected = "train.compile = step cannot work here, going on without it: no C++ compiler found"
+    expected = "train.compile = step cannot work here, so training continues without it: no C++ compiler found"
     assert [record.getMessage() for record in caplog.records] == [expected]

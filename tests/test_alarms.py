@@ -133,7 +133,7 @@ def test_the_log_hears_of_an_alarm_each_time_it_has_gone_off_twice_as_often():
     told = []
     for step in range(1, 105):
         changes = {} if step == 50 else UNIFORM  # it goes off again, and is no news
-        told += [step for alarm in alarms.observe(step, {**HEALTHY, **changes}) if alarm.is_told]
+        told += [step for alarm in alarms.observe(step, {**HEALTHY, **changes}) if alarm.is_logged]
     assert told == [5, 6, 8, 12, 20, 36, 73]
 
 

@@ -188,7 +188,7 @@ def test_where_it_comes_upon_too_few_rows_it_searches_exactly(caplog, kind, k):
         found = memory.search(queries, k)
         torch.testing.assert_close(found.similarities.double(), exact, rtol=0, atol=TIE)
     for wrong in (0, 301):
-        with pytest.raises(ConfigError, match=f"{wrong} neighbors asked of a memory of 300 rows"):
+        with pytest.raises(ConfigError, match=f"{wrong} neighbors wanted from a memory of 300 rows"):
             memory.search(queries, wrong)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Set
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,3 +183,41 @@ def test_test_files_mirror_modules():
         (module,) = modules
         assert module not in tested, f"test_{name} and test_{tested[module]} both mirror {module}"
         tested[module] = name
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return the command and the module of each `sop-A` and `sop-A B`."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    found = []
+    for script, place in scripts.items():
+        module, name = place.split(":")
+        command = getattr(import_module(module), name)
+        if isinstance(command, click.Group):
+            modules = {each: inner.callback.__module__ for each, inner in command.commands.items()}
+            found += [(f"{script} {each}", module.rpartition(".")[2]) for each, module in modules.items()]
+        else:
+            found.append((script, module.rpartition(".")[2]))
+    return found
+
+
+def verb_files(words: str, cli_module: str) -> list[Path]:
+    """Return the files that may hold a command's verb (CONTRIBUTING.md, "Where things are")."""
+    library = ROOT / "sop_faiss"
+    name = words.removeprefix("sop-").replace(" ", "_")
+    files = [file for each in (name, cli_module) for file in (library / "verbs").rglob(f"{each}.py")]
+    if "_" in name:
+        files += [
+            library / cli_module.partition("_")[0] / f"{each.partition('_')[2]}.py" for each in (name, cli_module)
+        ]
+        files += (library / name.partition("_")[2]).glob("*.py")
+    return [file for file in files if file.is_file()]
+
+
+@pytest.mark.parametrize(("words", "cli_module"), commands())
+def test_a_verb_is_where_its_command_says(words, cli_module):
+    called = imported_modules(ROOT / "cli" / f"{cli_module}.py")
+    if words == "sop-index info":
+        assert "sop_faiss.index.store" in called  # it prints what opening an index reads
+        return
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts) for file in verb_files(words, cli_module)}
+    assert names & called, f"cli/{cli_module}.py calls none of {sorted(names)}"

@@ -11,7 +11,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from sop_faiss.data.check import check
-from sop_faiss.data.digits import enlarge, split_stratified, write_digits
+from sop_faiss.data.demo import enlarge, split_stratified, write_digits
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import DataError, SopError

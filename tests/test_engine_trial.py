@@ -85,7 +85,7 @@ def test_a_resumed_run_keeps_the_choice_and_says_so(winner, caplog):
         for _ in range(2):
             assert resumed.choose(now.searches, "") == winner
     assert now.made == []
-    line = f"neighbors.engine=auto stays at {winner}, which the run has chosen before"
+    line = f"neighbors.engine=auto stays at {winner}, which the run has chosen earlier"
     assert [record.getMessage() for record in caplog.records] == [line]
     resumed.load_state_dict({})  # of a run on another kind of device
     assert resumed.choose(now.searches, "") != winner

@@ -189,9 +189,9 @@ def test_foreign_files_are_refused(tmp_path):
     (place / "ours.json").touch()
     refuse_foreign(place, ours, "things")
     (place / "notes.txt").touch()
-    with pytest.raises(SopError, match=r"place is wanted for things, and holds something else \(notes.txt\): move it"):
+    with pytest.raises(SopError, match=r"place is needed for things.*notes\.txt"):
         refuse_foreign(place, ours, "things")
-    with pytest.raises(SopError, match="is wanted for things"):
+    with pytest.raises(SopError, match="for things"):
         refuse_foreign(place / "notes.txt", ours, "things")
 
 

@@ -139,8 +139,8 @@ def test_the_kernel_equals_the_blocks_in_float64(rows, count, size, dim, eps, st
     teacher, results = unit(rows, dim, seed=2).cuda(), []
     exact_targets = log_assignment(teacher.double(), MemberWeights.of(members.double(), weights.double()), 0.05).exp()
     for dtype in (torch.float64, torch.float32):
-        leaf, shares = u.to(dtype).requires_grad_(), MemberWeights.of(members.to(dtype), weights.to(dtype))
-        value = assignment_cross_entropy(leaf, exact_targets, row_weights, shares, student_temp)
+        leaf, member_weights = u.to(dtype).requires_grad_(), MemberWeights.of(members.to(dtype), weights.to(dtype))
+        value = assignment_cross_entropy(leaf, exact_targets, row_weights, member_weights, student_temp)
         value.backward()
         results.append((value.detach().double(), leaf.grad.double()))
     (exact, exact_gradient), (value, gradient) = results
@@ -161,12 +161,12 @@ def test_the_kernel_takes_a_cuda_device_with_tf32():
 
 def test_the_kernel_is_finite_at_log_of_zero_and_gives_the_same_bits_twice():
     members, _, u = kernel_case(40, 300, 2, 64, 0.1)
-    shares = MemberWeights.of(members, torch.ones(300, 2).cuda())
+    member_weights = MemberWeights.of(members, torch.ones(300, 2).cuda())
     targets = torch.eye(300).cuda()[:40]
     gradients = []
     for _ in range(2):
         leaf = u.clone().requires_grad_()
-        value = assignment_cross_entropy(leaf, targets, torch.ones(40).cuda(), shares, 0.005)
+        value = assignment_cross_entropy(leaf, targets, torch.ones(40).cuda(), member_weights, 0.005)
         value.backward()
         assert torch.isfinite(value)
         assert torch.isfinite(leaf.grad).all()

@@ -552,7 +552,7 @@ def test_sigterm_saves_and_exits_75(tmp_path, shards):
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 75
     assert json.loads(stdout)["finished"] is False
-    assert stderr.endswith("stopped by a signal: go on with the same command and --resume\n")
+    assert stderr.endswith("stopped by a signal: continue with the same command and --resume\n")
     stopped_at = int(find_checkpoint(tmp_path / "run").name.removeprefix("step_"))
     assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
 
@@ -573,7 +573,7 @@ def test_ctrl_c_saves_and_exits_130(tmp_path, shards):
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and stdout == "" and "Traceback" not in stderr
-    assert stderr.splitlines()[-1] == "interrupted: the run is saved, go on with --resume" and "error" not in stderr
+    assert stderr.splitlines()[-1] == "interrupted: the run is saved, continue with --resume" and "error" not in stderr
     stopped_at = int(find_checkpoint(tmp_path / "run").name.removeprefix("step_"))
     assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
 

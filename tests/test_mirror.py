@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ConfigError, match=message):
             RingMirror(5, 2, *arguments)
-    with pytest.raises(ConfigError, match="6 neighbors asked of a memory of 5 rows"):
+    with pytest.raises(ConfigError, match="6 neighbors wanted from a memory of 5 rows"):
         RingMirror(5, 2, CPU).search(torch.ones(1, 2), 6)
     with pytest.raises(ConfigError, match=r"neighbors\.precision"):
         NeighborsConfig(precision="half")

@@ -534,7 +534,7 @@ def test_another_score_to_follow_forgets_the_first(caplog):
     assert history.best == 60.0 and not caplog.records
     history.follow("view_recall_at_1")
     assert (history.first, history.best, history.best_step) == (None, None, None)
-    assert "best/ follows view_recall_at_1 from here on, not map" in caplog.text
+    assert "best/ follows view_recall_at_1 from here on instead of map" in caplog.text
 
 
 @pytest.mark.parametrize("falling", [True, False])

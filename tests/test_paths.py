@@ -89,7 +89,7 @@ def test_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("none", "does not exist"),
         ("file/x", "does not exist"),
         ("gone", "does not exist (a link to nowhere)"),
-        ("a\0b", "is no path"),
+        ("a\0b", "is not a path"),
         ("x" * 300, "cannot be reached (file name too long)"),
         ("file", "is a file"),
         (".", "is a folder"),

@@ -15,7 +15,7 @@ from sop_faiss.data.sequential_stream import SequentialBatches
 from sop_faiss.data.shards.shard_stream import ShardStream, stable_image_id
 from sop_faiss.data.stream import batch_loader
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.verbs.training.preview import draw_preview
+from sop_faiss.verbs.training.data_preview import draw_preview
 from sop_faiss.verbs.training.profile_data import profile_data
 from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.images import encode, make_image, write_shards, write_tar
@@ -112,7 +112,7 @@ def test_settings_that_do_not_go_together(tmp_path: Path, shards: Path) -> None:
         tiny_config(tmp_path, "data.samples_per_epoch=9")
     with pytest.raises(ConfigError, match="nothing can be held out"):
         tiny_config(tmp_path, *SEQUENTIAL, "data.holdout_share=0.1")
-    with pytest.raises(ConfigError, match="nothing is kept"):
+    with pytest.raises(ConfigError, match="not cached"):
         tiny_config(tmp_path, *SEQUENTIAL, "data.decoded_cache_bytes=9")
     config = tiny_config(tmp_path, *SEQUENTIAL, f"data.train={shards}")
     for use in (profile_data, lambda config: draw_preview(config, tmp_path / "views.png")):

@@ -1,6 +1,6 @@
 """The configuration of a run: frozen dataclasses, their checks, YAML files and dotted overrides.
 
-Every knob of the method is a field here, with its meaning and the paper's value as default (docs/method.md, 5).
+Every setting is a field here, with its meaning and the paper's value as default (docs/method.md, 5).
 Durations are in epochs here and in steps everywhere else.
 """
 

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
-"""The value of another field. Resolvers, as `${oc.env:NAME}`, would read the environment for whoever wrote the file."""
+"""The value of another field. Resolvers such as `${oc.env:NAME}` would let a file read the user's environment."""
 
 _NO_FIELD = "${...} wants the name of another field, as ${train.epochs}"
 
@@ -93,7 +93,7 @@ def _reject_resolvers(value: Any, origin: str, name: str = "") -> None:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    single = f"config {path} holds no sections: wanted some such as 'data:' and 'views:'"
+    single = f"config {path} has no sections: wanted some such as 'data:' and 'views:'"
     try:
         loaded = OmegaConf.load(path)
         _reject_resolvers(OmegaConf.to_container(loaded), f"config {path}")
@@ -112,7 +112,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _unreadable(error: Exception) -> str:
-    """Why YAML could not be read, and where; the classes of its errors are not OmegaConf's."""
+    """Return why YAML could not be read, and where; the classes of its errors are not OmegaConf's."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         where = f"line {mark.line + 1}, column {mark.column + 1}"
@@ -129,22 +129,22 @@ def _unreadable(error: Exception) -> str:
 
 
 def packaged_configs() -> dict[str, Path]:
-    """The configurations that come with the package, by name."""
+    """Return the configurations that come with the package, by name."""
     folder = resources.files("sop_faiss.configs")
     return {Path(str(entry)).stem: Path(str(entry)) for entry in folder.iterdir() if str(entry).endswith(".yaml")}
 
 
 def config_summary(path: Path) -> str:
-    """What a configuration is for: the first sentence of its opening comment; empty if it has none."""
+    """Return what a configuration is for: the first sentence of its opening comment; empty if it has none."""
     comment, _, _ = path.read_text(encoding="utf-8").partition("\n")
     return comment.removeprefix("#").strip().partition(". ")[0].removesuffix(".") if comment.startswith("#") else ""
 
 
 def find_config(name_or_file: str | Path) -> Path:
-    """The file of a configuration: a path that exists, else the name of a packaged one.
+    """Return the file of a configuration, given a path that exists, else the name of a packaged one.
 
     Raises:
-        ConfigError: neither; the nearest names are suggested.
+        ConfigError: it is neither; the nearest name is suggested.
     """
     path = Path(name_or_file)
     if os.path.isfile(path):  # noqa: PTH113  # Path.is_file() raises on names too long
@@ -193,7 +193,7 @@ def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weig
     Args:
         name_or_file: a YAML file, else the name of a packaged configuration.
         overrides: `section.field=value` strings, applied in order.
-        weights: sets `model.weights`, whatever letters are in its name.
+        weights: sets `model.weights`; its name may contain any letters.
 
     Raises:
         ConfigError: an unknown key (the nearest is suggested), a wrong type, or an impossible value.
@@ -206,7 +206,7 @@ def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weig
 
 
 def config_of(content: dict[str, Any], origin: str) -> Config:
-    """A checked configuration of plain values, as a file of another kind holds them; defaults for what is not there.
+    """Build a checked configuration from plain values; missing fields have their defaults.
 
     Args:
         content: sections of fields.
@@ -220,7 +220,7 @@ def config_of(content: dict[str, Any], origin: str) -> Config:
 
 
 def _built(layers: dict[str, dict[str, Any]]) -> Config:
-    """The defaults with layers of values over them, by where these come from."""
+    """Build the defaults with layers of values over them; a layer's key says where it comes from."""
     merged = OmegaConf.structured(Config)
     _make_writable(merged)
     for origin, content in layers.items():
@@ -232,8 +232,8 @@ def _built(layers: dict[str, dict[str, Any]]) -> Config:
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", None) or "").partition("[")[0]  # of an entry of a list: the list
         named = not isinstance(error, InterpolationKeyError | InterpolationResolutionError)
-        told = wanted(key) if named or isinstance(error, InterpolationValidationError) else _NO_FIELD
-        raise ConfigError(f"{origins}: {key or 'value'}: {told}") from None
+        reason = wanted(key) if named or isinstance(error, InterpolationValidationError) else _NO_FIELD
+        raise ConfigError(f"{origins}: {key or 'value'}: {reason}") from None
     if not isinstance(built, Config):
         raise ConfigError(f"{origins} is not a configuration")
     return built
@@ -244,13 +244,13 @@ def _merged(base: DictConfig, content: dict[str, Any], origin: str) -> DictConfi
         merged: Any = OmegaConf.merge(base, content)
     except OmegaConfBaseException:
         name, value = _culprit(base, content)
-        told = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-        raise ConfigError(f"{origin}: {name} = {shown(told)}: {wanted(name)}") from None
+        written = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        raise ConfigError(f"{origin}: {name} = {shown(written)}: {wanted(name)}") from None
     return merged
 
 
 def _culprit(base: DictConfig, content: dict[str, Any], prefix: str = "") -> tuple[str, Any]:
-    """Name and value of the first field that cannot be merged; the error does not always name it."""
+    """Return name and value of the first field that cannot be merged, which the error does not always name."""
     for key, value in content.items():
         nested: Any = value
         for part in reversed(f"{prefix}{key}".split(".")):
@@ -263,7 +263,7 @@ def _culprit(base: DictConfig, content: dict[str, Any], prefix: str = "") -> tup
 
 
 def _make_writable(node: DictConfig) -> None:
-    """Frozen dataclasses make read-only OmegaConf nodes; merging needs them open."""
+    """Make nodes writable, as merging needs: those of frozen dataclasses are read-only."""
     OmegaConf.set_readonly(node, False)
     for key in node:
         child = node._get_node(key)
@@ -272,12 +272,12 @@ def _make_writable(node: DictConfig) -> None:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration as YAML, readable by `load_config`."""
+    """Return the resolved configuration as YAML that `load_config` reads."""
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
-    """Every field by its dotted name, as an override would name it."""
+    """Return every field by its dotted name, as an override would name it."""
     return dict(_flat(asdict(config)))
 
 

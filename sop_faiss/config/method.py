@@ -16,7 +16,7 @@ _SIZES = {
     "projector_hidden": 65_536,
     "embedding_dim": 16_384,
 }
-"""The largest a model may be: beyond any in use, and short of what only fails when memory is asked for."""
+"""The largest sizes of a model: beyond any in use, and small enough to fail here and not in an allocation."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,18 @@ class ModelConfig:
     """Backbone and projector."""
 
     backbone: str = "vit_small_patch16_224"
+<<<<<<< HEAD
     """A timm ViT (also with registers, RoPE or SwiGLU: DINOv2, DINOv3, Eva), Swin or convolutional network. Left at its
     default where `init` names the network."""
+=======
+    """A timm ViT, Swin or convolutional network. Leave it at its default if `init` names the network."""
+>>>>>>> x-words-core
     init: str = ""
-    """Whose weights the backbone starts from; the projector's are always fresh. Empty: random ones of `train.seed`.
+    """Weights that the backbone starts with; the projector's are always random. Empty: random ones from `train.seed`.
     `timm:NAME` with `weights`; `dino:FILE`, an official DINO, iBOT, MaSSL or SOP checkpoint of a network like
-    `backbone`; or a run directory of ours, or a checkpoint in one (its teacher). They set `backbone` and its sizes, and
+    `backbone`; or a run directory, or a checkpoint in one (its teacher). They set `backbone` and its sizes, and
     `views.mean` and `views.std` where those are at their defaults. Position embeddings are resampled to
-    `views.global_size`. Only the first step reads the file: a resumed run goes on without it."""
+    `views.global_size`. Only the first step needs the file: a resumed run does not."""
     weights: str = ""
     """Weights file of `init=timm:NAME`: .safetensors, .pth or .bin (`sop-train --weights`). Code in it is never run."""
     by_position: bool = False
@@ -44,7 +48,8 @@ class ModelConfig:
     batchnorm: str = "auto"
     """Of convolutional networks. `frozen`: normalize with the running statistics, which stay as they are; scale and
     shift still learn. `batch`: with each group of views' own, as in training from scratch; the teacher then uses
-    running ones, and one process takes the batch in one piece. `auto`: frozen with `init`, of the batch without."""
+    running ones, and only one process with the batch in one part is possible. `auto`: `frozen` with `init`, else
+    `batch`."""
     patch_size: int | None = None
     """Overrides the backbone's own (ViT)."""
     embed_dim: int | None = None
@@ -61,7 +66,7 @@ class ModelConfig:
     """Standard deviation of the [CLS] token that a ViT starts with. Departs: iBOT starts with 0.02, which this sets;
     1e-6 is timm's, and leaves its Eva family with timm's 0.02."""
     global_token: str = "cls"
-    """What stands for the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`). Of
+    """What represents the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`). Of
     convolutional networks `cls` is their own pooling, and there is no `mean`."""
     projector_layers: int = 3
     projector_hidden: int = 2048
@@ -99,22 +104,22 @@ class NeighborsConfig:
 
     engine: str = "auto"
     """`faiss`, `torch` (exact, by blocks), or `auto`: FAISS on a CPU; on a GPU the faster of both, by a trial at the
-    first search, or torch where FAISS has no code for the device."""
+    first search, or torch if FAISS cannot search on the device."""
     precision: str = "float32"
-    """`float32`, or `bf16`: 2k + 32 candidates are searched for in bfloat16 and scored again in float32. For GPUs. Of
-    many rows that are nearly as similar as the k-th another one may be taken; similarities are exact."""
+    """`float32`, or `bf16`: 2k + 32 candidates are searched for in bfloat16 and scored again in float32. For GPUs. If
+    many rows are nearly as similar as the k-th, another one may be taken; similarities are exact."""
     exclude_same_image: str = "auto"
-    """Rows of the anchor's own image are no supports: `always`, `never`, or `auto`: when the data set has fewer
-    images than twice the memory's capacity, so that the memory holds several rows of an image."""
+    """Leave rows of the anchor's own image out of its supports: `always`, `never`, or `auto`: if the data set has fewer
+    images than twice the memory's capacity, so that the memory has several rows of an image."""
     refresh: str = "auto"
-    """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and renew only what a
-    store has changed; the same neighbors but for ties; not with sop.anchors = fixed_vectors. `auto`: what is
-    cheaper."""
+    """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and update only what a
+    store has changed; the same neighbors except for ties; not with sop.anchors = fixed_vectors. `auto`: the
+    cheaper one."""
     index: str = "exact"
     """`exact`, or for memories of millions of rows on the CPU an approximate index: `ivf` (rows in lists around k-means
     centroids) or `hnsw` (a graph; slow to build). Its measured recall is in the metrics: `neighbor_recall_cls`."""
     rebuild_every_steps: int = 100
-    """The approximate index is built anew after so many steps, and when half of the rows are new. Rows stored since
+    """The approximate index is rebuilt after this many steps, and when half of the rows are new. Rows stored since then
     are searched exactly."""
     probes: int = 16
     """IVF lists that are searched per anchor, of about sqrt(capacity) lists; more find more and take longer."""
@@ -137,7 +142,7 @@ class NeighborsConfig:
         )
         require(
             self.index == "exact" or self.engine != "torch",
-            f"neighbors.index = {self.index} is an index of FAISS, which neighbors.engine = torch does without: set "
+            f"neighbors.index = {self.index} is an index of FAISS, which neighbors.engine = torch does not use: set "
             "neighbors.index=exact or neighbors.engine=auto",
         )
         require(
@@ -179,7 +184,7 @@ class SopConfig:
     )
     """The patch term: lambda_2 and N_P."""
     fill: str = "random"
-    """What the memories hold at first: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
+    """First contents of the memories: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
     contributions: str = "similarity"
     """`similarity` (the released code's, clamped), `smooth` (the paper's pseudo-code), or `one_hot`."""
     eps: float = 0.1
@@ -209,7 +214,7 @@ class SopConfig:
             require(
                 term.weight == 0 or term.num_anchors <= term.capacity,
                 f"sop.{name}.num_anchors = {term.num_anchors} exceeds sop.{name}.capacity = {term.capacity}: "
-                "lower the one or raise the other",
+                "lower num_anchors or raise capacity",
             )
             require(
                 term.weight == 0 or term.num_supports < term.capacity,

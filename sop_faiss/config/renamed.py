@@ -1,4 +1,4 @@
-"""Settings that have another name than in earlier versions."""
+"""Settings that had another name in earlier versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def translate(content: dict[str, Any]) -> dict[str, Any]:
     """Return sections of fields with old names replaced by the new ones.
 
     Args:
-        content: the plain values of a configuration, as `config.yaml` of a run holds them.
+        content: the plain values of a configuration, as in `config.yaml` of a run.
     """
     result = {section: dict(fields) if isinstance(fields, dict) else fields for section, fields in content.items()}
     for old, new in RENAMED.items():

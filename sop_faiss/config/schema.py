@@ -1,4 +1,4 @@
-"""The whole configuration, and the checks that concern more than one section."""
+"""The complete configuration, and the checks that concern several sections."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Config:
     def __post_init__(self) -> None:
         require(
             self.sop.patch.weight == 0 or self.masks.kind != "none",
-            "masks.kind = none leaves the patch loss without patches: set sop.patch.weight=0 as well",
+            "masks.kind = none leaves the patch loss without patches: set sop.patch.weight=0 too",
         )
         masks = self.masks
         is_fixed = masks.kind == "random" and masks.random_ratio is not None

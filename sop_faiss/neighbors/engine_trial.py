@@ -1,7 +1,7 @@
-"""Which exact engine is the faster one at a run's sizes: found by trying both once (neighbors.engine = auto on CUDA).
+"""Which exact engine is faster at a run's sizes: found by trying both once (neighbors.engine = auto on CUDA).
 
-Neither is the faster one everywhere (facebookresearch/faiss#3621). Both are exact, but they round differently: so the
-choice is a part of the run's state, and the same on all ranks.
+Neither is faster everywhere (facebookresearch/faiss#3621). Both are exact, but they round differently, so the choice is
+part of the run's state, and the same on all ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ENGINES", "EngineTrial"]
 
 _log = logging.getLogger(__name__)
 ENGINES = ("faiss", "torch")
-_ROUNDS = 5
+_ROUNDS = 5  # an odd number, for the median
 
 
 class EngineTrial:
@@ -29,8 +29,8 @@ class EngineTrial:
 
     Args:
         has_faiss: whether FAISS can search on this rank's device.
-        wait: returns when the device has done all that it was asked to.
-        clock: seconds.
+        wait: returns when the device has finished all its work.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class EngineTrial:
         """`faiss` or `torch`; `auto` before the first search."""
 
     def choose(self, searches: Mapping[str, Callable[[], object]], sizes: str) -> str:
-        """The engine, from the first call on. All ranks make the first call together, or wait for each other.
+        """Return the engine, the same from the first call on, which all ranks must make together.
 
         Args:
-            searches: the search that is about to be made, by each of `ENGINES`.
+            searches: by engine, the search that is needed now.
             sizes: of the search, for the log.
         """
         if self.engine == "auto":
@@ -55,16 +55,16 @@ class EngineTrial:
                 if self._winner is None:
                     self._winner = distributed.decide(lambda: self._try(searches, sizes))
                 elif distributed.is_main():
-                    _log.info("neighbors.engine=auto stays at %s, which the run has chosen before", self._winner)
+                    _log.info("neighbors.engine=auto stays at %s, which the run has chosen earlier", self._winner)
                 self.engine = self._winner
-            else:  # this rank's reason is in the log, from when its memory was made
+            else:  # the log has this rank's reason, from when its memory was made
                 self.engine = "torch"
                 if self._has_faiss:
                     _log.warning("FAISS cannot search on another rank's device: using exact torch search on all")
         return self.engine
 
     def _try(self, searches: Mapping[str, Callable[[], object]], sizes: str) -> str:
-        """Time both, all of them once a round, after one round untimed; medians."""
+        """Time both engines once in each round, after one untimed round, and compare the medians."""
         seconds: dict[str, list[float]] = {name: [] for name in ENGINES}
         for timed in [False] + [True] * _ROUNDS:
             for name in ENGINES:
@@ -87,14 +87,14 @@ class EngineTrial:
         return winner
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a trial has chosen, as a place in `ENGINES`; nothing before a trial."""
+        """Return the choice of a trial, as a position in `ENGINES`; nothing before a trial."""
         return {} if self._winner is None else {"neighbor_engine": torch.tensor(ENGINES.index(self._winner))}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what a trial has chosen before; without a choice there will be a trial.
+        """Restore the choice of an earlier trial; without one there will be a trial.
 
         Raises:
-            CheckpointError: the choice is none of the engines.
+            CheckpointError: the choice is not one of the engines.
         """
         code = state.get("neighbor_engine")
         if code is not None and (code.numel() != 1 or code.item() not in range(len(ENGINES))):

@@ -1,14 +1,14 @@
 """How many rows of a stream are more similar to a query than a threshold: exact ranks without a sort.
 
 A row counts for a threshold t if its similarity, as `similarity.py` defines it (float64, rounded to float32), is above
-t. In exact numbers that is a product above the boundary b between t and the next float32. A product so near to b that
-its rounding errors could have put it on the other side is taken again in the fixed order. So the counts depend neither
-on the blocks a stream comes in, nor on the order of the rows, nor on the device, nor on the precision of the products:
+t. In exact numbers that is a product above the boundary b between t and the next float32. A product so close to b that
+rounding errors could have moved it across is computed again in the fixed order. So the counts depend neither on the
+blocks of a stream, nor on the order of the rows, nor on the device, nor on the precision of the products:
 
-* in float32 half the time, but intervals of doubt of about 5e-5 around each boundary (d = 384). Good where few rows
-  come near the thresholds, as relevant images are more similar than most distractors. CPUs begin with it.
-* in float64 the intervals are 1e-13 wide, and a product is hardly ever taken twice. A stream goes on with it when many
-  rows are in doubt, or above the lowest threshold. GPUs use it always, as their float32 may be a rounded TF32.
+* float32 takes half the time, but has intervals of doubt of about 5e-5 around each boundary (d = 384). It suits streams
+  with few rows near the thresholds, since relevant images are more similar than most distractors. CPUs start with it.
+* in float64 the intervals are 1e-13 wide, and a product is hardly ever computed twice. A stream continues with it when
+  many rows are in doubt, or above the lowest threshold. GPUs always use it, as their float32 may be a rounded TF32.
 
 Memory: the thresholds, and one block of products, whatever the length of the stream.
 """
@@ -28,11 +28,11 @@ from sop_faiss.neighbors.similarity import fixed_order_products, product_slack
 __all__ = ["CountAbove"]
 
 _PRODUCTS = 2**21
-"""Products held at a time (8 MiB in float32, 16 in float64)."""
+"""Products in memory at a time (8 MiB in float32, 16 in float64)."""
 _MANY_REACHED = 0.25
-"""Share of products above the lowest threshold from which they are better all looked at together."""
+"""Fraction of products above the lowest threshold beyond which it is faster to sort all of them into bins."""
 _MANY_DOUBTFUL = 0.002
-"""Share of products in doubt from which float64 is cheaper."""
+"""Fraction of products in doubt beyond which float64 is faster."""
 
 
 class CountAbove:
@@ -41,7 +41,7 @@ class CountAbove:
     Args:
         queries: unit rows.
         thresholds: of each query, similarities in any order, ties allowed; none is fine.
-        device: where products are taken and counted, as in `cpu` or `cuda`.
+        device: where products are computed and counted, `cpu` or `cuda`.
     """
 
     def __init__(
@@ -53,15 +53,17 @@ class CountAbove:
         self._queries = queries
         self._device = torch.device(device)
         distinct = [np.unique(each, return_inverse=True) for each in thresholds]
-        self._levels = [values for values, _ in distinct]
-        self._level_of = [level for _, level in distinct]
+        self._distinct = [values for values, _ in distinct]
+        self._distinct_of = [level for _, level in distinct]
         self._use(torch.float32 if self._device.type == "cpu" else torch.float64)
-        most = max((len(values) for values in self._levels), default=0)
-        self._histogram = np.zeros((len(queries), most + 1), np.int64)  # rows by how many levels lie below them
+        most = max((len(values) for values in self._distinct), default=0)
+        self._histogram = np.zeros(
+            (len(queries), most + 1), np.int64
+        )  # rows by the number of distinct thresholds below them
         self.row_count = 0
 
     def add(self, rows: Float32[np.ndarray, "n d"]) -> None:
-        """Count some rows, of unit norm (`require_unit_rows`).
+        """Count some rows of unit norm (`require_unit_rows`).
 
         Raises:
             FeatureError: they have another dimension than the queries.
@@ -76,12 +78,12 @@ class CountAbove:
         self.row_count += len(rows)
 
     def _use(self, dtype: torch.dtype) -> None:
-        """Take products in this precision from now on, which sets how wide the intervals of doubt are."""
+        """Compute products in this precision from now on, which determines the width of the intervals of doubt."""
         slack = product_slack(self._queries.shape[1], dtype == torch.float64)
-        intervals = [_merged(_boundaries(values), slack) for values in self._levels]
+        intervals = [_merged(_boundaries(values), slack) for values in self._distinct]
         longest = max((len(edges) for edges, _ in intervals), default=0)
         edges = np.full((len(self._queries), longest + 1), np.inf)
-        self._passed = np.zeros((len(self._queries), longest + 1), np.int64)  # levels that lie below each bin
+        self._passed = np.zeros((len(self._queries), longest + 1), np.int64)  # distinct thresholds below each bin
         for query, (own, levels) in enumerate(intervals):
             edges[query, : len(own)] = own
             self._passed[query, : len(levels)] = levels
@@ -100,7 +102,7 @@ class CountAbove:
             self._count_many(products, rows)
 
     def _count_few(self, products: Float32[np.ndarray, "q n"], rows: Float32[np.ndarray, "n d"]) -> None:
-        """Look only at products that reach the lowest interval of their query."""
+        """Sort only products that reach the lowest interval of their query into bins."""
         edges = self._edges.numpy()
         reached = products >= edges[:, :1]
         places, each = np.flatnonzero(reached), reached.sum(axis=1)
@@ -119,7 +121,7 @@ class CountAbove:
             self._use(torch.float64)
 
     def _count_many(self, products: Float64[Tensor, "q n"], rows: Float32[np.ndarray, "n d"]) -> None:
-        """Look at all products together."""
+        """Sort all products into bins."""
         bins = torch.searchsorted(self._edges, products, right=True, out_int32=True)
         line = torch.arange(len(self._queries), device=self._device, dtype=torch.int32).unsqueeze(1) * self._bins
         found = torch.bincount((bins + line).flatten(), minlength=len(self._queries) * self._bins)
@@ -136,30 +138,30 @@ class CountAbove:
     def _resolve(
         self, query: Int64[np.ndarray, " p"], row: Int64[np.ndarray, " p"], rows: Float32[np.ndarray, "n d"]
     ) -> None:
-        """Count rows whose products lie in an interval of doubt, by their similarities in the fixed order."""
+        """Count rows whose products are in an interval of doubt, by their similarities in the fixed order."""
         similarities = fixed_order_products(self._queries, rows, query, row)
         for each in np.unique(query):
-            levels = np.searchsorted(self._levels[each], similarities[query == each], side="left")
+            levels = np.searchsorted(self._distinct[each], similarities[query == each], side="left")
             np.add.at(self._histogram[each], levels, 1)
 
     @property
     def histogram(self) -> Int64[np.ndarray, "q levels"]:
-        """Rows by the number of distinct thresholds of the query below them; of several streams these add up."""
+        """Return rows by the number of the query's distinct thresholds below them; those of several streams add up."""
         return self._histogram
 
     def counts(self, histogram: Int64[np.ndarray, "q levels"] | None = None) -> list[Int64[np.ndarray, " _"]]:
-        """For each query and threshold, in the order given, how many rows were above it.
+        """Return how many rows were above each query's thresholds, in the order given.
 
         Args:
             histogram: the sum over several streams; this one's own if None.
         """
         total = self._histogram if histogram is None else histogram
-        above = total[:, ::-1].cumsum(axis=1)[:, ::-1]  # rows with at least that many levels below them
-        return [above[query, level + 1] for query, level in enumerate(self._level_of)]
+        above = total[:, ::-1].cumsum(axis=1)[:, ::-1]  # rows with at least that many thresholds below them
+        return [above[query, level + 1] for query, level in enumerate(self._distinct_of)]
 
 
 def _boundaries(values: Float32[np.ndarray, " l"]) -> Float64[np.ndarray, " l"]:
-    """The middle between each float32 and the next one; exact in float64."""
+    """Return the middle between each float32 and the next one; exact in float64."""
     following = np.nextafter(values, np.float32(np.inf), dtype=np.float32)
     return (values.astype(np.float64) + following.astype(np.float64)) / 2
 
@@ -167,7 +169,7 @@ def _boundaries(values: Float32[np.ndarray, " l"]) -> Float64[np.ndarray, " l"]:
 def _merged(
     boundaries: Float64[np.ndarray, " l"], slack: float
 ) -> tuple[Float64[np.ndarray, " e"], Int64[np.ndarray, " b"]]:
-    """Intervals of doubt around rising boundaries, those that touch made one.
+    """Return the intervals of doubt around rising boundaries, merged where they touch.
 
     Returns:
         The ends of the intervals, rising, and for each of the bins that they cut the line into how many boundaries lie

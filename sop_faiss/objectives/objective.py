@@ -1,4 +1,4 @@
-"""The seam between training and what is learned: the loop calls an objective, and an objective never sees the run.
+"""The seam between training and what is learned: the loop calls an objective, which never sees the run.
 
 One step of the loop (`train/loop.py`) is: `begin_step`, `learn` once for each part of the batch, the optimizer, the
 teacher's update, `end_step`. A method is one file with one class that has these methods; `choose.py` names them.
@@ -22,27 +22,27 @@ __all__ = ["Learned", "Needs", "Objective", "StepSettings", "Watched"]
 
 
 class StepSettings(NamedTuple):
-    """What holds in one step; see `train/schedules.py`."""
+    """Scheduled values of one step; see `train/schedules.py`."""
 
     learning_rate: float
     weight_decay: float
     momentum: float
     teacher_temp: float
     trunk_lr_scale: float = 1.0
-    """The backbone's learning rate over the projector's: 0 while it is frozen, then rising; see
+    """The backbone's learning rate divided by the projector's: 0 while the backbone is frozen, then rising; see
     `optim.projector_warmup_epochs`."""
 
 
 @dataclass
 class Learned:
-    """What one part of a batch leaves behind for the end of the step."""
+    """What the end of the step needs from one part of a batch."""
 
     sums: dict[str, Float[Tensor, " sums"]]
     """By loss term: numbers that are added up over parts and averaged over ranks."""
     to_store: dict[str, Float[Tensor, "b _"]]
     """By loss term: one teacher embedding of each image."""
     features: Float[Tensor, "G b f"] | None
-    """The teacher's features of the whole global views, without gradient; None where none was computed."""
+    """The teacher's features of the unmasked global views, without gradient; None if none were computed."""
 
 
 class Watched(NamedTuple):
@@ -51,22 +51,22 @@ class Watched(NamedTuple):
     embeddings: Float32[Tensor, "n d"]
     image_ids: Int64[Tensor, " n"]
     rows: Int64[Tensor, " n"]
-    """Where they are in `gallery`."""
+    """Their rows in `gallery`."""
     gallery: Float32[Tensor, "m d"]
     gallery_ids: Int64[Tensor, " m"]
 
 
 class Needs(NamedTuple):
-    """What an objective takes of the networks and of the device's memory; `sop-train --dry-run` adds it up."""
+    """What an objective needs from the networks and of the device's memory; `sop-train --dry-run` adds it up."""
 
     cls: bool
-    """It projects whole views; without, local views are not computed."""
+    """Whether it projects whole views; if not, local views are not computed."""
     patches: bool
-    """It projects masked patches."""
+    """Whether it projects masked patches."""
     target_columns: dict[str, int]
-    """By loss term: values per row of the teacher's distribution (K)."""
+    """By loss term: length of the teacher's distribution (K)."""
     sizes: dict[str, Any]
-    """Rows and bytes of what the objective keeps, as the dry run shows them."""
+    """Rows and bytes that the objective keeps, as the dry run shows them."""
 
 
 @runtime_checkable
@@ -92,7 +92,7 @@ class Objective(Protocol):
         """
 
     def begin_step(self, settings: StepSettings, images: int, patches: int) -> None:
-        """Draw what the whole step needs.
+        """Draw what all parts of the step need.
 
         Args:
             settings: of the step.
@@ -105,40 +105,40 @@ class Objective(Protocol):
 
         Args:
             networks: student and teacher.
-            part: some of the step's images, on the device; parts come in order.
+            part: some of the step's images, on the device; the parts come in order.
             settings: of the step.
-            share: the part's share of the step's images, a factor of its loss.
+            share: the fraction of the step's images that are in this part, a factor of its loss.
         """
 
     def end_step(self, learned: list[Learned], image_ids: Int64[Tensor, " b"]) -> dict[str, Tensor]:
-        """Take in the step's embeddings, once, after the teacher's update; all ranks together.
+        """Store the step's embeddings, once, after the teacher's update; all ranks together.
 
         Args:
             learned: of each part, in order.
             image_ids: of this rank's images.
 
         Returns:
-            The step's metrics as scalars that nobody has waited for: `loss`, and of each term `loss_<term>`,
-            `loss_<term>_over_lnK` and what else the method knows of itself.
+            The step's metrics as scalars, which the device may still be computing: `loss`, for each term `loss_<term>`
+            and `loss_<term>_over_lnK`, and metrics of the method's own.
         """
 
     def fill(self, networks: Networks, batches: Batches) -> None:
-        """Fill what shall not start at random, before the first step."""
+        """Fill memories that must not start at random, before the first step."""
 
     def watched(self, count: int) -> dict[str, Watched]:
-        """Return the newest embeddings of each term, at most `count`; the first term is the one that health reads."""
+        """Return at most `count` of the newest embeddings of each term; health reads the first term."""
 
     def prototypes(self, step: int) -> PrototypeSample | None:
-        """Return some of the step's prototypes for a report, before `end_step`; None: the method has none."""
+        """Return some of the step's prototypes for a report, before `end_step`; None if the method has none."""
 
     def floors(self) -> dict[str, float]:
         """Return ln K of each loss term: its cross-entropy where the teacher's distribution is uniform."""
 
     def needs(self, device: torch.device, images: int) -> Needs:
-        """Return what a run would need; nothing is allocated. Arguments and errors as `open`."""
+        """Return what a run would need, without allocating anything. Arguments and errors are those of `open`."""
 
     def digests(self) -> dict[str, str]:
-        """Return one line of text for each thing that all ranks must hold alike."""
+        """Return one line of text for each thing that must be the same on all ranks."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return all that later steps depend on."""
@@ -147,5 +147,5 @@ class Objective(Protocol):
         """Continue from a saved state.
 
         Raises:
-            CheckpointError: it is of other settings.
+            CheckpointError: it was made with other settings.
         """

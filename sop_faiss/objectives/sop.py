@@ -1,8 +1,8 @@
 """The paper's objective: views of an image agree in their assignment to self-organizing prototypes.
 
-Read it beside the paper, from top to bottom: sections 3.1 (memory), 3.2 (prototypes) and 3.3 (losses) of arXiv
-2505.21533. Two loss terms, `cls` and `patch`, each with a memory and prototypes of its own; a term of weight 0 is left
-out. The mathematics is in `sop_faiss/sop/`.
+Read it from top to bottom next to the paper (arXiv 2505.21533): sections 3.1 (memory), 3.2 (prototypes) and 3.3
+(losses). There are two loss terms, `cls` and `patch`, each with its own memory and prototypes; a term of weight 0 is
+left out. The mathematics is in `sop_faiss/sop/`.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class SopObjective:
         self._images_learned = 0
 
     def heads(self, feature_dim: int) -> nn.ModuleDict:
-        """One projector serves [CLS] and patch tokens (paper section 4)."""
+        """Make one projector for [CLS] and patch tokens (section 4)."""
         model = self.config.model
         projector = Projector(feature_dim, model.projector_hidden, model.embedding_dim, model.projector_layers)
         return nn.ModuleDict({"shared": projector})
 
     def open(self, device: torch.device, images: int) -> None:
-        """Make the memories, filled with random unit vectors (section 3.1), and what draws prototypes from them."""
+        """Make the memories, filled with random unit vectors (section 3.1), and their prototype makers."""
         self.terms = {name: open_term(self.config, name, device, images) for name in self.settings}
         seed = distributed.derive_seed("stored patch", self.config.train.seed)
         self.stored_patch_generator.manual_seed(seed)  # the same on all ranks
 
     def begin_step(self, settings: StepSettings, images: int, patches: int) -> None:
-        """Draw the step's prototypes, which student and teacher share (section 3.2), and the patches to store."""
+        """Draw the prototypes, the same for student and teacher (section 3.2), and the patches to store."""
         self._drawn = {name: term.maker.draw() for name, term in self.terms.items()}
         self._health = {
             f"{key}_{name}": value for name, drawn in self._drawn.items() for key, value in drawn.health().items()
@@ -69,13 +69,13 @@ class SopObjective:
         self._images_learned = 0
 
     def learn(self, networks: Networks, part: Batch, settings: StepSettings, share: float) -> Learned:
-        """Views, embeddings, losses and gradients of some of the step's images (algorithm 1)."""
+        """Compute views, embeddings, losses and gradients of some of the step's images (algorithm 1)."""
         config, device = self.config, networks.device
         temperatures = (config.loss.student_temp, settings.teacher_temp)
         masks = part.masks
         views, images, patches = masks.shape
 
-        # Views: G global ones, seen whole by the teacher and masked by the student, and L local ones.
+        # Views: G global ones, which the teacher sees unmasked and the student masked, and L local ones.
         global_views = networks.normalized(part.global_views, part.global_colors)
         local_views = networks.normalized(part.local_views, part.local_colors)
         masked = masks.flatten().nonzero().squeeze(1)
@@ -84,7 +84,7 @@ class SopObjective:
         stored_view = _stored_view(views)
         stored = (stored_view * images + torch.arange(images, device=device)) * patches + stored_patches
 
-        # The teacher's embeddings. Of patches: those the student must predict, and the one each image will store.
+        # The teacher's embeddings; of patches those that the student must predict, and the one that each image stores.
         wanted = torch.cat([masked, stored]) if self.has_patch else None
         teacher = networks.teach(global_views.flatten(0, 1), wanted, self.has_cls)
         teacher_cls = teacher.cls.view(views, -1, teacher.cls.shape[-1])
@@ -95,7 +95,7 @@ class SopObjective:
             features=teacher.cls_features.unflatten(0, (views, images)) if self.has_cls else None,
         )
 
-        # The student's embeddings and the losses (section 3.3): of all views at once, or of the local ones first.
+        # The student's embeddings and the losses (section 3.3): all views together, or the local ones first.
         shown = [(global_views, local_views)]
         if config.train.views_apart and self.has_cls and len(local_views):
             shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
@@ -139,7 +139,7 @@ class SopObjective:
         return {**metrics, **self._health}
 
     def _term_metrics(self, name: str, sums: Float[Tensor, " sums"], parts: int) -> dict[str, Tensor]:
-        """What one term's `TermLoss.sums` say, added up over parts and ranks; ratios are NaN without a masked patch."""
+        """Return a term's metrics from its `TermLoss.sums` over parts and ranks; NaN if no patch was masked."""
         loss, weight, entropies, rows, target_entropy = sums
         log_count = self.floors()[name]
         return {
@@ -151,7 +151,7 @@ class SopObjective:
 
     @torch.no_grad()
     def fill(self, networks: Networks, batches: Batches) -> None:
-        """Store teacher embeddings until no random row is left (`sop.fill = teacher`), before the first gradient."""
+        """Store teacher embeddings before the first step, until no random row is left (`sop.fill = teacher`)."""
         if self.config.sop.fill != "teacher":
             return
         needed = max(term.memory.capacity for term in self.terms.values())
@@ -168,9 +168,9 @@ class SopObjective:
                     self.terms[name].memory.store(distributed.gather_rows(embeddings), image_ids, ends_step=False)
 
     def _draw_stored_patches(self, images: int, patches: int) -> Int64[Tensor, " b"]:
-        """Which patch of its second global view each of this rank's images will store; uniform.
+        """Draw, uniformly, which patch of its second global view each of this rank's images will store.
 
-        The draw is over the global batch, so that it does not depend on how many ranks share it.
+        The draw is for the images of all ranks, so that it does not depend on the number of ranks.
         """
         count = images * distributed.world_size()
         everywhere = torch.randint(patches, (count,), generator=self.stored_patch_generator)
@@ -178,7 +178,7 @@ class SopObjective:
         return everywhere.view(-1, images)[distributed.rank()].to(device)
 
     def watched(self, count: int) -> dict[str, Watched]:
-        """The rows of each memory that were stored last."""
+        """Return the rows of each memory that were stored last."""
         newest = {name: term.memory.newest_rows(count) for name, term in self.terms.items()}
         return {
             name: Watched(memory.embeddings[rows], memory.image_ids[rows], rows, memory.embeddings, memory.image_ids)
@@ -187,21 +187,21 @@ class SopObjective:
         }
 
     def prototypes(self, step: int) -> PrototypeSample | None:
-        """The first prototypes of the [CLS] term, or of the patch term without it."""
+        """Return the first prototypes of the [CLS] term, or of the patch term if that is the only one."""
         name = next(iter(self._drawn))
         return sample_prototypes(step, name, self._drawn[name])
 
     def floors(self) -> dict[str, float]:
-        """ln K, where the teacher assigns each image to all prototypes alike."""
+        """Return ln K of each term, the loss where the teacher assigns each image to all prototypes alike."""
         return {name: math.log(term.num_anchors) for name, term in self.settings.items()}
 
     def needs(self, device: torch.device, images: int) -> Needs:
-        """Memories, kept neighbors, and the members of one task."""
+        """Return the sizes of memories, of kept neighbors, and of the members of one task."""
         columns = {name: term.num_anchors for name, term in self.settings.items()}
         return Needs(self.has_cls, self.has_patch, columns, sizes_of_terms(self.config, device, images))
 
     def digests(self) -> dict[str, str]:
-        """Memories, and the generators that draw anchors and stored patches."""
+        """Return digests of the memories, and of the generators of anchors and stored patches."""
         digests = {"draws of stored patches": generator_digest(self.stored_patch_generator)}
         for name, term in self.terms.items():
             digests[f"{name} memory"] = term.memory.digest()
@@ -209,21 +209,21 @@ class SopObjective:
         return digests
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The memories with the ids of their images, the generators, and fixed anchors."""
+        """Return the memories with the ids of their images, the generators, and fixed anchors."""
         state = {"patch_generator": self.stored_patch_generator.get_state()}
         for name, term in self.terms.items():
             state.update(term.tensors(name))
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """See `Objective.load_state_dict`."""
+        """Continue from a saved state; see `Objective.load_state_dict`."""
         self.stored_patch_generator.set_state(state["patch_generator"])
         for name, term in self.terms.items():
             term.load_tensors(name, state)
 
 
 def _stored_view(views: int) -> int:
-    """The global view whose teacher embeddings the memories take in: the second.
+    """Return the global view whose teacher embeddings are stored: the second.
 
     Departs: the paper's text says one view, its pseudo-code both; the released code takes the second.
     """

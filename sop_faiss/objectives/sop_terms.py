@@ -1,4 +1,4 @@
-"""The loss terms of SOP: a memory of teacher embeddings, and what draws prototypes from it."""
+"""The loss terms of SOP: each has a memory of teacher embeddings and a maker of prototypes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Term:
-    """One loss term: its memory, and what draws prototypes from it."""
+    """One loss term: its memory, and the maker that draws prototypes from it."""
 
     memory: Memory
     maker: PrototypeMaker
@@ -41,13 +41,13 @@ class Term:
         """Continue from what `tensors` returned.
 
         Raises:
-            CheckpointError: there is no such term in it.
+            CheckpointError: `tensors` has no such term.
         """
         for part, prefix in ((self.memory, f"{name}.memory."), (self.maker, f"{name}.maker.")):
             state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
             if not state:
                 raise CheckpointError(
-                    f"the checkpoint holds no {name} memory: resume with the same weights of loss terms"
+                    f"the checkpoint has no {name} memory: resume with the same sop.cls.weight and sop.patch.weight"
                 )
             part.load_state_dict(state)
 
@@ -58,7 +58,7 @@ def open_term(config: Config, name: str, device: torch.device, images: int) -> T
     Args:
         config: of the run.
         name: `cls` or `patch`.
-        device: where the memory lies and is searched.
+        device: where the memory is stored and searched.
         images: number of training images.
 
     Raises:
@@ -71,7 +71,7 @@ def open_term(config: Config, name: str, device: torch.device, images: int) -> T
     generator = torch.Generator().manual_seed(seed)
     search = (neighbors.engine, neighbors.precision)
     if device.type == "cuda" and term.num_supports == 0:
-        search = "torch", "float32"  # never searched: FAISS would hold memory on the device for nothing
+        search = "torch", "float32"  # never searched, so FAISS need not reserve memory on the device
     memory = Memory(capacity, config.model.embedding_dim, generator, device, *search)
     maker = PrototypeMaker(
         memory,
@@ -95,14 +95,14 @@ def _log_how_neighbors_are_found(config: Config, name: str, maker: PrototypeMake
     how = "kept from step to step" if maker.incremental else "searched for every step"
     because = f"neighbors.refresh={settings.refresh}, neighbors.index={settings.index}"
     if config.sop.anchors == "fixed_vectors":
-        because += ", sop.anchors=fixed_vectors are no rows of the memory"
+        because += ", sop.anchors=fixed_vectors are not rows of the memory"
     _log.info("%s neighbors are %s (%s)", name, how, because)
     if settings.index != "exact" and not index_pays(settings, rows):
         _log.info("neighbors.index=%s cannot save time in the %d rows of the %s memory", settings.index, rows, name)
 
 
 def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
-    """Rows of a term's memory, and whether rows of an anchor's own image are left out of its supports.
+    """Return the rows of a term's memory, and whether rows of an anchor's own image are left out of its supports.
 
     A memory holds no more rows than there are training images: more would be older copies of the same images.
 
@@ -112,7 +112,7 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
         images: number of training images.
 
     Raises:
-        ConfigError: the memory that is left is too small for the anchors or supports.
+        ConfigError: the memory becomes too small for the anchors or supports.
     """
     term = config.sop.terms()[name]
     asked = term.capacity
@@ -126,7 +126,7 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
         ("num_supports", term.num_supports, other_rows),
     ):
         if value > most:
-            # the fewest anchors that the configuration takes: 2, and more than 1 / (1 - eps)
+            # the fewest anchors that `SopConfig` allows: 2, and more than 1 / (1 - eps)
             fewest = max(2, math.floor(1 / (1 - config.sop.eps)) + 1) if setting == "num_anchors" else 0
             good = f", and {max(fewest, capacity // 4)} is a good number for few images" if fewest else ""
             remedy = f"wanted at most {most}{good}; lower it or use more images"
@@ -137,7 +137,7 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
             )
     if capacity < asked and distributed.is_main():
         _log.info(
-            "sop.%s.capacity: %d of the %d rows asked for, since there are only %d training images",
+            "sop.%s.capacity: %d of the %d rows in the configuration, since there are only %d training images",
             name,
             capacity,
             asked,
@@ -147,16 +147,16 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
 
 
 def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.device) -> bool:
-    """Whether a term's memory keeps its rows' neighbors from step to step, as `neighbors.refresh` means it.
+    """Return whether a term's memory keeps its rows' neighbors from step to step, according to `neighbors.refresh`.
 
     Args:
         config: of the run.
         name: `cls` or `patch`.
         capacity: rows of the memory; see `fit_memory`.
-        device: where it lies.
+        device: where it is stored.
 
     Raises:
-        ConfigError: neighbors shall be kept, of anchors that are no rows of the memory.
+        ConfigError: `incremental` with anchors that are not rows of the memory.
     """
     term = config.sop.terms()[name]
     refresh = config.neighbors.refresh
@@ -175,7 +175,7 @@ def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.devi
 
 
 def sizes_of_terms(config: Config, device: torch.device, images: int) -> dict[str, Any]:
-    """Return rows of the memories, and the bytes on each rank of what belongs to them.
+    """Return the rows of the memories, and the bytes that they and their searches take on each rank.
 
     Args:
         config: of the run.
@@ -199,10 +199,10 @@ def sizes_of_terms(config: Config, device: torch.device, images: int) -> dict[st
         "memory_rows": rows,
         # embeddings in float32; image ids and steps in int64
         "memories_bytes": sum(rows.values()) * (dim * 4 + 16),
-        # kept from step to step, where neighbors.refresh does so on this device
+        # lists kept from step to step, if neighbors.refresh keeps them on this device
         "neighbor_lists_bytes": lists,
-        # of an approximate index, beside the rows
+        # of an approximate index, in addition to the rows
         "neighbor_index_bytes": indices,
-        # D of one task, of the term where it is larger: gathered for one task at a time
+        # D is gathered for one task at a time: the larger of both terms
         "gathered_members_bytes": members,
     }

@@ -1,4 +1,4 @@
-"""What the members of a task give to the prototypes: an own and a shared part, in log space (docs/method.md, 3)."""
+"""Member weights: what each member of a task gives to the prototypes, in log space (section 3.2; docs/method.md, 3)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sop_faiss.errors import ConfigError
 
 __all__ = ["LOG_OF_ZERO", "MemberWeights"]
 
-LOG_OF_ZERO = -1e30  # finite, so that differences of two of them stay finite
+LOG_OF_ZERO = -1e30  # not -infinity, so that the difference of two of them is a number
 
-_ROUNDING = 1e-6  # relative: of contributions that were clamped in float32
+_ROUNDING = 1e-6  # relative; contributions that were clamped to [1/K, 1] in float32 may be this far outside
 
 
 def _safe_log(values: Float[Tensor, "S K"]) -> Float[Tensor, "S K"]:
@@ -24,10 +24,10 @@ def _safe_log(values: Float[Tensor, "S K"]) -> Float[Tensor, "S K"]:
 
 @dataclass(frozen=True)
 class MemberWeights:
-    """D of one task, and what its members give: log(w - c) to their own prototype, log c to every other.
+    """D of one task, and the weights of its members: log(w - c) for their own prototype, log c for every other.
 
-    All contiguous, all first members (the anchors) before all second ones: what is summed over the members of each
-    prototype is then summed along whole rows of K.
+    c = (1 - w)/(K - 1). All tensors are contiguous, with all first members (the anchors) before all second ones: a sum
+    over the members of each prototype then runs along whole rows of K.
     """
 
     members: Float[Tensor, "S K d"]
@@ -36,12 +36,12 @@ class MemberWeights:
 
     @classmethod
     def of(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberWeights:
-        """Split the contributions w into own and shared parts, in the precision of w.
+        """Compute the weights of members with contributions w, in the precision of w.
 
-        Members that lie in that order are not copied.
+        Members that are in this class's order in memory (`Prototypes.members`) are not copied.
 
         Raises:
-            ConfigError: a w lies outside [1/K, 1], so that its member would give more to another prototype than to its
+            ConfigError: a w is outside [1/K, 1], so that its member would give more to another prototype than to its
                 own, or less than nothing.
         """
         weights = contributions.T.contiguous()
@@ -57,9 +57,9 @@ class MemberWeights:
 
     @property
     def count(self) -> int:
-        """K, prototypes of the task."""
+        """Return K, the prototypes of the task."""
         return self.members.shape[1]
 
     def to(self, dtype: torch.dtype) -> MemberWeights:
-        """The same in another precision; it has the digits of the one it was made in."""
+        """Return the same weights in another precision; they gain no digits by it."""
         return MemberWeights(self.members.to(dtype), self.log_own.to(dtype), self.log_other.to(dtype))

@@ -1,4 +1,4 @@
-"""A few prototypes of a step, by the ids of their images: what a report shows of them."""
+"""A few prototypes of a step, by the ids of their images, for a report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from sop_faiss.sop.prototypes import Prototypes
 
 __all__ = ["PrototypeSample", "SeenPrototype", "sample_prototypes"]
 
+# A sheet of a report shows this many; more decimals than these would only make the file longer.
 _ANCHORS = 8
 _SUPPORTS = 16
 _DECIMALS = 5
@@ -18,7 +19,7 @@ class SeenPrototype:
     """One anchor and its supports, nearest first, by the ids of their images (-1: a random row of the start)."""
 
     image: int | None
-    """None where the anchor is a copy whose row has been renewed (`sop.anchors = fixed_vectors`)."""
+    """None if the anchor is a copy whose row has been overwritten (`sop.anchors = fixed_vectors`)."""
     supports: list[int]
     similarities: list[float]
     """Of the supports to the anchor."""
@@ -33,12 +34,12 @@ class PrototypeSample:
     step: int
     """The step that used them, counted from 1 as in `metrics.jsonl`."""
     level: str
-    """`cls` or `patch`."""
+    """The loss term, `cls` or `patch`; named as in files of earlier versions."""
     prototypes: list[SeenPrototype]
 
 
-def sample_prototypes(step: int, level: str, drawn: Prototypes) -> PrototypeSample:
-    """The first anchors of a draw's first task, which are as random as any, with their nearest supports."""
+def sample_prototypes(step: int, term: str, drawn: Prototypes) -> PrototypeSample:
+    """Return the first anchors of a draw's first task, which are as random as any, with their nearest supports."""
     rows, ids = drawn.anchor_rows[0, :_ANCHORS], drawn.memory.image_ids
     supports = drawn.support_rows[0, :_ANCHORS, :_SUPPORTS]
     columns = (
@@ -52,7 +53,7 @@ def sample_prototypes(step: int, level: str, drawn: Prototypes) -> PrototypeSamp
         SeenPrototype(image if holds else None, images, _rounded(similarities), _rounded(weights))
         for image, holds, images, similarities, weights in zip(*columns, strict=True)
     ]
-    return PrototypeSample(step, level, seen)
+    return PrototypeSample(step, term, seen)
 
 
 def _rounded(values: list[float]) -> list[float]:

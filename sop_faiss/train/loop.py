@@ -1,4 +1,4 @@
-"""The training loop, in the paper's order. Beside the paper: algorithm 1 is `train_step` with `SopObjective.learn`."""
+"""The training loop, in the paper's order: `train_step` with `SopObjective.learn` is its algorithm 1."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["Step", "train_step", "train_steps"]
 
 
 class Step(NamedTuple):
-    """What a step says of itself."""
+    """Results of a step."""
 
     metrics: dict[str, Tensor | float]
-    """Tensors are scalars that nobody has waited for."""
+    """Tensors are scalars, which the device may still be computing."""
     learned: list[Learned]
-    """What each part of the batch left behind."""
+    """What each part of the batch returned."""
 
 
 def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -> Step:
@@ -44,19 +44,19 @@ def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -
     Args:
         state: the run.
         batch: this rank's images.
-        log: records some prototypes; None: nothing is recorded.
+        log: records some prototypes; None: does not record any.
     """
     config, objective = state.config, state.objective
     settings = state.schedules.at(state.step)
     _, images, patches = batch.masks.shape
     batch = batch.to(state.device)
 
-    # 1. What the whole step needs, from the memories as the last step left them: prototypes (section 3.2).
+    # 1. Prototypes for the whole step, drawn from the memories as the last step left them (section 3.2).
     objective.begin_step(settings, images, patches)
     if log is not None:
         log.note(state.step + 1, objective)
 
-    # 2. to 5. Views, embeddings, losses and gradients; with train.accumulate, of one part of the images at a time.
+    # 2. to 5. Views, embeddings, losses (section 3.3) and gradients, of one part of the images at a time.
     state.optimizer.zero_grad(set_to_none=True)
     state.student.freeze_backbone(settings.trunk_lr_scale == 0)
     share = 1.0 / config.train.accumulate
@@ -66,12 +66,12 @@ def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -
         ]
     state.average_gradients()
 
-    # 6. The student learns.
+    # 6. The optimizer updates the student.
     apply_settings(state.optimizer, settings)
     gradient_norm = clip_each_gradient(state.student, config.optim.clip_norm)
     state.optimizer.step()
 
-    # 7. The teacher follows, and 8. the memories take in this step's embeddings, once, in rank order.
+    # 7. The teacher follows by its moving average, and 8. the memories store the step's embeddings (section 3.1).
     update_teacher(state.teacher, state.student, settings.momentum)
     metrics = objective.end_step(learned, batch.image_ids)
 
@@ -82,7 +82,7 @@ def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -
 
 @contextlib.contextmanager
 def _seeded_drop_path(state: RunState) -> Iterator[None]:
-    """Draw drop path, which takes torch's global generators, from (seed, step, rank) alone."""
+    """Make drop path, which uses torch's global generators, depend on (seed, step, rank) only."""
     cuda = [state.device] if state.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(distributed.derive_seed("drop path", state.config.train.seed, state.step, distributed.rank()))
@@ -104,15 +104,15 @@ def train_steps(
         state: the run, fresh or resumed.
         batches: this rank's batches by step.
         run: the run directory; only the main rank writes there.
-        stop: says when a signal has asked to stop.
-        evaluate: scores a teacher; called on the main rank, beside the steps or between them (`scoring`).
-        progress: called after every step with steps done and steps in all.
+        stop: whether a signal has asked the run to stop.
+        evaluate: scores a teacher; called on the main rank, during the steps or between them (`scoring`).
+        progress: called after every step with the steps done and the last step.
 
     Returns:
-        True when the run came to its end (or to `train.stop_after_steps`), False when a signal stopped it.
+        True when the run reached its end (or `train.stop_after_steps`), False when a signal stopped it.
 
     Raises:
-        RunStoppedError: numbers are not finite, or an alarm that stops the run (train.stop_on) went off.
+        RunStoppedError: a number is not finite, or an alarm stopped the run (train.stop_on).
         DataError: too many images cannot be read.
         OSError: the disk is full.
     """

@@ -1,4 +1,4 @@
-"""All ranks hold the same memories, draws and teacher: looked at every `train.check_ranks_every_steps`."""
+"""All ranks must have the same memories, draws and teacher: checked every `train.check_ranks_every_steps`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["check_ranks_agree"]
 
 
 def check_ranks_agree(state: RunState) -> None:
-    """Stop the run where a rank's memories, generators or teacher differ from the main rank's.
+    """Stop the run if a rank's memories, generators or teacher differ from the main rank's.
 
     Raises:
-        RunStoppedError: they do; the step and what differs are named.
+        RunStoppedError: they differ; the message names the step and what differs.
     """
     every = state.config.train.check_ranks_every_steps
     if distributed.world_size() == 1 or not every or state.step % every:

@@ -1,4 +1,4 @@
-"""All that a run is made of and that survives a restart: networks, optimizer, memories, generators."""
+"""The state of a run, which survives a restart: networks, optimizer, memories, generators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def autocast_dtype(config: Config, device: torch.device) -> torch.dtype | None:
-    """What `train.precision` makes the backbone run in on a device; None for float32."""
+    """Return the backbone's precision on a device, according to `train.precision`; None for float32."""
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
     use_bf16 = config.train.precision == "bf16" or (config.train.precision == "auto" and has_bf16)
     return torch.bfloat16 if use_bf16 else None
@@ -57,7 +57,7 @@ class RunState:
         shared, self._averages_by_hand = share_student(Student(self.student), config, device, dtype)
         self.networks = Networks(self.student, self.teacher, shared, device, dtype, config.views)
         self.is_sharded = is_sharded(self.student)
-        """Whether this rank holds a part of the student only (FSDP2); then all ranks must ask for `tensors`."""
+        """Whether this rank has only a part of the student (FSDP2); then all ranks must call `tensors`."""
         self.optimizer = make_optimizer(self.student, config.optim)
         self.objective.open(device, images)
         self.step = 0
@@ -66,17 +66,17 @@ class RunState:
         self.scores = ScoreHistory()
         self.alarms = Alarms(Rules.of(config, self.schedules.steps_per_epoch))
         self.data_digest = ""
-        """Which images the run is trained on; see `Batches.digest`."""
+        """Digest of the images that the run is trained on; see `Batches.digest`."""
         self.init_sha256 = ""
-        """Of the weights file that `model.init` started from."""
+        """sha256 of the weights file that `model.init` names."""
 
     def average_gradients(self) -> None:
-        """Average the gradients over the ranks, where one backward pass did not make (and average) all of them."""
+        """Average the gradients over the ranks, if several backward passes made them (DDP averages in each)."""
         if self._averages_by_hand:
             average_gradients(self.student.parameters())
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything with a tensor in it, by the file it goes to; whole tensors on the main rank."""
+        """Return all tensors, by the file that they go to; complete on the main rank."""
         return {
             "student": {name: whole(value) for name, value in self.student.state_dict().items()},
             "teacher": self.teacher.state_dict(),
@@ -86,7 +86,7 @@ class RunState:
         }
 
     def counters(self) -> dict[str, Any]:
-        """The rest."""
+        """Return the rest of the state, as JSON values."""
         return {
             "images_seen": self.images_seen,
             "bad_samples": self.bad_samples,
@@ -103,10 +103,10 @@ class RunState:
         self.objective.load_state_dict(read_tensors(checkpoint, "objective"))
 
     def resume(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint, as if the run had never stopped.
+        """Continue from a checkpoint, as if the run had never stopped.
 
         Raises:
-            CheckpointError: it is damaged or of another configuration.
+            CheckpointError: it is damaged, or of another configuration.
         """
         state = read_state(checkpoint, verify=False)
         if state.get("data_digest") != self.data_digest:
@@ -125,7 +125,7 @@ class RunState:
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
-                f"checkpoint {checkpoint} cannot be loaded ({reason}): it was changed; remove it to go on from the one "
+                f"checkpoint {checkpoint} cannot be loaded ({reason}): it was changed; remove it to use the one "
                 "before it"
             ) from None
         self.step, self.images_seen = int(state["step"]), int(state["images_seen"])

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from sop_faiss.config import Config, load_config
-from sop_faiss.data.digits import write_digits
+from sop_faiss.data.demo import write_digits
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.data.images.subset import Subset

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: write them whole, and continue from them."""
+"""Checkpoints of a run: write them completely, and continue from them."""

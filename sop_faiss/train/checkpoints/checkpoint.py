@@ -1,4 +1,4 @@
-"""Write checkpoints whole or not at all, and go on from them."""
+"""Write checkpoints completely or not at all, and continue from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 _RECORDS = ("metrics.jsonl", "prototypes.jsonl", "bad_samples.jsonl", "stopped.json")
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
-"""What AdamW keeps of each parameter."""
+"""What AdamW keeps for each parameter."""
 
 
 def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Path:
@@ -40,20 +40,20 @@ def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]]
         run: the run directory.
         step: optimizer updates made so far.
         tensors: file name without suffix -> its tensors.
-        state: JSON beside them.
+        state: JSON values for `state.json`.
 
     Raises:
-        OSError: the disk is full or the place cannot be written; what was there stays.
+        OSError: the disk is full or the folder cannot be written; earlier checkpoints stay.
     """
     path = run / "checkpoints" / f"step_{step:08d}"
     _write(path, step, tensors, state)
-    with atomic_file(run / "latest") as temporary:  # for people; `find_checkpoint` looks at what is whole
+    with atomic_file(run / "latest") as temporary:  # for people; `find_checkpoint` looks for complete checkpoints
         temporary.write_text(path.name + "\n", encoding="utf-8")
     return path
 
 
 def write_best(run: Path, step: int, tensors: dict[str, dict[str, Tensor]], scores: dict[str, float]) -> None:
-    """Write `best/`: the weights of the best score so far, which encoders can be loaded from but no run resumed."""
+    """Write `best/`, the weights of the best score so far: encoders can be loaded from it, runs not resumed."""
     _write(run / "best", step, tensors, {"scores": scores})
 
 
@@ -69,7 +69,7 @@ def _write(path: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: 
 
 
 def clear_leftovers(run: Path, resumed_step: int) -> None:
-    """Remove what a kill has left half-written, and damaged checkpoints later than the one resumed from."""
+    """Remove half-written files of a killed run, and checkpoints later than the resumed one, which are damaged."""
     for name in ("best", "latest", "config.yaml", *_RECORDS):
         remove_leftovers(run / name)
     for path in (run / "checkpoints").glob(".step_*"):
@@ -89,14 +89,14 @@ def prune_checkpoints(run: Path, config: TrainConfig) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint; killed in the midst of it, none is left that looks damaged."""
+    """Remove a checkpoint, so that a kill meanwhile leaves none that looks damaged."""
     doomed = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     path.rename(doomed)
     shutil.rmtree(doomed)
 
 
 def flat_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's tensors under the names of the parameters they belong to."""
+    """Return the optimizer's tensors under the names of their parameters."""
     return {
         f"{name}|{key}": value
         for name, parameter in network.named_parameters()
@@ -105,7 +105,7 @@ def flat_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module) -
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """The reverse of `flat_optimizer_state`.
+    """Load what `flat_optimizer_state` returned.
 
     Raises:
         CheckpointError: the tensors belong to another network.
@@ -115,18 +115,22 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, t
     for flat_name, value in tensors.items():
         name, _, key = flat_name.rpartition("|")
         if name not in parameters:
-            raise CheckpointError(f"the checkpoint's optimizer knows {name}, this network does not: same config?")
+            raise CheckpointError(
+                f"the checkpoint's optimizer has {name}, which this network does not have: use the same configuration"
+            )
         parameter = parameters[name]
         if value.ndim and value.shape != parameter.shape:
-            raise CheckpointError(f"the checkpoint's optimizer has {name} as {tuple(value.shape)}: same config?")
+            raise CheckpointError(
+                f"the checkpoint's optimizer has {name} of shape {tuple(value.shape)}: use the same configuration"
+            )
         if key not in _ADAM_STATE or not value.is_floating_point() or (value.ndim == 0) != (key == "step"):
             raise CheckpointError(f"the checkpoint's optimizer has {flat_name} of another kind: it was changed")
-        # In the parameter's memory layout, which a fused optimizer takes for granted.
+        # In the parameter's memory layout, which a fused optimizer assumes.
         moment = torch.empty_like(parameter, dtype=value.dtype) if value.ndim else value.to(parameter.device)
         optimizer.state[parameter][key] = moment.copy_(like(parameter, value) if value.ndim else value)
     torn = next((name for name, p in parameters.items() if p in optimizer.state and not _is_whole(optimizer, p)), None)
     if torn is not None:
-        raise CheckpointError(f"the checkpoint's optimizer has only a part of {torn}: it was changed")
+        raise CheckpointError(f"the checkpoint's optimizer has only a part of the state of {torn}: it was changed")
 
 
 def _is_whole(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
@@ -137,7 +141,7 @@ def load_network(network: nn.Module, checkpoint: Path, name: str) -> None:
     """Load `student` or `teacher` weights into a network of the same shape.
 
     Raises:
-        CheckpointError: keys or shapes differ; the first difference is named.
+        CheckpointError: names or shapes differ; the message names the first difference.
     """
     tensors, wanted = read_tensors(checkpoint, name), network.state_dict()
     differences = sorted(set(tensors) ^ set(wanted)) + [

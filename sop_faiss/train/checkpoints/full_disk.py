@@ -1,4 +1,4 @@
-"""A disk that fills up while a run is written: told with the file and with what to do."""
+"""A disk that fills up while a run is written: the error names a file and says what to do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from sop_faiss.files import DISK_FULL
 
-__all__ = ["full_disk_told"]
+__all__ = ["explain_full_disk"]
 
 
 @contextlib.contextmanager
-def full_disk_told(run: Path) -> Iterator[None]:
-    """Give errors of a full disk the name of the run, where they name no file, and a note with the remedy.
+def explain_full_disk(run: Path) -> Iterator[None]:
+    """Name the run in errors of a full disk that name no file, and add a note with the remedy.
 
     Raises:
         OSError: the disk is full.
@@ -24,6 +24,6 @@ def full_disk_told(run: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        told = OSError(error.errno, os.strerror(error.errno), str(error.filename or run))
-        told.add_note("free space, then `resume`")
-        raise told from error
+        named = OSError(error.errno, os.strerror(error.errno), str(error.filename or run))
+        named.add_note("free space, then `resume`")
+        raise named from error

@@ -1,4 +1,4 @@
-"""One process at a time trains into a run directory: a lock that the kernel lets go when the process ends."""
+"""One process at a time trains into a run directory: a lock that the kernel releases when the process ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sop_faiss.errors import ConfigError
 __all__ = ["LOCK_NAME", "RunLock"]
 
 LOCK_NAME = ".lock"
-"""In the run directory. The file stays; what counts is whether a process holds a lock on it."""
+"""Name of the lock's file in the run directory. The file stays; only a lock that a process holds on it counts."""
 
 _log = logging.getLogger(__name__)
 _CANNOT_LOCK = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -21,7 +21,7 @@ _held: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """A forked worker that outlives a killed trainer must not keep its lock; closing leaves the trainer's own."""
+    """Close the lock in a forked worker, which would keep it after its trainer is killed; the trainer keeps its own."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -43,11 +43,11 @@ class RunLock:
 
     @property
     def held(self) -> bool:
-        """Whether this object holds the lock."""
+        """Return whether this object holds the lock."""
         return self._descriptor is not None
 
     def acquire(self) -> None:
-        """Take the lock, without waiting. Where the file system has no locks the log says so, and nothing guards.
+        """Take the lock, without waiting; a file system without locks is only a warning in the log.
 
         Raises:
             ConfigError: another process holds it.
@@ -65,12 +65,12 @@ class RunLock:
             if error.errno not in _CANNOT_LOCK:
                 os.close(descriptor)
                 raise
-            _log.warning("%s cannot be locked (%s): start no second training into it", self.run, error.strerror)
+            _log.warning("%s cannot be locked (%s): do not start a second training into it", self.run, error.strerror)
         _held.add(descriptor)
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Let go, if held."""
+        """Release the lock, if held."""
         if self._descriptor is not None:
             _held.discard(self._descriptor)
             os.close(self._descriptor)

@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointSaver:
-    """Saves a run; every rank has one, and the main rank's writes.
+    """Saves a run; every rank has a saver, and only the main rank's writes files.
 
-    At most one write is going on. What is written is a copy, so that the next steps may change the state meanwhile; the
-    copy is kept and filled again by the next save, which then allocates nothing. With `train.background_save` off there
-    is neither thread nor copy.
+    At most one write runs at a time. It writes a copy, so that the next steps may change the state meanwhile; the next
+    save fills the same copy again instead of allocating another. With `train.background_save` off there is neither
+    thread nor copy.
 
     Args:
-        state: what is saved.
+        state: the run to save.
         run: the run directory.
     """
 
@@ -43,32 +43,32 @@ class CheckpointSaver:
 
     @property
     def failed(self) -> bool:
-        """Whether a write in the background has failed: `save` or `finish` will raise its error."""
+        """Return whether a write in the background has failed; `save` or `finish` will raise its error."""
         return self._error is not None
 
     def save(self, *, wait: bool) -> None:
-        """Save the run as it is now; all ranks together. A write that is still going on is waited for first.
+        """Save the run as it is now, after the write that still runs, if any; all ranks together.
 
         Args:
-            wait: return when the checkpoint is whole.
+            wait: return only when the checkpoint is complete.
 
         Raises:
             RunStoppedError: a weight is not finite.
-            OSError: this write, or the one before it, found the disk full, or could not be made; on every rank. The
-                checkpoints that were whole stay.
+            OSError: this write, or the one before it, failed, for example on a full disk; on every rank. Complete
+                checkpoints stay.
         """
         check_weights(self._state, self._run)
-        # of a sharded student each rank has to hand over its part
+        # of a sharded student, each rank must provide its part
         tensors = self._state.tensors() if distributed.is_main() or self._state.is_sharded else {}
         distributed.decide(lambda: self._start(tensors))
         if wait:
             distributed.decide(self.finish)
 
     def finish(self) -> None:
-        """Wait for the write that is going on, if any.
+        """Wait for the write that still runs, if any.
 
         Raises:
-            OSError: it has failed.
+            OSError: the write has failed.
         """
         if self._thread is not None:
             self._thread.join()
@@ -78,17 +78,17 @@ class CheckpointSaver:
             raise error
 
     def close(self) -> None:
-        """Wait for the write that is going on, when the run ends for another reason; a failure goes to the log."""
+        """Wait for the write that still runs, when the run ends for another reason; log a failure."""
         try:
             self.finish()
         except OSError as error:
             _log.warning("the last checkpoint was not written: %s", error)
 
     def _start(self, tensors: dict[str, dict[str, Tensor]]) -> None:
-        """On the main rank."""
+        """Start a write; on the main rank."""
         self.finish()
         step, counters = self._state.step, copy.deepcopy(self._state.counters())
-        prune = not self._state.alarms.may_stop_soon  # a run that may be lost keeps what it has
+        prune = not self._state.alarms.may_stop_soon  # a run that may be lost keeps all its checkpoints
         if not self._settings.background_save:
             self._write(step, tensors, counters, prune)
             return
@@ -106,7 +106,7 @@ class CheckpointSaver:
     def _write_noting(
         self, step: int, tensors: dict[str, dict[str, Tensor]], counters: dict[str, Any], prune: bool
     ) -> None:
-        """In the thread: errors are kept for the training thread."""
+        """Write, in the thread, and keep an error for the training thread."""
         try:
             self._write(step, tensors, counters, prune)
         except BaseException as error:
@@ -124,7 +124,7 @@ class CheckpointSaver:
 
 
 def _copied(value: Tensor, former: Tensor | None) -> Tensor:
-    """A copy on the CPU, in the place of a former one where that has the same shape; maybe not yet made (CUDA)."""
+    """Copy to the CPU, into a former copy of the same shape if there is one; on CUDA the copy may still run."""
     if former is None or former.shape != value.shape or former.dtype != value.dtype:
         former = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
     return former.copy_(value, non_blocking=True)

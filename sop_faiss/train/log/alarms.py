@@ -1,9 +1,8 @@
-"""Alarms: what a run's numbers look like when it has gone wrong, why that happens, and what helps (docs/metrics.md).
+"""Alarms: what the numbers of a failing run look like, why that happens, and what helps (docs/metrics.md).
 
-An alarm goes off when its sign holds in several logged steps in a row, after a warm-up. The end of a run is judged by
-its last logged steps, however few there are. Signs are pure functions of the numbers; what is counted over time is
-saved with the run. Numbers that are not finite wait for nothing: see
-`stopped.check_finite`.
+An alarm goes off when its sign shows in several logged steps in a row, after a warm-up. The end of a run is judged by
+its last logged steps, however few there are. Signs are pure functions of the numbers; counts over time are saved with
+the run. Numbers that are not finite stop a run at once: see `stopped.check_finite`.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from sop_faiss.errors import CheckpointError
 __all__ = ["Alarm", "Alarms", "Rules", "signs"]
 
 PATIENCE = 5
-"""Logged steps in a row that show a sign before its alarm goes off: a single batch may be odd."""
+"""Logged steps in a row that show a sign before its alarm goes off: a single batch may be unusual."""
 LEAST_WARMUP_STEPS = 100
-"""Fresh networks make embeddings that are nearly all alike; small runs took some ten steps to leave that behind."""
+"""Fresh networks make embeddings that are nearly the same for all images; small runs left that after ten steps."""
 UNIFORM_ENTROPY = 0.99
-"""Teacher entropy over ln K. Runs that learned stayed below 0.92 after their warm-up, one that was lost was at 0.99."""
+"""Teacher entropy over ln K. Runs that learned stayed below 0.92 after their warm-up; one that failed had 0.99."""
 CONSTANT_LOGITS = 0.2
-"""Root mean square distance of two images' embeddings, over the sharper temperature of teacher and student: by how much
-the logarithms of their assignments differ at most. Below it no image is told from another, whatever the anchors are.
-Checkpoints of runs that learned had 16 to 64, of digits with fixed anchors 8 to 15."""
+"""Root mean square distance of two images' embeddings, divided by the lower temperature of teacher and student: an
+upper bound for the difference of their log assignments. Below it no anchors can tell images apart. Checkpoints of runs
+that learned had 16 to 64, of digits with fixed anchors 8 to 15."""
 ALIKE_COSINE, EXACTLY_UNIFORM = 0.999, 0.9999
-"""With anchors that are such embeddings themselves, images are told apart by differences of differences, and nothing is
-left earlier: when embeddings are this much alike, and the teacher's entropy this near to ln K. The same checkpoints had
+"""If the anchors are such embeddings too, only differences of differences tell images apart, and these vanish earlier:
+when embeddings have this mean cosine, and the teacher's entropy is this fraction of ln K. The same checkpoints had
 cosines of 0.19 to 0.95, with fixed anchors up to 0.986, and entropies below 0.96."""
 DROPPED_RANK = 0.5
-"""RankMe as a share of its best. In runs that learned it rose or stayed; with fixed anchors it lost up to 0.4."""
+"""RankMe as a fraction of its best. In runs that learned it rose or stayed; with fixed anchors it fell by up to 0.4."""
 LEAST_BEST_RANK = 4.0
-"""Below this there was no rank to lose."""
+"""With a smaller best RankMe, a drop means nothing."""
 ONE_IMAGE_SHARE = 0.5
-"""Share of anchors whose supports all come from one image."""
+"""Fraction of anchors whose supports all come from one image, as `one_image_share` reports it."""
 BLIND_VIEW_AUC = 0.55
 """Mean of `view_auc` over some logged steps; 0.5 is chance, whatever the number of images."""
 AUC_IMAGES = 128
-"""Images in all that the mean is taken over, at least: at chance it is then above `BLIND_VIEW_AUC` once in 40 times.
+"""Least number of images in the mean: at chance it is then above `BLIND_VIEW_AUC` once in 40 times.
 Digits had 0.79 to 0.85."""
 
 
 @dataclass(frozen=True)
 class _Kind:
     is_certain: bool
-    """Nothing is left to learn from: no run recovers."""
+    """No run recovers from it: there is nothing left to learn from."""
     explanation: str
     """Likely cause; remedy."""
 
@@ -68,8 +67,8 @@ KINDS = {
     ),
     "rank_drop": _Kind(
         False,
-        "directions are being lost, mostly to a learning rate or a weight decay that is too high, or to a teacher that "
-        "follows too fast; lower optim.base_lr or optim.weight_decay_end, or raise optim.momentum",
+        "embeddings lose directions, mostly because of a learning rate or weight decay that is too high, or a teacher "
+        "that follows too fast; lower optim.base_lr or optim.weight_decay_end, or raise optim.momentum",
     ),
     "one_image": _Kind(
         False,
@@ -78,7 +77,7 @@ KINDS = {
         "other images (neighbors.exclude_same_image=always, a larger memory)",
     ),
 }
-"""By name, the surest first."""
+"""By name, the most certain first."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +89,25 @@ class Alarm:
     """Numbers, likely cause, remedy; one line."""
     stops: bool
     """Whether the run stops here."""
-    is_told: bool
-    """Whether the log is due to hear of it: the first time, and each time it has gone off twice as often."""
+    is_logged: bool
+    """Whether to log it: the first time, and each time it has gone off twice as often."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What of a run's configuration its alarms depend on."""
+    """The settings of a run that its alarms depend on."""
 
     stop_on: str
     """`non_finite`, `certain` or `any`."""
     warmup_steps: int
-    """Nothing is heeded up to this step."""
+    """Signs up to this step are ignored."""
     student_temp: float
     auc_steps: int
     """Logged steps that `view_auc` is averaged over."""
 
     @classmethod
     def of(cls, config: Config, steps_per_epoch: int) -> Rules:
-        """The rules of a run."""
+        """Return the rules of a run."""
         train, warmup = config.train, config.train.alarm_warmup_steps
         if warmup is None:
             epochs = config.optim.projector_warmup_epochs + config.optim.warmup_epochs
@@ -120,7 +119,7 @@ class Rules:
 def signs(
     metrics: Mapping[str, float | int], best: Mapping[str, float], view_auc: float, student_temp: float
 ) -> dict[str, str]:
-    """The signs that a step shows: name of the alarm -> the numbers. NaN shows nothing.
+    """Return the signs that a step shows: name of the alarm -> the numbers. NaN is not a sign.
 
     Args:
         metrics: of the step.
@@ -144,20 +143,20 @@ def signs(
 
 
 def _is_constant(metrics: Mapping[str, float | int], student_temp: float) -> bool:
-    """Whether all images have one embedding, as far as any assignment can tell, or that of anchors which are alike."""
+    """Return whether no assignment can tell the images' embeddings apart; see `CONSTANT_LOGITS`, `ALIKE_COSINE`."""
     cosine = metrics.get("embedding_cosine", math.nan)
     if math.isnan(cosine):
         return False
     distance = math.sqrt(max(0.0, 2.0 * (1.0 - cosine)))  # rounding may take a cosine above 1
     if distance < CONSTANT_LOGITS * min(student_temp, metrics["teacher_temp"]):
         return True
-    # Of the first loss term, whose embeddings the cosine is of: metrics are in the order of the terms.
+    # The cosine is of the first loss term's embeddings, and metrics are in the order of the terms.
     entropy = next((value for key, value in metrics.items() if key.startswith("teacher_entropy_")), 0.0)
     return cosine > ALIKE_COSINE and entropy > EXACTLY_UNIFORM
 
 
 class Alarms:
-    """Counts signs over logged steps; equal on all ranks, since the numbers are."""
+    """Counts signs over logged steps; the same on all ranks, since the numbers are the same."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -171,11 +170,11 @@ class Alarms:
 
     @property
     def may_stop_soon(self) -> bool:
-        """Whether a sign shows that would stop the run if it stayed: what is saved now may be of no use."""
+        """Return whether a sign shows that would stop the run if it stayed, so that a checkpoint now may be useless."""
         return any(self._held[name] > 0 and self._stops(name) for name in KINDS)
 
     def observe(self, step: int, metrics: Mapping[str, float | int]) -> list[Alarm]:
-        """Take in a logged step; the alarms that go off, the surest first."""
+        """Add a logged step, and return the alarms that go off, the most certain first."""
         if step <= self.rules.warmup_steps:
             return []
         for key, value in metrics.items():
@@ -194,10 +193,10 @@ class Alarms:
         return alarms
 
     def at_end(self, records: Sequence[Mapping[str, float | int | None]]) -> dict[str, str]:
-        """Judge the end of a run: what each of its last logged steps shows, within the warm-up, too.
+        """Judge the end of a run by the signs that all its last logged steps show, even within the warm-up.
 
         Args:
-            records: all logged steps of the run; None is a number that there is none of.
+            records: all logged steps of the run; None: no such number.
 
         Returns:
             Name of the alarm -> numbers of the last step, likely cause and remedy; one line each.
@@ -215,11 +214,11 @@ class Alarms:
         return [float(auc) for auc in aucs if math.isfinite(auc)][-self.rules.auc_steps :]
 
     def _mean_auc(self, aucs: list[float]) -> float:
-        """NaN while there are too few to tell anything."""
+        """Return the mean; NaN if there are too few steps."""
         return sum(aucs) / len(aucs) if len(aucs) == self.rules.auc_steps else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """All counts, as JSON values."""
+        """Return all counts, as JSON values."""
         return {
             "held": dict(self._held),
             "gone_off": dict(self._gone_off),
@@ -228,10 +227,10 @@ class Alarms:
         }
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from saved counts; of older checkpoints, which have none, from nothing.
+        """Continue from saved counts; checkpoints of earlier versions have none, and counts start at 0.
 
         Raises:
-            CheckpointError: they were changed.
+            CheckpointError: the counts were changed by hand.
         """
         try:
             for name in KINDS:
@@ -241,5 +240,5 @@ class Alarms:
             self._recent_auc = [float(value) for value in state.get("recent_auc", [])]
         except (AttributeError, TypeError, ValueError, OverflowError):
             raise CheckpointError(
-                "alarms in the checkpoint's state.json were changed: remove the checkpoint to go on from the one before"
+                "alarms in the checkpoint's state.json were changed: remove the checkpoint to use the one before"
             ) from None

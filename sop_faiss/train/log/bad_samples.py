@@ -1,4 +1,4 @@
-"""Images that a run could not read: all of them in `bad_samples.jsonl`, some in the log, and when they are too many."""
+"""Bad images of a run: all of them in `bad_samples.jsonl`, some in the log, and an error if there are too many."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["BAD_SAMPLES_FILE", "BadSampleLog", "check_bad_share"]
 _log = logging.getLogger(__name__)
 
 BAD_SAMPLES_FILE = "bad_samples.jsonl"
-_SHOWN_PER_REASON = 5
+_SHOWN_PER_REASON = 5  # enough to see what is wrong
 
 
 class BadSampleLog:
-    """Writes `bad_samples.jsonl` and a bounded part of it to the log; only the main rank holds one.
+    """Writes `bad_samples.jsonl` and a bounded part of it to the log; only the main rank has one.
 
     The log shows the first five of each reason, and then the counts each time their sum has doubled: a run with a
-    million bad images logs some forty lines of them, and loses no time on any.
+    million bad images logs some forty lines, and loses no time by it.
 
     Args:
         run: the run directory.
@@ -34,10 +34,10 @@ class BadSampleLog:
         self._path = run / BAD_SAMPLES_FILE
         keep_lines_until(self._path, resumed_step)
         self._counts = Counter(str(line.get("reason")) for line in read_lines(self._path))
-        self._counted = self._counts.total()  # what the log last told
+        self._counted = self._counts.total()  # total of the last counts in the log
 
     def add(self, bad: list[BadSample], step: int) -> None:
-        """List images that a step could not read: what, where, why, and what took their place."""
+        """Record images that a step could not read: which, where, why, and which image took their place."""
         with self._path.open("a", encoding="utf-8") as stream:
             for sample in bad:
                 stream.write(json.dumps({"step": step, **vars(sample)}) + "\n")
@@ -45,8 +45,8 @@ class BadSampleLog:
             self._counts[sample.reason] += 1
             if self._counts[sample.reason] <= _SHOWN_PER_REASON:
                 where = f" in {sample.shard} at offset {sample.offset}" if sample.shard else ""
-                told = f"bad image {sample.key}{where}: {sample.message}; {sample.replacement} took its place"
-                _log.warning("%s", one_line(told))
+                text = f"bad image {sample.key}{where}: {sample.message}; {sample.replacement} took its place"
+                _log.warning("%s", one_line(text))
         total = self._counts.total()
         if total >= 2 * self._counted and max(self._counts.values()) > _SHOWN_PER_REASON:
             counts = ", ".join(f"{reason} {count:,}" for reason, count in self._counts.most_common())
@@ -55,20 +55,20 @@ class BadSampleLog:
 
 
 def check_bad_share(bad: int, asked: int, images: int, limit: float) -> None:
-    """Stop when too many images cannot be read.
+    """Raise DataError if too many images cannot be read.
 
     Args:
         bad: images that could not be read so far.
-        asked: images that were wanted so far, each of which was read in the end.
-        images: images in the data set; the share is not judged on fewer.
-        limit: data.max_bad_fraction.
+        asked: images that were needed so far, each of which was read or replaced.
+        images: images in the data set; the fraction is of at least this many attempts.
+        limit: `data.max_bad_fraction`.
 
     Raises:
-        DataError: the share exceeds the limit.
+        DataError: the fraction exceeds the limit.
     """
     tried = asked + bad  # another image took the place of each bad one, and may have been bad itself
     if bad / max(tried, images) > limit:
         raise DataError(
             f"{bad} of {tried} attempts to read an image failed, more than data.max_bad_fraction = {limit}: see "
-            f"{BAD_SAMPLES_FILE}, mend the data (sop-data check), or raise the limit"
+            f"{BAD_SAMPLES_FILE}, repair the data (sop-data check), or raise the limit"
         )

@@ -1,4 +1,4 @@
-"""How far apart vectors lie: mean cosine, effective rank, and whether two views of an image find each other."""
+"""How far apart vectors are: mean cosine, effective rank, and whether two views of an image find each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["mean_cosine", "rankme", "view_auc"]
 
 
 def mean_cosine(rows: Float[Tensor, "n d"]) -> float:
-    """Mean cosine of all pairs of different rows: 1 for a constant output, about 0 for random directions.
+    """Return the mean cosine of all pairs of different rows: 1 for a constant output, about 0 for random directions.
 
     Args:
         rows: unit norm.
@@ -28,11 +28,11 @@ def mean_cosine(rows: Float[Tensor, "n d"]) -> float:
 
 
 def rankme(rows: Float[Tensor, "n d"]) -> float:
-    """RankMe (Garrido et al. 2023, arXiv 2210.02885): exp of the entropy of the singular values over their sum.
+    """Return RankMe (Garrido et al. 2023, arXiv 2210.02885): exp of the entropy of the normalized singular values.
 
-    From 1, where all rows are multiples of one, to min(n, d), where all singular values are equal. Squared singular
-    values are eigenvalues of the smaller Gram matrix; in float64 that loses nothing that counts. On the CPU, since it
-    is some hundred rows.
+    It is 1 if all rows are multiples of one, and min(n, d) if all singular values are equal. Squared singular values
+    are eigenvalues of the smaller Gram matrix, which float64 computes precisely enough. It runs on the CPU, since there
+    are only some hundred rows.
 
     Returns:
         NaN without rows, or where one is not finite.
@@ -42,16 +42,16 @@ def rankme(rows: Float[Tensor, "n d"]) -> float:
     if gram.numel() == 0 or not bool(gram.isfinite().all()):
         return math.nan  # the solver would raise
     singular = torch.linalg.eigvalsh(gram).clamp_min(0.0).sqrt()
-    shares = singular / singular.sum()
-    return math.exp(-float(torch.xlogy(shares, shares).sum()))
+    fractions = singular / singular.sum()
+    return math.exp(-float(torch.xlogy(fractions, fractions).sum()))
 
 
 def view_auc(one: Float[Tensor, "n d"], other: Float[Tensor, "n d"]) -> float:
-    """Probability that two views of an image are more alike than views of two images; ties count half.
+    """Return the probability that two views of an image are more similar than views of two images; ties count half.
 
-    The area under the ROC curve for telling the one from the other, taken image by image: 1 where every image knows
-    its own other view, 0.5 where views tell nothing about their image, on any number of images. For images that are
-    all the same it is 0.5 within about 1 / sqrt(12 n).
+    It is the area under the ROC curve of that decision, averaged over images: 1 if each image's two views are the most
+    similar, 0.5 if views say nothing about their image, for any number of images. If all images are the same, it is 0.5
+    within about 1 / sqrt(12 n).
 
     Args:
         one: a view of each image, unit norm.

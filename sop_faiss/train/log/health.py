@@ -1,7 +1,7 @@
-"""What a logged step shows on the side: spread of embeddings and features, size of the update, peak of memory.
+"""Health of a logged step: spread of embeddings and features, size of the update, peak of memory.
 
-All of it comes from what the step computes anyway. `watching` looks on by hooks, so that the step itself stays as the
-paper has it; on steps that are not logged it does nothing at all.
+Everything comes from what the step computes in any case. `watching` uses hooks, so that the step itself stays as in the
+paper; in steps that are not logged it does nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sop_faiss.train.state import RunState
 __all__ = ["Watch", "is_logged", "watching"]
 
 MAX_ROWS = 256
-"""Of how many rows spread is told at most: the solver's time grows with their cube."""
+"""The most rows whose spread is measured: the solver's time grows with their cube."""
 
 
 def is_logged(state: RunState, step: int) -> bool:
-    """Whether a step, counted from 1, writes a line: multiples of `log_every_steps`, the first and the last."""
+    """Return whether a step, counted from 1, is logged: multiples of `log_every_steps`, the first and the last."""
     return step % state.config.train.log_every_steps == 0 or step in (1, state.schedules.total_steps)
 
 
@@ -39,7 +39,7 @@ def watching(state: RunState) -> Iterator[Watch]:
     """Watch the state's next step.
 
     Yields:
-        What saw it; ask it for its numbers when the step is over.
+        The watch; ask it for its numbers after the step.
     """
     watch = Watch(state)
     try:
@@ -49,7 +49,7 @@ def watching(state: RunState) -> Iterator[Watch]:
 
 
 class Watch:
-    """Sees one step by hooks on the optimizer; of a step that is not logged it sees nothing.
+    """Watches one step by hooks on the optimizer, if the step is logged.
 
     Args:
         state: before the step.
@@ -74,7 +74,7 @@ class Watch:
 
     def _learning(self) -> list[Tensor]:
         if self._state.is_sharded:
-            return []  # a rank has parts of them only
+            return []  # a rank has only parts of them
         return [p.detach() for p in self._state.student.parameters() if p.grad is not None]
 
     def _before_update(self, *unused: Any) -> None:
@@ -92,10 +92,10 @@ class Watch:
         """Return health numbers (docs/metrics.md), the same on all ranks; NaN where there is no such number.
 
         Args:
-            learned: what the step's parts left behind.
+            learned: what the parts of the step returned.
 
         Returns:
-            Nothing unless the step is logged.
+            An empty dict unless the step is logged.
         """
         if not self._is_logged:
             return {}
@@ -111,7 +111,7 @@ class Watch:
 
 
 def _spread_of_features(parts: Sequence[Float[Tensor, "G b f"]]) -> dict[str, float]:
-    """Of at most two global views of the batch's images; NaN where no feature of a whole view was computed."""
+    """Return the spread of at most two global views' features; NaN if no feature of an unmasked view was computed."""
     names = ("feature_cosine", "feature_rankme", "view_auc")
     if not parts:
         return dict.fromkeys(names, math.nan)
@@ -124,16 +124,16 @@ def _spread_of_features(parts: Sequence[Float[Tensor, "G b f"]]) -> dict[str, fl
 
 
 def _some_rows(rows: Float[Tensor, "n views f"]) -> Float[Tensor, "m views f"]:
-    """At most `MAX_ROWS` of them, evenly spaced: the same ones on any number of ranks."""
+    """Return at most `MAX_ROWS` rows, evenly spaced: the same ones on any number of ranks."""
     count = min(MAX_ROWS, len(rows))
     return rows[torch.arange(count, device=rows.device) * len(rows) // count]
 
 
 def _memory_peak_bytes(device: torch.device) -> int:
-    """Most that a rank has held so far: of the device's memory on CUDA, of the process without its workers on a CPU."""
+    """Return the peak of a rank's memory so far: the device's on CUDA, else the process's without its workers."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
     else:
-        unit = 1 if sys.platform == "darwin" else 1024
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return int(distributed.gather_rows(torch.tensor([peak], device=device)).max())

@@ -1,4 +1,4 @@
-"""Records of a run with one JSON object a line, each with its step: read, and cut back when a run is resumed."""
+"""Records of a run, one JSON object with its step on each line: read, and cut back when a run is resumed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["keep_lines_until", "read_lines"]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a .jsonl file up to one that a kill has cut, or that is no record; none if there is no file."""
+    """Return the lines of a .jsonl file up to one that is cut or is not a record; none if there is no file."""
     if not path.is_file():
         return []
     lines: list[dict[str, Any]] = []
@@ -28,9 +28,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def keep_lines_until(path: Path, step: int, measured_step: int | None = None) -> None:
-    """Drop the lines of later steps, all of them if no step was kept, and the score of a step that is measured again.
+    """Drop the lines of later steps (all lines for step 0), and the score of a step that is measured again.
 
-    A score stands in a line of its own, without a loss, and may come after lines of later steps.
+    A score has a line of its own, without a loss, which may come after lines of later steps.
     """
     if not path.is_file():
         return

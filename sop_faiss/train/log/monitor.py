@@ -1,4 +1,4 @@
-"""What a run tells about itself: `metrics.jsonl`, TensorBoard events, and bad samples."""
+"""Records of a run: `metrics.jsonl`, TensorBoard events, and bad images."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["Monitor", "read_metrics"]
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl` as they were written: a score may come after later steps (`scoring`).
+    """Return the lines of `metrics.jsonl` as they were written: a score may come after later steps (`scoring`).
 
-    A last line cut by a kill is left out.
+    A last line that a kill has cut is left out.
     """
     return read_lines(run / "metrics.jsonl")
 
 
 class Monitor:
-    """Writes the run's records; only the main rank holds one.
+    """Writes the run's records; only the main rank has one.
 
     Args:
         run: the run directory.
         resumed_step: records of later steps are dropped, since these steps will be made again; 0: all.
-        measured_step: whose score will be measured again; it is dropped, too.
+        measured_step: a step whose score will be measured again, so that its line is dropped.
         wandb: gets every line as well.
     """
 
@@ -55,10 +55,10 @@ class Monitor:
         self._waited += seconds
 
     def log(self, metrics: Mapping[str, float | int]) -> None:
-        """Write one line. NaN is a number that there is none of: null in the file, no point in TensorBoard.
+        """Write one line. NaN means that there is no such number: null in the file, no point in TensorBoard.
 
-        It stands for a mean over the masked patches of a batch without any, for the age of a memory that nothing was
-        stored in, and for the speed in the first line, so that all lines of steps have the same keys.
+        There is no mean over the masked patches of a batch without any, no age of an empty memory, and no speed in the
+        first line; with NaN all lines of steps have the same keys.
         """
         line = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self._stream.write(json.dumps(line) + "\n")
@@ -70,7 +70,7 @@ class Monitor:
             self._wandb.log(line)
 
     def speed(self, images: int) -> dict[str, float]:
-        """Images per second and share of time spent waiting for data, since this was last asked."""
+        """Return images per second and the fraction of time spent waiting for data, since the last call."""
         now = time.monotonic()
         seconds = max(1e-9, now - self._started)
         result = {

@@ -1,4 +1,4 @@
-"""What prototypes a run drew, in `prototypes.jsonl`: a few anchors with their supports now and then, for a report."""
+"""Some prototypes of a run in `prototypes.jsonl`: a few anchors with their supports at some steps, for a report."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PROTOTYPES_FILE = "prototypes.jsonl"
 
 
 class PrototypeLog:
-    """Writes a sample of the prototypes at steps 1, 2, 5, 10, 20, 50 and so on, and at every checkpoint's.
+    """Writes some prototypes at steps 1, 2, 5, 10, 20, 50 and so on, and at every checkpoint.
 
-    It draws nothing: it looks at what the step draws anyway. Only the main rank holds one.
+    It records what the step has drawn, and draws nothing itself. Only the main rank has one.
 
     Args:
         run: the run directory.
@@ -34,7 +34,7 @@ class PrototypeLog:
         keep_lines_until(self._path, resumed_step)
 
     def note(self, step: int, objective: Objective) -> None:
-        """Record some of a step's prototypes, which the objective has drawn and whose embeddings it has not stored."""
+        """Record some of a step's prototypes, between the objective's `begin_step` and `end_step`."""
         if step % self._every_steps and str(step).rstrip("0") not in ("1", "2", "5"):
             return
         sample = objective.prototypes(step)
@@ -46,7 +46,7 @@ class PrototypeLog:
 
 
 def read_prototypes(run: Path) -> list[PrototypeSample]:
-    """The samples of a run in order of their steps, up to a line that is damaged; none if it kept none."""
+    """Return the recorded prototypes of a run in order of their steps, up to a damaged line."""
     samples: list[PrototypeSample] = []
     for line in read_lines(run / PROTOTYPES_FILE):
         level, listed = line.get("level"), line.get("prototypes")
@@ -57,7 +57,7 @@ def read_prototypes(run: Path) -> list[PrototypeSample]:
 
 
 def _is_whole(entry: Any) -> bool:
-    """Believe nothing of the file: it may have been edited."""
+    """Return whether an entry has the right fields and types; the file may have been edited."""
     if not isinstance(entry, dict) or entry.keys() != SeenPrototype.__annotations__.keys():
         return False
     image, supports = entry["image"], entry["supports"]

@@ -1,4 +1,4 @@
-"""What the loop writes down of each step, the same on all ranks."""
+"""What the loop records of each step, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sop_faiss.data.batch import Batch
 from sop_faiss.train.log.bad_samples import check_bad_share
 from sop_faiss.train.log.health import is_logged
 from sop_faiss.train.log.monitor import Monitor
-from sop_faiss.train.log.stopped import check_finite, heed_alarms
+from sop_faiss.train.log.stopped import check_alarms, check_finite
 from sop_faiss.train.log.wandb_log import WandbLog
 from sop_faiss.train.state import RunState
 
@@ -22,7 +22,7 @@ __all__ = ["keep_records", "open_monitor", "timed_batches"]
 
 
 def open_monitor(state: RunState, run: Path) -> Monitor | None:
-    """The main rank's monitor, at the state's step; None on the other ranks.
+    """Return the main rank's monitor, at the state's step; None on the other ranks.
 
     Raises:
         ConfigError: Weights & Biases cannot be started.
@@ -35,7 +35,7 @@ def open_monitor(state: RunState, run: Path) -> Monitor | None:
 
 
 def timed_batches(loader: Iterator[Batch], monitor: Monitor | None) -> Iterator[Batch]:
-    """The batches, with the time spent waiting for them noted."""
+    """Yield the batches, and record the time spent waiting for them."""
     while True:
         started = time.monotonic()
         batch = next(loader, None)
@@ -55,9 +55,9 @@ def keep_records(
     run: Path,
     images: int,
 ) -> None:
-    """Count bad samples, stop at numbers that are not finite, and log and judge every `log_every_steps`.
+    """Count bad images, stop at numbers that are not finite, and every `log_every_steps` log and check alarms.
 
-    `metrics` are each rank's own, and their means are logged; `health` is the same on all ranks.
+    `metrics` differ by rank, and their means are logged; `health` is the same on all ranks.
     """
     names = list(metrics)
     bad_here = torch.tensor([float(len(batch.bad))], device=state.device)
@@ -71,9 +71,9 @@ def keep_records(
             monitor.bad_samples.add(bad, state.step)
         check_bad_share(state.bad_samples, state.images_seen, images, state.config.data.max_bad_fraction)
     epoch = state.step / state.schedules.steps_per_epoch
-    told = {"step": state.step, "epoch": epoch, "images": state.images_seen, **values, **health}
-    check_finite(state, told, run)
+    line = {"step": state.step, "epoch": epoch, "images": state.images_seen, **values, **health}
+    check_finite(state, line, run)
     if is_logged(state, state.step):
         if monitor is not None:
-            monitor.log({**told, **monitor.speed(state.images_seen)})
-        heed_alarms(state, told, run)
+            monitor.log({**line, **monitor.speed(state.images_seen)})
+        check_alarms(state, line, run)

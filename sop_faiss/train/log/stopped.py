@@ -1,4 +1,4 @@
-"""When a run stops itself, and what it leaves: `stopped.json` tells what led there. Checkpoints stay as they are."""
+"""When a run stops itself: `stopped.json` has what led to it. Checkpoints stay as they are."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from sop_faiss.objectives.objective import Watched
 from sop_faiss.train.parallel import here, is_sharded
 from sop_faiss.train.state import RunState
 
-__all__ = ["STOPPED_FILE", "check_finite", "check_weights", "heed_alarms"]
+__all__ = ["STOPPED_FILE", "check_alarms", "check_finite", "check_weights"]
 
 _log = logging.getLogger(__name__)
 
 STOPPED_FILE = "stopped.json"
-_ANCHORS, _NEIGHBORS = 4, 8  # of which, and how many, the file lists
+_ANCHORS, _NEIGHBORS = 4, 8  # the file lists this many neighbors of this many rows
+# Up to the first number in a parameter's name, as in backbone.blocks.3.
 _BLOCK = re.compile(r".*?\.\d+(?=\.)")
 
 
 def check_finite(state: RunState, metrics: Mapping[str, float | int], run: Path) -> None:
-    """Stop at a loss or gradient that is not finite.
+    """Stop the run if its loss or gradient is not finite.
 
     Args:
         state: the run.
@@ -47,16 +48,16 @@ def check_finite(state: RunState, metrics: Mapping[str, float | int], run: Path)
 
 
 def check_weights(state: RunState, run: Path) -> None:
-    """Stop before weights that are not finite are saved: an update can overflow though loss and gradients did not.
+    """Stop before saving weights that are not finite: an update can overflow even if loss and gradients did not.
 
-    Each rank looks at what it holds, and all of them stop where one finds something.
+    Each rank checks its own part, and all ranks stop if one finds such a weight.
 
     Raises:
         RunStoppedError: a weight is NaN or infinite.
     """
     norms = torch.stack(torch._foreach_norm([here(parameter) for parameter in state.student.parameters()]))
-    spoiled = distributed.average((~norms.isfinite()).any().float())
-    if spoiled > 0:
+    not_finite = distributed.average((~norms.isfinite()).any().float())
+    if not_finite > 0:
         _stop_not_finite(state, {"step": state.step}, run, "a weight of the student is not finite")
 
 
@@ -67,12 +68,12 @@ def _stop_not_finite(state: RunState, metrics: Mapping[str, float | int], run: P
         metrics,
         run,
         "non_finite",
-        f"{what} at step {state.step}: nothing of this step was saved, {STOPPED_FILE} tells what led here; {remedy}",
+        f"{what} at step {state.step}: nothing of this step was saved, {STOPPED_FILE} has what led here; {remedy}",
     )
 
 
-def heed_alarms(state: RunState, metrics: Mapping[str, float | int], run: Path) -> None:
-    """Take in a logged step, tell of alarms that go off, and stop the run where `train.stop_on` says so.
+def check_alarms(state: RunState, metrics: Mapping[str, float | int], run: Path) -> None:
+    """Check the alarms of a logged step: log those that go off, and stop the run if `train.stop_on` says so.
 
     Raises:
         RunStoppedError: an alarm stops the run.
@@ -85,16 +86,16 @@ def heed_alarms(state: RunState, metrics: Mapping[str, float | int], run: Path) 
                 metrics,
                 run,
                 alarm.name,
-                f"{alarm.name} at step {state.step}: {alarm.message}; {STOPPED_FILE} tells what led here, the last "
-                f"checkpoint is {last}; start a run with another `output`, or go on with `resume` and a laxer "
+                f"{alarm.name} at step {state.step}: {alarm.message}; {STOPPED_FILE} has what led here, the last "
+                f"checkpoint is {last}; start a run with another `output`, or continue with `resume` and a laxer "
                 "train.stop_on",
             )
-        if alarm.is_told and distributed.is_main():
+        if alarm.is_logged and distributed.is_main():
             _log.warning("alarm %s at step %d: %s", alarm.name, state.step, alarm.message)
 
 
 def _stop(state: RunState, metrics: Mapping[str, float | int], run: Path, reason: str, message: str) -> NoReturn:
-    gradient_norms = _norms_by_block(state.student)  # of shards all ranks together
+    gradient_norms = _norms_by_block(state.student)  # of shards, all ranks must call it
     if distributed.is_main():
         why = {"reason": reason, "message": message, "step": state.step, "metrics": dict(metrics)}
         write_json(run / STOPPED_FILE, _finite_json({**why, **_last_batch(state, gradient_norms)}))
@@ -102,7 +103,7 @@ def _stop(state: RunState, metrics: Mapping[str, float | int], run: Path, reason
 
 
 def _last_batch(state: RunState, gradient_norms: dict[str, float]) -> dict[str, Any]:
-    """Images and norms of the last step, and the neighbors of its first images among the newest embeddings."""
+    """Return images and norms of the last step, and neighbors of its first images in the memories."""
     watched = state.objective.watched(state.config.train.batch_size)
     newest = next(iter(watched.values()))
     return {
@@ -114,9 +115,9 @@ def _last_batch(state: RunState, gradient_norms: dict[str, float]) -> dict[str, 
 
 
 def _norms_by_block(network: nn.Module) -> dict[str, float]:
-    """Norm of the gradients of each block: up to the first number in the names, else but for their last word.
+    """Return the norm of the gradients of each block: names up to the first number, else without the last word.
 
-    Of a network in shards (FSDP2) all ranks must ask.
+    For a sharded network (FSDP2) all ranks must call it.
     """
     squares: dict[str, float] = defaultdict(float)
     for name, parameter in network.named_parameters():
@@ -131,7 +132,7 @@ def _norms_by_block(network: nn.Module) -> dict[str, float]:
 
 
 def _neighbors(watched: Watched) -> list[dict[str, Any]]:
-    """The nearest other rows of some rows; not by the memory's own search, which NaN may upset."""
+    """Return the nearest other rows of some rows, without the memory's own search, which may fail at NaN."""
     listed = []
     for row in watched.rows[:_ANCHORS].tolist():
         similarities = watched.gallery @ watched.gallery[row]
@@ -150,7 +151,7 @@ def _neighbors(watched: Watched) -> list[dict[str, Any]]:
 
 
 def _finite_json(value: Any) -> Any:
-    """The same with `"nan"` and `"inf"` as text: JSON has no such numbers."""
+    """Return the same value with `"nan"` and `"inf"` as text: JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _finite_json(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Weights & Biases beside `metrics.jsonl` (`train.wandb_project`): imported only where it is asked for."""
+"""Weights & Biases in addition to `metrics.jsonl` (`train.wandb_project`): imported only if asked for."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sop_faiss.errors import ConfigError
 __all__ = ["WandbLog", "require_wandb"]
 
 _ID_FILE = "wandb_id"
-"""In the run directory: the name under which a resumed run goes on there."""
+"""Name of a file in the run directory with the id under which a resumed run continues there."""
 
 
 def require_wandb(config: Config) -> None:
-    """Check that the package is there if it is asked for, before anything is written.
+    """Check, before anything is written, that the package is installed if it is asked for.
 
     Raises:
-        ConfigError: it is missing.
+        ConfigError: the package is missing.
     """
     project = config.train.wandb_project
     if not project:
         return
     found = importlib.util.find_spec("wandb")
-    if found is None or found.origin is None:  # without an origin it is a folder of that name, as the package leaves
+    if found is None or found.origin is None:  # without an origin it is a folder of that name, which the package makes
         raise ConfigError(
             f"train.wandb_project = {project} needs the package wandb: pip install 'sop-faiss[wandb]', or set "
             "train.wandb_project=''"
@@ -37,12 +37,12 @@ def require_wandb(config: Config) -> None:
 
 
 class WandbLog:
-    """One run at Weights & Biases; WANDB_MODE, WANDB_API_KEY and the like in the environment mean what they mean there.
+    """One run at Weights & Biases, which reads WANDB_MODE, WANDB_API_KEY and so on from the environment.
 
-    Steps that a killed run makes again are logged again: the later points stand beside the earlier ones.
+    Steps that a killed run makes again are logged again, next to the earlier points.
 
     Args:
-        project: which project it belongs to.
+        project: the project that the run belongs to.
         run: the run directory; the package keeps its own files in `wandb/` there.
         config: shown with the run.
 
@@ -65,10 +65,10 @@ class WandbLog:
                 config=asdict(config),
                 resume="allow",
             )
-            # Scores come after later steps: an axis of our own, since theirs refuses to go back.
+            # Scores may come after later steps, which their own step axis refuses.
             self._run.define_metric("step")
             self._run.define_metric("*", step_metric="step")
-        except Exception as error:  # theirs have no common base but Exception
+        except Exception as error:  # their errors have no other common base
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
                 f"train.wandb_project = {project}: Weights & Biases cannot be started ({reason}): wandb login, or "
@@ -76,9 +76,9 @@ class WandbLog:
             ) from error
 
     def log(self, line: Mapping[str, float | int | None]) -> None:
-        """One line of `metrics.jsonl`; numbers that there are none of are left out."""
+        """Log one line of `metrics.jsonl`, without the numbers that are null."""
         self._run.log({key: value for key, value in line.items() if value is not None})
 
     def close(self) -> None:
-        """Hand over what is left."""
+        """Send what is left, and end."""
         self._run.finish()

@@ -20,7 +20,7 @@ from sop_faiss.objectives.choose import choose_objective
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoints.checkpoint import clear_leftovers
-from sop_faiss.train.checkpoints.full_disk import full_disk_told
+from sop_faiss.train.checkpoints.full_disk import explain_full_disk
 from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.log.wandb_log import require_wandb
@@ -168,7 +168,7 @@ def run_training(
         keep_freed_memory()
     lock = RunLock(output)
     try:
-        with full_disk_told(output), StopRequest().listening() as stop:
+        with explain_full_disk(output), StopRequest().listening() as stop:
             config = resolve_init(config, _stored_config(output) if resume else None)
             checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
             source, trained, held_out = open_training_images(config)
