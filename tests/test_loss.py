@@ -142,39 +142,22 @@ def test_permuting_members_and_prototypes_changes_nothing():
     torch.testing.assert_close(moved, base[:, by_prototype], rtol=1e-10, atol=1e-12)
 
 
-<<<<<<< HEAD
 def test_blocks_do_not_change_the_result():
     """Of 2^20 logits: 682 rows of this task at a time; a hundred rows at a time give the same."""
     members, weights = random_task(512, 2, 5, "similarity", 0.1, seed=7)
-    shares = MemberWeights.of(members, weights)
+    member_weights = MemberWeights.of(members, weights)
     targets = torch.softmax(unit(1500, 512, seed=8), dim=1)
     factors = torch.rand(1500, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
     together, apart = (unit(1500, 5, seed=9).requires_grad_() for _ in range(2))
-    value = assignment_cross_entropy(together, targets, factors, shares, 0.1)
+    value = assignment_cross_entropy(together, targets, factors, member_weights, 0.1)
     value.backward()
     parts = [
-        assignment_cross_entropy(u, target, factor, shares, 0.1)
+        assignment_cross_entropy(u, target, factor, member_weights, 0.1)
         for u, target, factor in zip(apart.split(100), targets.split(100), factors.split(100), strict=True)
     ]
     torch.stack(parts).sum().backward()
     torch.testing.assert_close(value, torch.stack(parts).sum(), rtol=1e-12, atol=0)
     torch.testing.assert_close(together.grad, apart.grad, rtol=1e-10, atol=1e-14)
-=======
-def test_blocks_do_not_change_the_result(monkeypatch):
-    members, weights = random_task(8, 2, 5, "similarity", 0.1, seed=7)
-    member_weights = MemberWeights.of(members, weights)
-    targets = torch.softmax(unit(11, 8, seed=8), dim=1)
-    results = []
-    for elements in (1, 100, 2**22):
-        monkeypatch.setattr(loss_module, "_BLOCK_ELEMENTS", elements)
-        u = unit(11, 5, seed=9).requires_grad_()
-        value = assignment_cross_entropy(u, targets, torch.full((11,), 0.1, dtype=torch.float64), member_weights, 0.1)
-        value.backward()
-        results.append((value.detach(), u.grad))
-    for value, gradient in results[1:]:
-        torch.testing.assert_close(value, results[0][0], rtol=1e-12, atol=0)
-        torch.testing.assert_close(gradient, results[0][1], rtol=1e-10, atol=1e-14)
->>>>>>> x-words-core
 
 
 def make_prototypes(tasks: int, supports: int, kind: str = "similarity", dim: int = 6):

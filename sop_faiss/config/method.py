@@ -24,12 +24,8 @@ class ModelConfig:
     """Backbone and projector."""
 
     backbone: str = "vit_small_patch16_224"
-<<<<<<< HEAD
-    """A timm ViT (also with registers, RoPE or SwiGLU: DINOv2, DINOv3, Eva), Swin or convolutional network. Left at its
-    default where `init` names the network."""
-=======
-    """A timm ViT, Swin or convolutional network. Leave it at its default if `init` names the network."""
->>>>>>> x-words-core
+    """A timm ViT (also with registers, RoPE or SwiGLU: DINOv2, DINOv3, Eva), Swin or convolutional network. Leave it at
+    its default if `init` names the network."""
     init: str = ""
     """Weights that the backbone starts with; the projector's are always random. Empty: random ones from `train.seed`.
     `timm:NAME` with `weights`; `dino:FILE`, an official DINO, iBOT, MaSSL or SOP checkpoint of a network like
