@@ -85,13 +85,15 @@ def main(
       sop-knn --train features/train --test features/test -k 20
       sop-knn --train features/train --test features/test --train-share 0.01 --confusion who.png
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, figures=["--confusion"], force=force)
-    options = KnnOptions(ks or None, temperature, batch_size, workers, max_bad_fraction, part)
+    extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
+    options = KnnOptions(ks or None, temperature, extraction, part)
     with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)
     if not is_main:

@@ -104,6 +104,7 @@ def main(
       sop-linear --train features/train --test features/test --json linear.json
       sop-linear --train features/train --test features/test --train-share 0.1 --per-class classes.csv
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.linear import LinearOptions, evaluate_linear
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
@@ -111,7 +112,8 @@ def main(
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, figures=["--confusion"], force=force)
     choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
-    options = LinearOptions(choices, batch_size, workers, max_bad_fraction, part)
+    extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
+    options = LinearOptions(choices, extraction, part)
     with (
         ranks_of_torchrun() as is_main,
         progress_reporter("training", "epochs") as training_progress,

@@ -142,14 +142,14 @@ def main(
     refuse_without("qe_alpha", "--qe N", qe != 0)
     refuse_without("dba_alpha", "--dba N", dba != 0)
     from sop_faiss.evaluate.expansion import Expansion
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.retrieve import RetrieveOptions, evaluate_retrieval
     from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
 
     read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder), *source_files(distractors)]
     check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, force=force)
-    options = RetrieveOptions(
-        square, top, batch_size, workers, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha)
-    )
+    extraction = ExtractionOptions(batch_size, workers)
+    options = RetrieveOptions(square, top, extraction, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha))
     with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
         result = evaluate_retrieval(
             encoder, dataset, data_root, protocol=protocol, gnd=gnd, options=options, progress=progress

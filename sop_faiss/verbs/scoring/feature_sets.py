@@ -11,11 +11,11 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, FeatureError
+from sop_faiss.features.extract import ExtractionOptions, extract_each
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.verbs.finding.extraction import extract_each
 
 __all__ = ["FeatureSet", "fill_stores", "open_feature_set", "require_encoder_or_stores"]
 
@@ -91,9 +91,7 @@ def fill_stores(
     sets: Sequence[FeatureSet],
     encoder: Encoder,
     *,
-    batch_size: int,
-    workers: int | None,
-    max_bad_fraction: float,
+    extraction: ExtractionOptions,
     progress: ProgressCallback | None,
 ) -> list[FeatureSet]:
     """The same sets with features extracted where there is no store.
@@ -106,16 +104,7 @@ def fill_stores(
     for origin in _origins(sets):
         _require_same(origin, own)
     sources = [feature_set.source for feature_set in sets if feature_set.store is None and feature_set.source]
-    extracted = iter(
-        extract_each(
-            encoder,
-            sources,
-            batch_size=batch_size,
-            workers=workers,
-            max_bad_fraction=max_bad_fraction,
-            progress=progress,
-        )
-    )
+    extracted = iter(extract_each(encoder, sources, replace(extraction, across_ranks=True), progress=progress))
     return [replace(each, store=next(extracted)) if each.store is None else each for each in sets]
 
 

@@ -12,6 +12,7 @@ from sop_faiss.evaluate.confusion import Confusion, count_confusions
 from sop_faiss.evaluate.knn import knn_scores
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices
 from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
@@ -28,12 +29,8 @@ class KnnOptions:
     """Numbers of neighbors, none above the number of training images that vote. None: DINO's 10, 20, 100 and 200."""
     temperature: float = TEMPERATURE
     """Of the votes: weight exp(similarity / temperature)."""
-    batch_size: int = 64
-    """Images per forward pass."""
-    workers: int | None = None
-    """Threads that read and decode; None: one per CPU, at most 8."""
-    max_bad_fraction: float = 0.01
-    """Share of unusable images that is dropped; more is an error."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features are extracted."""
     part: LabeledPart = field(default_factory=LabeledPart)
     """Which training images vote."""
 
@@ -71,9 +68,7 @@ def evaluate_knn(
         options.part,
         what="k-NN",
         check_count=functools.partial(_require_voters, options),
-        batch_size=options.batch_size,
-        workers=options.workers,
-        max_bad_fraction=options.max_bad_fraction,
+        extraction=options.extraction,
         progress=progress,
     )
     metrics, protocol, confusion = _classify(sets, options)

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.features.extract import check_extraction
+from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -53,9 +53,7 @@ def labeled_sets(
     *,
     what: str,
     check_count: Callable[[int], None] = lambda count: None,
-    batch_size: int,
-    workers: int | None,
-    max_bad_fraction: float,
+    extraction: ExtractionOptions,
     progress: ProgressCallback | None,
 ) -> LabeledSets:
     """Open both sets, extract what is not extracted yet, and put their labels into one numbering.
@@ -68,9 +66,7 @@ def labeled_sets(
         what: wants the labels, for messages.
         check_count: raises if so many training images are not enough; called before the long work with as many as
             there may be, and after it with as many as are used.
-        batch_size: images per forward pass.
-        workers: threads that read and decode; None: one per CPU, at most 8.
-        max_bad_fraction: share of unusable images that is dropped.
+        extraction: how features are extracted.
         progress: called with the number of images read.
 
     Raises:
@@ -80,7 +76,6 @@ def labeled_sets(
         SopError: as `encoder_of_spec` and `extract_features`.
     """
     part.check()
-    check_extraction(batch_size, workers, max_bad_fraction)
     if real_path(train) == real_path(test):
         raise DataError(f"training and test set are both {train}: every image would find itself, name two")
     sets = [open_feature_set(train), open_feature_set(test)]
@@ -93,9 +88,7 @@ def labeled_sets(
         sets = fill_stores(
             sets,
             encoder_of_spec(encoder),
-            batch_size=batch_size,
-            workers=workers,
-            max_bad_fraction=max_bad_fraction,
+            extraction=extraction,
             progress=progress,
         )
     chosen = _chosen(sets[0], sets[1], part, what)

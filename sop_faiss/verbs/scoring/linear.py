@@ -9,6 +9,7 @@ from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear import linear_probe
 from sop_faiss.evaluate.linear_choices import LinearChoices
+from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
@@ -24,12 +25,8 @@ class LinearOptions:
 
     choices: LinearChoices = field(default_factory=LinearChoices)
     """Learning rates, epochs and the like."""
-    batch_size: int = 64
-    """Images per forward pass of the encoder."""
-    workers: int | None = None
-    """Threads that read and decode; None: one per CPU, at most 8."""
-    max_bad_fraction: float = 0.01
-    """Share of unusable images that is dropped; more is an error."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features are extracted."""
     part: LabeledPart = field(default_factory=LabeledPart)
     """Which training images are used."""
 
@@ -68,9 +65,7 @@ def evaluate_linear(
         encoder,
         options.part,
         what="a linear probe",
-        batch_size=options.batch_size,
-        workers=options.workers,
-        max_bad_fraction=options.max_bad_fraction,
+        extraction=options.extraction,
         progress=progress,
     )
     scores = linear_probe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_que
 from sop_faiss.evaluate.results import write_result
 from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
+from sop_faiss.features.extract import ExtractionOptions, extract_each
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_spec
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.verbs.finding.extraction import extract_each
 from sop_faiss.verbs.scoring.distractors import Distractors, open_distractors
 
 __all__ = ["RetrievalResult", "RetrieveOptions", "evaluate_retrieval"]
@@ -35,14 +35,10 @@ class RetrieveOptions:
     """Resize and crop every image to a centered square; otherwise the whole image, longer side `size`."""
     top: int = 10
     """Gallery images kept per query, for the page and the table of queries."""
-    batch_size: int = 64
-    """Images per forward pass."""
-    workers: int | None = None
-    """Threads that read and decode; None: one per CPU, at most 8."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features are extracted; its bad fraction is of the distractors, of the data set no image may be unusable."""
     distractors: str | None = None
     """A feature store, or SRC of images, that is relevant to no query: the benchmark's "+R1M"."""
-    max_bad_fraction: float = 0.01
-    """Share of unusable images among the distractors that is left out; of the data set none is."""
     expansion: Expansion = field(default_factory=Expansion)
     """Query expansion and database augmentation."""
 
@@ -188,9 +184,7 @@ def _open_distractors(
         options.distractors,
         encoder,
         preprocess,
-        batch_size=options.batch_size,
-        workers=options.workers,
-        max_bad_fraction=options.max_bad_fraction,
+        extraction=options.extraction,
         progress=progress,
     )
     if options.expansion.query_neighbors and not extra.stored:
@@ -213,10 +207,8 @@ def _features(
     stores = extract_each(
         encoder,
         [queries, data.gallery] if data.query_rows is None else [data.gallery],
+        replace(options.extraction, max_bad_fraction=0.0, across_ranks=True),
         preprocess=preprocess,
-        batch_size=options.batch_size,
-        workers=options.workers,
-        max_bad_fraction=0.0,
         progress=progress,
     )
     gallery = stores[-1].features

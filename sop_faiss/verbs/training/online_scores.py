@@ -24,7 +24,7 @@ from sop_faiss.evaluate.knn import knn_classify
 from sop_faiss.evaluate.retrieval import choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.view_recall import view_recall_at_1
-from sop_faiss.features.extract import embed_images, extract_features
+from sop_faiss.features.extract import ExtractionOptions, embed_images, extract_features
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_backbone
 from sop_faiss.model.networks import Network
 from sop_faiss.verbs.scoring.feature_sets import FeatureSet
@@ -137,10 +137,8 @@ def _open_knn(
     in_training_numbers(voters, tested, "k-NN")
 
     def measure(encoder: Encoder) -> dict[str, float]:
-        size, bad = settings.batch_size, config.data.max_bad_fraction
-        train, test = (
-            extract_features(encoder, images, batch_size=size, max_bad_fraction=bad) for images in (gallery, queries)
-        )
+        extraction = ExtractionOptions(settings.batch_size, max_bad_fraction=config.data.max_bad_fraction)
+        train, test = (extract_features(encoder, images, extraction) for images in (gallery, queries))
         assert train.labels is not None
         labels, _, _ = in_training_numbers(replace(voters, store=train), replace(tested, store=test), "k-NN")
         scores = knn_classify(train.features, train.labels, test.features, labels, ks=(settings.k,))
@@ -176,9 +174,8 @@ def _open_retrieval(config: Config) -> _Part:
             extract_features(
                 encoder,
                 images,
+                ExtractionOptions(settings.batch_size, max_bad_fraction=0.0),
                 preprocess=encoder.preprocess.keeping_aspect(),
-                batch_size=settings.batch_size,
-                max_bad_fraction=0.0,
             )
             for images in (queries, data.gallery)
         )
