@@ -303,7 +303,7 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
         (("--make-gnd", "new.json"), "--model, --random-weights, --size: not read with --make-gnd, leave them out"),
         (("--dba", 12), "database_neighbors = 12 of 12"),
         (("--distractors", "nowhere"), "nowhere does not exist"),
-        (("--top", 0), "top = 0"),
+        (("--top", 0), "--top 0"),
         (("--batch-size", 0), "batch_size = 0"),
         (("--workers", -1), "workers = -1"),
         (("--json", "."), "is a directory"),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.linear import linear_probe
+from sop_faiss.evaluate.labeled_sets import open_labeled_sets
 from sop_faiss.evaluate.linear_choices import LinearChoices
+from sop_faiss.evaluate.linear_task import LinearTask
 from sop_faiss.features.extract import ExtractionOptions
-from sop_faiss.model.device import choose_device
+from sop_faiss.model.encoders.encoder import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
-from sop_faiss.verbs.scoring.labeled_sets import labeled_sets
 
 __all__ = ["LinearOptions", "evaluate_linear"]
 
@@ -47,45 +47,38 @@ def evaluate_linear(
 
     Args:
         train: SRC of labeled images, or the directory of a feature store.
-        test: likewise.
+        test: as `train`.
         encoder: which encoder; None where both are feature stores.
         options: learning rates and the like.
         progress: called with the number of images read.
         training_progress: called with the epochs trained.
 
     Raises:
-        SopError: as of `labeled_sets` and `linear_probe`.
+        SopError: as of `open_labeled_sets`, `LabeledSets.features` and `linear_probe`.
     """
     options = options or LinearOptions()
-    options.choices.check()
     started = time.perf_counter()
-    sets = labeled_sets(
-        train,
-        test,
-        encoder,
-        options.part,
-        what="a linear probe",
-        extraction=options.extraction,
-        progress=progress,
-    )
-    scores = linear_probe(
-        sets.train_features,
-        sets.train_labels,
-        sets.test_features,
-        sets.test_labels,
-        options.choices,
-        device="cpu" if encoder is None else str(choose_device(encoder.device)),
-        progress=training_progress,
-    )
+    extraction = replace(options.extraction, across_ranks=True)
+    sets = open_labeled_sets(train, test, encoder, "a linear probe", options.part, extraction)
+    task = LinearTask(sets, options.choices)
+    loaded = None if encoder is None else encoder_of_spec(encoder)
+    features = sets.features(loaded, progress)
+    scores = task.probe(features, loaded, training_progress)
     protocol = {
-        **asdict(options.choices),
-        "learning_rates": list(options.choices.learning_rates),
+        **asdict(task.choices),
+        "learning_rates": list(task.choices.learning_rates),
         "learning_rate": scores.learning_rate,
         "held_out_top1": {str(rate): value for rate, value in scores.held_out_top1.items()},
         "held_out_images": scores.held_out_images,
         "augmentation": "none",
-        **sets.choices,
+        **features.choices,
     }
-    confusion = count_confusions(sets.test_labels, scores.predicted, sets.class_names)
-    seconds = time.perf_counter() - started
-    return ClassifierResult("sop-linear", test, protocol, scores.metrics, sets.encoder, seconds, confusion)
+    return ClassifierResult(
+        command="sop-linear",
+        dataset=test,
+        protocol=protocol,
+        metrics=scores.metrics,
+        encoder=features.encoder,
+        seconds=time.perf_counter() - started,
+        confusion=count_confusions(features.test_labels, scores.predicted, features.class_names),
+    )

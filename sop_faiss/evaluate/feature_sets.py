@@ -104,7 +104,7 @@ def fill_stores(
     for origin in _origins(sets):
         _require_same(origin, own)
     sources = [feature_set.source for feature_set in sets if feature_set.store is None and feature_set.source]
-    extracted = iter(extract_each(encoder, sources, replace(extraction, across_ranks=True), progress=progress))
+    extracted = iter(extract_each(encoder, sources, extraction, progress=progress))
     return [replace(each, store=next(extracted)) if each.store is None else each for each in sets]
 
 
