@@ -42,7 +42,7 @@ def classifier_output_options(per_class: str) -> Callable[[F], F]:
 def write_outputs(
     result: ClassifierResult, title: str, json_file: Path | None, csv_file: Path | None, png_file: Path | None
 ) -> None:
-    """Write the files that are asked for; `title` stands above the image."""
+    """Write the files that are asked for; `title` is above the image."""
     if json_file is not None:
         result.write(json_file)
     if csv_file is not None:
@@ -56,6 +56,6 @@ def write_outputs(
 
 
 def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | None) -> None:
-    """Tell which files were written."""
+    """Report which files were written."""
     for what, file in (("JSON", json_file), ("CSV", csv_file), ("image", png_file)):
         say_written(what, file)

@@ -280,7 +280,7 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
     from sop_faiss.files import sha256_file
     from sop_faiss.verbs.scoring import retrieve_output
 
-    assert "beside published values" not in run(*RESNET, "--dataset", graded).stdout
+    assert "next to published values" not in run(*RESNET, "--dataset", graded).stdout
     monkeypatch.setattr(retrieve_output, "KNOWN_SETS", {"rparis6k": sha256_file(graded / "gnd.json")})
     page = tmp_path / "page.html"
     shown = run(*RESNET, "--dataset", graded, "--qe", 1, "--html", page).stdout

@@ -23,12 +23,12 @@ from sop_faiss.progress import ProgressCallback
 __all__ = ["Distractors", "open_distractors"]
 
 CHUNK_IMAGES = 4096
-"""Images encoded and counted before their features are let go."""
+"""Images encoded and counted before their features are released."""
 
 
 @dataclass(frozen=True)
 class Distractors:
-    """A stream of features that can be gone through again.
+    """A stream of features that can be read again.
 
     Attributes:
         name: as the user named it.
@@ -58,7 +58,7 @@ def open_distractors(
     Args:
         src: the directory of a feature store, or a SRC of images.
         encoder: of the queries; a store must have been made by it.
-        preprocess: of the queries; likewise.
+        preprocess: of the queries; a store must have been made with it.
         extraction: how features of images are extracted.
         progress: called with this rank's distractors counted.
 

@@ -79,7 +79,7 @@ def require_encoder_or_stores(sets: Sequence[FeatureSet], encoder: EncoderSpec |
     """
     images = [feature_set.name for feature_set in sets if feature_set.store is None]
     if images and encoder is None:
-        raise ConfigError(f"{images[0]} is no feature store, so its features must be extracted: give `model`")
+        raise ConfigError(f"{images[0]} is not a feature store, so its features must be extracted: give `model`")
     if not images and encoder is not None:
         raise ConfigError("all sources are feature stores: leave the encoder's options out")
     origins = _origins(sets)
@@ -94,7 +94,7 @@ def fill_stores(
     extraction: ExtractionOptions,
     progress: ProgressCallback | None,
 ) -> list[FeatureSet]:
-    """The same sets with features extracted where there is no store.
+    """Return the same sets with features extracted where there is no store.
 
     Raises:
         FeatureError: a store was made by another encoder, preprocessing or pooling; found before the long work.

@@ -174,14 +174,14 @@ def _in_training_numbers(
     Args:
         train: the training set.
         test: the test set.
-        what: wants the labels, for messages.
+        what: the classifier that needs the labels, for messages.
 
     Returns:
         The test labels, what tied them (`name` or `number`), and the names of the numbers.
 
     Raises:
-        DataError: an image has no label, or the labels are of two label sets: nothing in common, or names beside
-            numbers.
+        DataError: an image has no label, or the labels are of two label sets: nothing in common, or names on one
+            side and numbers on the other.
     """
     labels, train_labels = _require_labels(test, what), _require_labels(train, what)
     names, test_names = train.class_names, test.class_names
@@ -197,7 +197,7 @@ def _in_training_numbers(
         if known is not None:
             raise DataError(
                 f"labels of {named.name} are names (such as {known[0]}), those of {other.name} numbers without names: "
-                "they cannot be compared; give both names (class folders; classes.txt beside shards), or both numbers"
+                "they cannot be compared; give both names (class folders; classes.txt next to shards), or both numbers"
             )
     train_numbers, test_numbers = ({str(label) for label in np.unique(own)} for own in (train_labels, labels))
     _require_common(train, test, train_numbers, test_numbers)

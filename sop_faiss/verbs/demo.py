@@ -184,13 +184,13 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
         raise ConfigError(f"the images {images} are inside `out={out}`, which the demo replaces: choose another `out`")
     count = len(open_source(images))
     if count < _FEWEST_PHOTOS:
-        raise DataError(f"{images} has {count} images: the demo wants {_FEWEST_PHOTOS} or more to learn from")
+        raise DataError(f"{images} has {count} images: the demo needs {_FEWEST_PHOTOS} or more to learn from")
     _fresh_folder(out)
     with stage("packing", "images") as progress:
         packed = pack(images, out / "data", resize=160, progress=progress)
     usable = packed.samples
     if usable < _FEWEST_PHOTOS:
-        raise DataError(f"only {usable} of the {count} images of {images} are usable: the demo wants {_FEWEST_PHOTOS}")
+        raise DataError(f"only {usable} of the {count} images of {images} are usable: the demo needs {_FEWEST_PHOTOS}")
     batch_size = min(64, usable)
     capacity = max(64, min(2048, usable))
     sizes = [

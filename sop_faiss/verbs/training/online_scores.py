@@ -43,7 +43,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class OnlineEvaluation:
-    """Scores a network's backbone; safe in a thread beside training, if the network stays as it is.
+    """Scores a network's backbone; safe in a thread next to training, if the network stays as it is.
 
     Attributes:
         config: of the run.
