@@ -15,7 +15,7 @@ from sop_faiss.files import atomic_file
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["classifier_output_options", "say_outputs", "write_outputs"]
+__all__ = ["classifier_output_options", "say_left_out", "say_outputs", "write_outputs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = NamedPath()
@@ -59,3 +59,13 @@ def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | 
     """Report which files were written."""
     for what, file in (("JSON", json_file), ("CSV", csv_file), ("image", png_file)):
         say_written(what, file)
+
+
+def say_left_out(result: ClassifierResult) -> None:
+    """Report images that were dropped, or that no classifier could get right."""
+    protocol = result.protocol
+    dropped = protocol["train_dropped"] + protocol["test_dropped"]
+    if dropped:
+        click.echo(f"{dropped:,} unusable images were dropped", err=True)
+    if unseen := protocol["test_images_of_unseen_classes"]:
+        click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)

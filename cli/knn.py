@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.classifier_outputs import classifier_output_options, say_left_out, say_outputs, write_outputs
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
@@ -115,11 +115,7 @@ def _print(result: ClassifierResult) -> None:
             for k in protocol["ks"]
         ],
     )
-    dropped = protocol["train_dropped"] + protocol["test_dropped"]
-    if dropped:
-        click.echo(f"{dropped:,} unusable images were dropped", err=True)
-    if unseen := protocol["test_images_of_unseen_classes"]:
-        click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)
+    say_left_out(result)
 
 
 if __name__ == "__main__":
