@@ -13,11 +13,11 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import FeatureError
 from sop_faiss.evaluate import distractors as stream
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
+from sop_faiss.evaluate.retrieval_task import _expanded
 from sop_faiss.features.blocks import FeatureBlocks
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder, load_encoder
-from sop_faiss.verbs.scoring.retrieve import _expanded
 from tests.images import write_folder
 from tests.test_cli_retrieve import RESNET, fails, plain_gnd, run, write_set
 from tests.test_distributed import launch

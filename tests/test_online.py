@@ -181,7 +181,6 @@ def test_a_difficulty_that_no_query_has_is_no_score(tmp_path, photos):
             "choose evaluate.retrieval_protocol=plain",
         ),
         (("evaluate.test=PHOTOS", "evaluate.train=PHOTOS", "evaluate.k=2"), "k-NN needs a label for every image"),
-        (("evaluate.test=holdout", "data.holdout_share=0.2"), "evaluate.k = 20, but 16 training images vote"),
         (("data.holdout_share=0.05",), "view_recall_at_1 of 1 image: raise data.holdout_share"),
     ],
 )

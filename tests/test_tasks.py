@@ -130,6 +130,12 @@ def test_tasks_refuse_impossible_settings_before_any_work(place: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         KnnTask(labeled(place), (3, 25))
     assert "ks" in caught.value.arguments
+    config = tiny_config(
+        place, f"data.train={place / 'train'}", "evaluate.every_steps=5", f"evaluate.train={place / 'train'}",
+        f"evaluate.test={place / 'test'}", "evaluate.k=25",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"evaluate\.k = 25, but 24 training images"):
+        open_evaluation(config, *open_training_images(config))
     with pytest.raises(ConfigError, match="temperature"):
         KnnTask(labeled(place), (3,), temperature=0.0)
     with pytest.raises(ConfigError, match="epochs"):

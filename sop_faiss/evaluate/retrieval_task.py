@@ -89,7 +89,7 @@ class RetrievalTask:
         preprocess = encoder.preprocess if self.square else encoder.preprocess.keeping_aspect()
         extra = self._open_distractors(encoder, preprocess, progress)
         queries, gallery = self._features(encoder, preprocess, progress)
-        gallery, queries = self._expanded(queries, gallery, extra)
+        gallery, queries = _expanded(queries, gallery, self.expansion, extra)
         scores = score_retrieval(
             queries,
             gallery,
@@ -150,14 +150,17 @@ class RetrievalTask:
         gallery = stores[-1].features
         return (stores[0].features if self.data.query_rows is None else gallery[self.data.query_rows]), gallery
 
-    def _expanded(
-        self, queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], extra: Distractors | None
-    ) -> tuple[Float32[np.ndarray, "n d"], Float32[np.ndarray, "q d"]]:
-        """Gallery and queries after augmentation and expansion, in this order."""
-        expansion = self.expansion
-        if expansion.database_neighbors:
-            gallery = augment_database(gallery, expansion.database_neighbors, expansion.database_alpha)
-        if expansion.query_neighbors:
-            more = () if extra is None else extra.all_blocks()
-            queries = expand_queries(queries, gallery, expansion.query_neighbors, expansion.query_alpha, more)
-        return gallery, queries
+
+def _expanded(
+    queries: Float32[np.ndarray, "q d"],
+    gallery: Float32[np.ndarray, "n d"],
+    expansion: Expansion,
+    extra: Distractors | None,
+) -> tuple[Float32[np.ndarray, "n d"], Float32[np.ndarray, "q d"]]:
+    """Gallery and queries after augmentation and expansion, in this order."""
+    if expansion.database_neighbors:
+        gallery = augment_database(gallery, expansion.database_neighbors, expansion.database_alpha)
+    if expansion.query_neighbors:
+        more = () if extra is None else extra.all_blocks()
+        queries = expand_queries(queries, gallery, expansion.query_neighbors, expansion.query_alpha, more)
+    return gallery, queries
