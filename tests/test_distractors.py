@@ -118,7 +118,7 @@ def test_two_ranks_add_up(places: dict[str, Path], tmp_path: Path, monkeypatch: 
     alone = result("--dataset", places["set"], "--distractors", places["images"], file=tmp_path / "1.json")
     program = tmp_path / "two.py"
     program.write_text(
-        "from sop_faiss.pipeline import distractors\ndistractors.CHUNK_IMAGES = 7\n"
+        "from sop_faiss.evaluate import distractors\ndistractors.CHUNK_IMAGES = 7\n"
         "from sop_faiss.cli.retrieve import main\nmain()\n"
     )
     words = [*RESNET, "--device", "cpu", "--dataset", places["set"], "--distractors", places["images"]]
