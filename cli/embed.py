@@ -88,9 +88,11 @@ def main(
           --whiten more_photos/ --whiten-dim 128 --data photos/ --out features/
     """
     from sop_faiss.distributed import leave_process_group
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.finding.embed import EmbedOptions, embed
 
-    options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction, whole, whiten, whiten_dim)
+    extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
+    options = EmbedOptions(extraction, feature_dtype, whole, whiten, whiten_dim)
     with progress_reporter("embedding", "images") as progress:
         try:
             manifest = embed(encoder, data, out, options, result_json=result_json, force=force, progress=progress)

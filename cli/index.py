@@ -108,6 +108,7 @@ def build_command(
       sop-index build --model runs/photos --data photos/ --out photos.index
       sop-index build --cluster ray --features features/ --factory IVF4096,SQ8 --out photos.index
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.build import IndexOptions, parse_bytes
     from sop_faiss.verbs.finding.index_build import build
 
@@ -122,8 +123,7 @@ def build_command(
             data=data,
             options=options,
             cluster=cluster,
-            batch_size=batch_size,
-            max_bad_fraction=max_bad_fraction,
+            extraction=ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction),
             progress=progress,
         )
     if not is_main:

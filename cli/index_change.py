@@ -49,6 +49,7 @@ def add_command(
       sop-index add photos.index --model runs/photos --data new_photos/
       sop-index add photos.index --features new_features/
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.finding.index_build import add
 
     with progress_reporter("embedding", "images") as progress:
@@ -57,8 +58,7 @@ def add_command(
             features=features,
             encoder=encoder,
             data=data,
-            batch_size=batch_size,
-            max_bad_fraction=max_bad_fraction,
+            extraction=ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction),
             progress=progress,
         )
     click.echo(one_line(f"{manifest.count:,} vectors now in {index}"))

@@ -84,6 +84,7 @@ def search_command(
       sop-index search photos.index --data queries/ --model runs/photos --csv found.csv
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
     from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
@@ -94,7 +95,8 @@ def search_command(
         to_stdout=("--json", "--csv"),
         force=force,
     )
-    options = SearchOptions(k, threshold, images_root, batch_size, max_bad_fraction)
+    extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
+    options = SearchOptions(k, threshold, images_root, extraction)
     opened = FeatureIndex.open(index, verify=verify)
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.classifier_outputs import classifier_output_options, say_left_out, say_outputs, write_outputs
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
@@ -85,13 +85,15 @@ def main(
       sop-knn --train features/train --test features/test -k 20
       sop-knn --train features/train --test features/test --train-share 0.01 --confusion who.png
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, figures=["--confusion"], force=force)
-    options = KnnOptions(ks or None, temperature, batch_size, workers, max_bad_fraction, part)
+    extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
+    options = KnnOptions(ks or None, temperature, extraction, part)
     with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)
     if not is_main:
@@ -113,11 +115,7 @@ def _print(result: ClassifierResult) -> None:
             for k in protocol["ks"]
         ],
     )
-    dropped = protocol["train_dropped"] + protocol["test_dropped"]
-    if dropped:
-        click.echo(f"{dropped:,} unusable images were dropped", err=True)
-    if unseen := protocol["test_images_of_unseen_classes"]:
-        click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)
+    say_left_out(result)
 
 
 if __name__ == "__main__":

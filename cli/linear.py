@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.classifier_outputs import classifier_output_options, say_left_out, say_outputs, write_outputs
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
@@ -104,6 +104,7 @@ def main(
       sop-linear --train features/train --test features/test --json linear.json
       sop-linear --train features/train --test features/test --train-share 0.1 --per-class classes.csv
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.linear import LinearOptions, evaluate_linear
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
@@ -111,7 +112,8 @@ def main(
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, figures=["--confusion"], force=force)
     choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
-    options = LinearOptions(choices, batch_size, workers, max_bad_fraction, part)
+    extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
+    options = LinearOptions(choices, extraction, part)
     with (
         ranks_of_torchrun() as is_main,
         progress_reporter("training", "epochs") as training_progress,
@@ -145,11 +147,7 @@ def _print(result: ClassifierResult) -> None:
     rates = protocol["learning_rates"]
     if len(rates) > 1 and protocol["learning_rate"] in (min(rates), max(rates)):
         click.echo("the chosen learning rate is the first or last of those tried: try more (--lr)", err=True)
-    dropped = protocol["train_dropped"] + protocol["test_dropped"]
-    if dropped:
-        click.echo(f"{dropped:,} unusable images were dropped", err=True)
-    if unseen := protocol["test_images_of_unseen_classes"]:
-        click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)
+    say_left_out(result)
 
 
 if __name__ == "__main__":

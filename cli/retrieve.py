@@ -33,7 +33,7 @@ _PATH = NamedPath()
     metavar="NAME|DIR|CSV",
     callback=refuse_empty,
     help="roxford5k, rparis6k, a directory with gnd.json (or gnd_*.pkl) and images in jpg/, or in query/ and "
-    "database/, or beside it; class folders; or a .csv of image,group or query,image.",
+    "database/, or next to it; class folders; or a .csv of image,group or query,image.",
 )
 @click.option("--data-root", type=_PATH, metavar="DIR", help="The directory that holds the data set.  [default: here]")
 @click.option(
@@ -57,7 +57,13 @@ _PATH = NamedPath()
     "--qe", type=int, default=0, metavar="N", help="Query expansion (alpha-QE): add the N nearest to each query."
 )
 @click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Of --qe: weights similarity^alpha.")
-@click.option("--dba", type=int, default=0, metavar="N", help="Database augmentation: likewise to each gallery image.")
+@click.option(
+    "--dba",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Database augmentation: add the N nearest gallery images to each gallery image.",
+)
 @click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
@@ -142,14 +148,14 @@ def main(
     refuse_without("qe_alpha", "--qe N", qe != 0)
     refuse_without("dba_alpha", "--dba N", dba != 0)
     from sop_faiss.evaluate.expansion import Expansion
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.retrieve import RetrieveOptions, evaluate_retrieval
     from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
 
     read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder), *source_files(distractors)]
     check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, force=force)
-    options = RetrieveOptions(
-        square, top, batch_size, workers, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha)
-    )
+    extraction = ExtractionOptions(batch_size, workers)
+    options = RetrieveOptions(square, top, extraction, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha))
     with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
         result = evaluate_retrieval(
             encoder, dataset, data_root, protocol=protocol, gnd=gnd, options=options, progress=progress
@@ -181,7 +187,7 @@ def _print(result: RetrievalResult, dataset: str) -> None:
     published = published_table(result)
     if published is not None:
         columns, rows, differences = published
-        print_table("mAP beside published values (ViT-B/16), percent", columns, rows)
+        print_table("mAP next to published values (ViT-B/16), percent", columns, rows)
         click.echo(f"Not as published: {'; '.join(differences) or 'nothing that is known'}.")
 
 

@@ -110,7 +110,7 @@ def test_occupied_output_is_refused_before_anything_is_computed(
         ({"--model": "timm:resnet5"}, "did you mean"),
         ({"--model": "timm:test_vit"}, "comes without weights"),
         ({"--data": "no/such/photos"}, "does not exist"),
-        ({"--batch-size": "0"}, "batch_size = 0"),
+        ({"--batch-size": "0"}, "--batch-size 0"),
         ({"--feature-dtype": "int8"}, "wanted one of float32, float16"),
         ({"--max-bad-fraction": "2"}, "a share between 0 and 1"),
         ({"--size": "30"}, "take 24 or 32"),

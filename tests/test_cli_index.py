@@ -96,7 +96,7 @@ def test_bad_images_are_counted(place: Path, tmp_path: Path) -> None:
         (["--features", "{place}/photos.index"], "not the manifest of a feature store"),
         (["--model", "{place}/absent", "--data", "{photos}"], "does not exist"),
         (["--model", "{run}", "--data", "{place}/absent"], "does not exist"),
-        (["--model", "{run}", "--data", "{photos}", "--batch-size", "0"], "batch_size = 0"),
+        (["--model", "{run}", "--data", "{photos}", "--batch-size", "0"], "--batch-size 0"),
     ],
 )
 def test_build_refuses_in_one_line(place: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -299,8 +299,8 @@ def test_model_missing_or_idle(stores: tuple[Path, Path], tmp_path: Path) -> Non
 
 def test_bad_values_are_refused_between_two_stores(stores: tuple[Path, Path]) -> None:
     where = ("--train", stores[0], "--test", stores[1], "-k", 1)
-    for option, field in (("--batch-size", "batch_size"), ("--workers", "workers"), ("--max-bad-fraction", "fraction")):
-        assert field in fails(*where, option, -1)
+    for option in ("--batch-size", "--workers", "--max-bad-fraction"):
+        assert f"{option} -1" in fails(*where, option, -1)
 
 
 def test_sources_that_cannot_be(stores: tuple[Path, Path], tmp_path: Path) -> None:
@@ -365,9 +365,9 @@ def test_impossible_options(stores: tuple[Path, Path], arguments: tuple[object, 
         (("--model", "runs/nothing"), "runs/nothing does not exist"),
         (("--model", "timm:test_resnet"), "without weights"),
         (("--model", "timm:test_resnett", "--random-weights", 0), "did you mean"),
-        ((*RESNET, "--batch-size", 0), "batch_size = 0"),
-        ((*RESNET, "--workers", 0), "workers = 0"),
-        ((*RESNET, "--max-bad-fraction", 2), "max_bad_fraction = 2"),
+        ((*RESNET, "--batch-size", 0), "--batch-size 0"),
+        ((*RESNET, "--workers", 0), "--workers 0"),
+        ((*RESNET, "--max-bad-fraction", 2), "--max-bad-fraction 2"),
         ((*RESNET, "--pooling", "max"), "pooling 'max'"),
         ((*RESNET, "--device", "tpu"), "device 'tpu'"),
     ],

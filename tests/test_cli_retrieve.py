@@ -280,7 +280,7 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
     from sop_faiss.files import sha256_file
     from sop_faiss.verbs.scoring import retrieve_output
 
-    assert "beside published values" not in run(*RESNET, "--dataset", graded).stdout
+    assert "next to published values" not in run(*RESNET, "--dataset", graded).stdout
     monkeypatch.setattr(retrieve_output, "KNOWN_SETS", {"rparis6k": sha256_file(graded / "gnd.json")})
     page = tmp_path / "page.html"
     shown = run(*RESNET, "--dataset", graded, "--qe", 1, "--html", page).stdout
@@ -303,9 +303,9 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
         (("--make-gnd", "new.json"), "--model, --random-weights, --size: not used with --make-gnd: leave them out"),
         (("--dba", 12), "database_neighbors = 12 of 12"),
         (("--distractors", "nowhere"), "nowhere does not exist"),
-        (("--top", 0), "top = 0"),
-        (("--batch-size", 0), "batch_size = 0"),
-        (("--workers", -1), "workers = -1"),
+        (("--top", 0), "--top 0"),
+        (("--batch-size", 0), "--batch-size 0"),
+        (("--workers", -1), "--workers -1"),
         (("--json", "."), "is a directory"),
         (("--html", "."), "is a directory"),
         (("--per-query", Path(__file__) / "x.csv"), "cannot be written"),

@@ -11,14 +11,14 @@ import pytest
 
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import FeatureError
+from sop_faiss.evaluate import distractors as stream
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
+from sop_faiss.evaluate.retrieval_task import _expanded
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.features.store_blocks import FeatureBlocks
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
-from sop_faiss.verbs.scoring import distractors as stream
-from sop_faiss.verbs.scoring.retrieve import _expanded
 from tests.images import write_folder
 from tests.test_cli_retrieve import RESNET, fails, plain_gnd, run, write_set
 from tests.test_distributed import launch
@@ -119,7 +119,7 @@ def test_two_ranks_add_up(places: dict[str, Path], tmp_path: Path, monkeypatch: 
     alone = result("--dataset", places["set"], "--distractors", places["images"], file=tmp_path / "1.json")
     program = tmp_path / "two.py"
     program.write_text(
-        "from sop_faiss.pipeline import distractors\ndistractors.CHUNK_IMAGES = 7\n"
+        "from sop_faiss.evaluate import distractors\ndistractors.CHUNK_IMAGES = 7\n"
         "from sop_faiss.cli.retrieve import main\nmain()\n"
     )
     words = [*RESNET, "--device", "cpu", "--dataset", places["set"], "--distractors", places["images"]]

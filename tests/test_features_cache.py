@@ -23,7 +23,7 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import FeatureError
 from sop_faiss.features import cache as cache_module
 from sop_faiss.features.cache import FeatureCache, kept_until_whole, remove_cache
-from sop_faiss.features.extract import extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
@@ -58,7 +58,7 @@ def encoder_with(run: Path, cache: Path | None, **options: Any) -> Encoder:
 
 
 def extract(run: Path, photos: Path, cache: Path | None, **options: Any) -> FeatureStore:
-    return extract_features(encoder_with(run, cache, **options), open_source(photos), batch_size=5)
+    return extract_features(encoder_with(run, cache, **options), open_source(photos), ExtractionOptions(batch_size=5))
 
 
 def test_second_time_nothing_is_encoded(run: Path, tmp_path: Path, encoded: list[int]) -> None:

@@ -54,7 +54,7 @@ QueryBox = tuple[float, float, float, float]
 """x1, y1, x2, y2 in pixels, x1 < x2 and y1 < y2."""
 
 _NOT_IN_NAMES = re.compile(r"[\0\\\ud800-\udfff]")
-"""A zero byte, a backslash and a lone surrogate stand in no image name."""
+"""A zero byte, a backslash and a lone surrogate are in no image name."""
 
 # fmt: off
 _PLAIN_OPCODES = frozenset((
@@ -127,7 +127,7 @@ def make_ground_truth(content: dict[str, Any], origin: Path) -> GroundTruth:
 
 
 def encode_ground_truth(content: dict[str, Any]) -> bytes:
-    """A gnd.json: one line per query."""
+    """Write ground truth as the text of a gnd.json: one line per query."""
     head = ",\n".join(f" {json.dumps(name)}: {json.dumps(content[name])}" for name in ("qimlist", "imlist"))
     entries = ",\n".join(f"  {json.dumps(entry)}" for entry in content["gnd"])
     return f'{{\n{head},\n "gnd": [\n{entries}\n ]\n}}\n'.encode()
@@ -200,7 +200,7 @@ def _checked(content: Any, path: Path, sha256: str) -> GroundTruth:
 
 
 def _require_known(keys: Iterable[Any], known: Sequence[str], where: str) -> None:
-    """Refuse a key that nothing reads: a misspelled list would change the scores without a word."""
+    """Refuse a key that nothing reads: a misspelled list would change the scores silently."""
     for key in keys:
         if key not in known:
             near = difflib.get_close_matches(str(key).lower()[:30], known, n=1)
@@ -209,7 +209,7 @@ def _require_known(keys: Iterable[Any], known: Sequence[str], where: str) -> Non
 
 
 def _checked_names(names: Any, field: str, path: Path) -> list[str]:
-    """A non-empty list of relative file names that stay inside the image folder."""
+    """Return a non-empty list of relative file names that stay inside the image folder."""
     if not isinstance(names, (list, tuple)) or not names:
         raise DataError(f"ground truth {path}: {field} is not a list with at least one name")
     for i, name in enumerate(names):

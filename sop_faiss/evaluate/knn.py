@@ -45,7 +45,7 @@ def knn_classify(
     ks: Sequence[int] = KS,
     temperature: float = TEMPERATURE,
 ) -> dict[str, float]:
-    """The metrics of `knn_scores`."""
+    """Return the metrics of `knn_scores`."""
     return knn_scores(train_features, train_labels, test_features, test_labels, ks, temperature).metrics
 
 
@@ -57,7 +57,7 @@ def knn_scores(
     ks: Sequence[int] = KS,
     temperature: float = TEMPERATURE,
 ) -> KnnScores:
-    """Accuracy of weighted k-NN for every k, from one search.
+    """Measure the accuracy of weighted k-NN for every k, from one search.
 
     A class is predicted only if one of the k neighbors belongs to it. Of two classes with equal votes the smaller
     label comes first, of two training images of equal similarity the first. Labels are any integers.
@@ -107,15 +107,15 @@ class _Votes:
     votes: Float64[np.ndarray, " pairs"]
 
     def winners(self) -> Int64[np.ndarray, " q"]:
-        """The class of most votes of each row; of equal ones the smaller label."""
+        """Return the class of most votes of each row; of equal ones the smaller label."""
         order = np.lexsort((self.label, -self.votes, self.row))
         first = np.searchsorted(self.row, np.arange(self.row_count))  # sorting by row leaves rows where they were
         return self.label[order[first]]
 
     def place_of(self, truth: Int64[np.ndarray, " q"]) -> Int64[np.ndarray, " q"]:
-        """Place of the true class among a row's classes by falling votes, from 0.
+        """Return the place of the true class among a row's classes by falling votes, from 0.
 
-        A true class that no neighbor belongs to stands behind every place.
+        A true class that no neighbor belongs to comes after every place.
         """
         is_truth: Bool[np.ndarray, " pairs"] = self.label == truth[self.row]
         truth_votes = np.full(self.row_count, -np.inf)

@@ -15,7 +15,7 @@ TEMPERATURE = 0.07
 
 
 def used_ks(ks: Sequence[int], train_count: int) -> dict[int, int]:
-    """How many neighbors each asked k really uses: k, but never more than there are training images."""
+    """Return how many neighbors each k uses: k, but never more than there are training images."""
     return {k: min(k, train_count) for k in ks}
 
 

@@ -32,7 +32,7 @@ class LabeledPart:
     images_per_class: int | None = None
     """Images of each class, 1 or more; every class must have that many."""
     seed: int = 0
-    """Of the draw."""
+    """Seed of the draw."""
 
     def check(self) -> None:
         """Check the choice, before any work.
@@ -53,7 +53,7 @@ class LabeledPart:
     def rows(
         self, labels: Int64[np.ndarray, " n"], keys: Sequence[str], members: Sequence[str]
     ) -> Int64[np.ndarray, " m"]:
-        """The chosen rows, rising.
+        """Return the chosen rows, in rising order.
 
         Args:
             labels: class of each training image.
@@ -86,7 +86,7 @@ class LabeledPart:
         return wanted
 
     def to_dict(self) -> dict[str, Any]:
-        """The choice as JSON values, for a result's protocol."""
+        """Return the choice as JSON values, for a result's protocol."""
         if self.train_list is not None:
             return {"train_list": self.train_list.name}
         if self.train_share is not None:
@@ -123,7 +123,7 @@ def _listed(file: Path, keys: Sequence[str], members: Sequence[str]) -> Int64[np
 
 
 def _rows_by_name(keys: Sequence[str], members: Sequence[str]) -> dict[str, int | None]:
-    """The row that each name means; None where it means several. Whole names go before parts of names."""
+    """Map each name to its row, or to None where it means several; complete names go before parts of names."""
     rows: dict[str, int | None] = {}
     for row, member in enumerate(members):
         path = PurePosixPath(member)

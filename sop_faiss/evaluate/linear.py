@@ -93,18 +93,18 @@ def linear_probe(
     rows, labels = _scaled(train_features, device), torch.from_numpy(targets).to(device)
     rates, epochs = choices.learning_rates, choices.epochs
     held_out, kept = _split(targets, choices)
-    tell = _Epochs(progress, epochs * (1 if len(rates) == 1 else 2))
+    count_epoch = _Epochs(progress, epochs * (1 if len(rates) == 1 else 2))
     held_out_top1: dict[float, float] = {}
     best = rates[0]
     if len(rates) > 1:
-        tried = _train(rows[kept], labels[kept], len(classes), rates, choices, tell)
+        tried = _train(rows[kept], labels[kept], len(classes), rates, choices, count_epoch)
         truth = train_labels[held_out.numpy()]
         held_out_top1 = {
             rate: _test(layer, rows[held_out], truth, classes)[0]["top1"]
             for rate, layer in zip(rates, tried, strict=True)
         }
         best = max(rates, key=lambda rate: (held_out_top1[rate], -rate))
-    (final,) = _train(rows, labels, len(classes), (best,), choices, tell)
+    (final,) = _train(rows, labels, len(classes), (best,), choices, count_epoch)
     metrics, predicted = _test(final, _scaled(test_features, device), test_labels, classes)
     return LinearScores(metrics, predicted, best, held_out_top1, len(held_out) if len(rates) > 1 else 0)
 
@@ -145,7 +145,7 @@ def _train(
     class_count: int,
     rates: tuple[float, ...],
     choices: LinearChoices,
-    tell: _Epochs,
+    count_epoch: _Epochs,
 ) -> list[nn.Linear]:
     """Train a layer for each learning rate, all from one start and on the same batches; none influences another."""
     generator = torch.Generator().manual_seed(derive_seed("linear", choices.seed))
@@ -169,7 +169,7 @@ def _train(
             torch.stack([functional.cross_entropy(layer(some), wanted) for layer in layers]).sum().backward()
             optimizer.step()
         schedule.step()
-        tell()
+        count_epoch()
     return layers
 
 

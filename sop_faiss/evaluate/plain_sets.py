@@ -44,7 +44,7 @@ class PlainSet:
         content: as of a `gnd.json`.
         root: the folder that everything is in.
         query_folder: below root, what query names are relative to.
-        gallery_folder: likewise of the gallery's names.
+        gallery_folder: the folder of the gallery's names.
         alone: images without another of their group, which cannot be queries.
     """
 
@@ -78,7 +78,7 @@ def _from_folders(root: Path) -> PlainSet:
 
 
 def _classes_of(folder: Path) -> dict[str, str]:
-    """The class of each image, by its path below the folder."""
+    """Map the path of each image to its class below the folder."""
     source = open_folder(str(folder), folder)
     require_utf8(source.members)
     if not all("/" in member for member in source.members):

@@ -1,4 +1,4 @@
-"""Published results on revisited Oxford and Paris, for a table beside one's own, and where the protocols differ.
+"""Published results on revisited Oxford and Paris, for a table next to one's own, and where the protocols differ.
 
 Source: "Self-Organizing Visual Prototypes for Non-Parametric Representation Learning" (arXiv 2505.21533), which gives
 mAP at medium and hard, in percent, of ViT-B/16 by four methods. The paper states neither the size of the images nor
@@ -43,7 +43,7 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
 
 
 def protocol_differences(protocol: Mapping[str, Any], encoder_name: str) -> list[str]:
-    """What of this measurement is not as in the published ones, each as a few words; empty if nothing is known to be.
+    """List what of this measurement differs from the published ones, each in a few words.
 
     Args:
         protocol: of the result, as `sop-retrieve` writes it.

@@ -50,7 +50,7 @@ KS = (1, 5, 10)
 """mP@k, and R@k of plain sets, are reported for these k."""
 
 PLAIN_METRICS = (*(f"R@{k}" for k in KS), "R-precision", "mAP@R", "nDCG")
-"""What plain sets report beside mAP and mP@k."""
+"""What plain sets report in addition to mAP and mP@k."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Difficulty:
     ignored: tuple[str, ...]
 
     def relevant_to(self, query: QueryTruth) -> bool:
-        """Whether anything is."""
+        """Return whether any image is relevant to a query."""
         return any(len(query.lists[name]) for name in self.relevant)
 
     def metric(self, name: str) -> str:
-        """Name of a metric at this difficulty, as `mAP_medium`; plain `mAP` where there is only one."""
+        """Return the name of a metric at this difficulty, as `mAP_medium`; plain `mAP` where there is only one."""
         return f"{name}_{self.name}" if self.name else name
 
 
@@ -134,10 +134,10 @@ class RetrievalScores:
 
 
 def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
-    """The protocol of that name, or the one that suits the ground truth; checked against it.
+    """Return the protocol of that name, or the one that suits the ground truth, checked against it.
 
     Raises:
-        ConfigError: there is no such protocol.
+        ConfigError: the protocol is unknown.
         DataError: the ground truth lacks what the protocol needs.
     """
     chosen = name if name is not None else ("revisitop" if truth.lists == GRADED else "plain")
@@ -184,8 +184,8 @@ def score_retrieval(
         truth: what is relevant.
         protocol: what to report.
         top_count: how many gallery positions to keep per query.
-        distractors: unit rows that are relevant to no query, in blocks that are looked at once and let go. An image of
-            the gallery stands before a distractor of equal similarity. Under `torchrun` each rank brings its own part,
+        distractors: unit rows that are relevant to no query, in blocks that are read once. An image of the
+            gallery comes before a distractor of equal similarity. Under `torchrun` each rank brings its own part,
             and all get the scores of the whole.
         device: where distractors are counted; the scores do not depend on it.
 
@@ -218,7 +218,7 @@ def _among_distractors(
     distractors: Iterable[Float32[np.ndarray, "_ d"]],
     device: str,
 ) -> list[dict[str, _Ranked]]:
-    """The same with every rank moved down by the distractors that stand above."""
+    """Move every rank down by the distractors above it."""
     none = [np.empty(0, np.float32)]
     counter = CountAbove(
         query_features,

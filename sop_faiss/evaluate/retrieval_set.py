@@ -1,6 +1,6 @@
 """A retrieval data set on disk: its ground truth, and the image file of every query and gallery name.
 
-Images stand in `jpg/` (queries and gallery together, as in Oxford and Paris), in `query/` and `database/`, or beside
+Images are in `jpg/` (queries and gallery together, as in Oxford and Paris), in `query/` and `database/`, or next to
 the ground truth. Without a ground truth, class folders and CSV files are read as `plain_sets.py` says. Nothing is
 downloaded: a missing image is an error that says how many are missing and from where.
 """
@@ -36,7 +36,7 @@ KNOWN_SETS = {
 
 BENCHMARK_PAGE = "https://github.com/filipradenovic/revisitop"
 ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp", ".JPG", ".JPEG", ".PNG")
-"""What may follow a name of imlist or qimlist; the name as it stands comes first."""
+"""What may follow a name of imlist or qimlist; the unchanged name comes first."""
 
 
 @dataclass(eq=False)
@@ -49,7 +49,7 @@ class CroppedFiles(FileSource):
     """As of `decode_image`, for the cropped ones: they are encoded with 8 bits."""
 
     def read(self, position: int) -> bytes:
-        """Encoded bytes of one image; a cropped one is encoded anew, without loss.
+        """Return the encoded bytes of one image; a cropped one is encoded again, without loss.
 
         Raises:
             DataError: as of FileSource and `decode_image`, or `outside:` the box is not in the image.
@@ -87,16 +87,16 @@ class RetrievalSet:
 
 
 def crop_to_box(image: UInt8[np.ndarray, "h w 3"], box: QueryBox) -> UInt8[np.ndarray, "ch cw 3"]:
-    """The part of an image inside a box, whose corners are rounded to whole pixels and clipped to the image.
+    """Cut out the part of an image inside a box, whose corners are rounded to whole pixels and clipped to the image.
 
     Raises:
-        DataError: nothing of the box lies inside the image (first word `outside`).
+        DataError: nothing of the box is inside the image (first word `outside`).
     """
     height, width = image.shape[:2]
     x1, y1, x2, y2 = (round(value) for value in box)
     part = image[y1 : min(y2, height), x1 : min(x2, width)]
     if part.size == 0:
-        raise DataError(f"box {list(box)} lies outside its image of {width} x {height} px: wrong gnd or image?")
+        raise DataError(f"box {list(box)} is outside its image of {width} x {height} px: wrong gnd or image?")
     return np.ascontiguousarray(part)
 
 
@@ -148,7 +148,7 @@ def _is_classes(root: Path) -> bool:
 
 
 def _own_folders(root: Path) -> tuple[str, str]:
-    """Where queries and gallery are: `query/` and `database/`, or beside the ground truth."""
+    """Where queries and gallery are: `query/` and `database/`, or next to the ground truth."""
     return ("query", "database") if (root / "query").is_dir() or (root / "database").is_dir() else ("", "")
 
 
@@ -217,7 +217,7 @@ def _find_images(root: Path, folder: str, what: str, names: Sequence[str], datas
     missing = [name for name, file in zip(names, files, strict=True) if file is None]
     if not (root / folder).is_dir() or (not folder and len(missing) == len(names)):
         raise DataError(
-            f"{root} has neither jpg/ nor {what}/, nor images beside the ground truth: the images are missing"
+            f"{root} has neither jpg/ nor {what}/, nor images next to the ground truth: the images are missing"
             + _where_from(dataset, root / "jpg")
         )
     if missing:

@@ -15,7 +15,7 @@ from sop_faiss import distributed
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.cache import kept_until_whole
-from sop_faiss.features.extract import extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
 from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
@@ -199,8 +199,7 @@ def build_index_of_images(
     out: Path,
     options: IndexOptions | None = None,
     *,
-    batch_size: int = 64,
-    max_bad_fraction: float = 0.01,
+    extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
     """Build an index of images. After a kill the same call encodes only what is missing (`kept_until_whole`).
@@ -212,8 +211,7 @@ def build_index_of_images(
         source: the images.
         out: the index directory.
         options: which kind of index; None for the defaults.
-        batch_size: images per forward pass.
-        max_bad_fraction: share of images that may be unreadable; they are left out and counted in the manifest.
+        extraction: batch size and the like; images that are left out are counted in the manifest.
         progress: called with images done and their total.
 
     Raises:
@@ -226,10 +224,8 @@ def build_index_of_images(
         store = extract_features(
             encoder,
             source,
-            batch_size=batch_size,
-            max_bad_fraction=max_bad_fraction,
+            replace(extraction or ExtractionOptions(), across_ranks=True),
             progress=progress,
-            across_ranks=True,
         )
         return distributed.decide(lambda: build_index(store, out, options))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.data.pack import pack
 from sop_faiss.errors import ConfigError, DataError, RunStoppedError
-from sop_faiss.evaluate.knn import knn_classify
+from sop_faiss.evaluate.feature_sets import open_feature_set
+from sop_faiss.evaluate.knn_task import KnnTask
+from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.evaluate.retrieval import choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
-from sop_faiss.features.extract import extract_features
+from sop_faiss.evaluate.retrieval_task import RetrievalTask
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
@@ -34,14 +36,14 @@ from sop_faiss.verbs.finding.index_search import search_by_images, search_by_key
 from sop_faiss.verbs.finding.search_output import write_search_page
 from sop_faiss.verbs.training.train import run_training
 
-__all__ = ["DemoResult", "Scores", "digits_demo", "photos_demo"]
+__all__ = ["DemoResult", "DemoTasks", "Scores", "digits_demo", "open_demo_tasks", "photos_demo"]
 
 KNN_GAIN, MAP_GAIN = 10.0, 3.0
 """Points over random weights that the digits demo promises."""
 _K = 20
 _QUERIES_SHOWN = 20
 _FEWEST_PHOTOS = 16
-_MARKER = "what is in this folder was made by make demo, which makes it anew"
+_MARKER = "what is in this folder was made by make demo, which replaces it"
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def _fresh_folder(out: Path) -> None:
 def _train(config: Config, out: Path, progress: ProgressCallback) -> None:
     try:
         finished = run_training(config, out / "run", progress=progress).finished
-    except KeyboardInterrupt:  # it says --resume, which the demo has not
+    except KeyboardInterrupt:  # its message names --resume, which the demo does not have
         raise KeyboardInterrupt from None
     if not finished:
         raise RunStoppedError("the demo was stopped by a signal: run it again; it starts from the beginning")
@@ -93,26 +95,46 @@ def _pixels(source: ImageSource) -> Float32[np.ndarray, "n d"]:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def _score(name: str, features: Callable[[ImageSource], Float32[np.ndarray, "n d"]], data: Path) -> Scores:
-    train, test = open_source(data / "train"), open_source(data / "test")
-    if train.labels is None or test.labels is None:
-        raise DataError(f"{data} has no labels: it is not the digits set")
-    knn = knn_classify(features(train), train.labels, features(test), test.labels, ks=(_K,))
+@dataclass(frozen=True)
+class DemoTasks:
+    """What the digits demo measures of features."""
+
+    knn: KnnTask
+    retrieval: RetrievalTask
+
+    def score_encoder(self, name: str, encoder: Encoder) -> Scores:
+        """Return the scores of an encoder's features."""
+        measured = self.knn.measure(encoder) | self.retrieval.measure(encoder)
+        return Scores(name, measured[self.knn.names[0]], measured[self.retrieval.names[0]])
+
+    def score_pixels(self, name: str) -> Scores:
+        """Return the scores of raw pixels."""
+        train, test = self.knn.sets.train, self.knn.sets.test
+        assert train.source is not None and train.labels is not None
+        assert test.source is not None and test.labels is not None
+        features = LabeledFeatures(_pixels(train.source), train.labels, _pixels(test.source), test.labels)
+        data = self.retrieval.data
+        ranked = score_retrieval(_pixels(data.queries), _pixels(data.gallery), data.truth, self.retrieval.rules)
+        return Scores(name, self.knn.classify(features).metrics[f"top1_k{_K}"], ranked.metrics["mAP"])
+
+
+def open_demo_tasks(data: Path) -> DemoTasks:
+    """Open the digits, or another set that is laid out as they are.
+
+    Raises:
+        DataError: images or labels are missing.
+    """
+    train, test = (open_feature_set(str(data / name)) for name in ("train", "test"))
     retrieval = open_retrieval_set(str(data / "retrieval"))
     rules = choose_protocol(None, retrieval.truth)
-    ranked = score_retrieval(features(retrieval.queries), features(retrieval.gallery), retrieval.truth, rules)
-    return Scores(name, float(knn[f"top1_k{_K}"]), float(ranked.metrics["mAP"]))
-
-
-def _score_encoder(name: str, encoder: Encoder, data: Path) -> Scores:
-    return _score(name, lambda source: extract_features(encoder, source).features, data)
+    return DemoTasks(KnnTask(LabeledSets(train, test, "k-NN"), (_K,)), RetrievalTask(retrieval, rules))
 
 
 def digits_demo(out: Path, stage: Stage) -> DemoResult:
     """Train on the built-in digits and compare with raw pixels and with random weights.
 
     Args:
-        out: folder for everything; one of an earlier demo is made anew.
+        out: folder for everything; one of an earlier demo is replaced.
         stage: shows what is going on.
 
     Raises:
@@ -124,16 +146,17 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
     write_digits(data)
     config = load_config("digits_demo", [f"data.train={data / 'train'}"])
     with stage("scoring raw pixels and random weights", "steps") as progress:
-        scores = [_score("raw pixels", _pixels, data)]
+        tasks = open_demo_tasks(data)
+        scores = [tasks.score_pixels("raw pixels")]
         progress(1, 2)
         before = encoder_of_spec(EncoderSpec("config:digits_demo", random_weights=config.train.seed, device="cpu"))
-        scores.append(_score_encoder("before (random weights)", before, data))
+        scores.append(tasks.score_encoder("before (random weights)", before))
         progress(2, 2)
     with stage("training", "steps") as progress:
         _train(config, out, progress)
     after = EncoderSpec(str(out / "run"), device="cpu")
     with stage("scoring the trained encoder", "steps") as progress:
-        scores.append(_score_encoder("after (trained)", encoder_of_spec(after), data))
+        scores.append(tasks.score_encoder("after (trained)", encoder_of_spec(after)))
         progress(1, 1)
     _, untrained, trained = scores
     reached = (
@@ -147,11 +170,11 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
 
 
 def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
-    """The same for a user's own images: no labels are needed, and none is used.
+    """Train on a user's own images and show what the encoder finds; no labels are used.
 
     Args:
         images: SRC of the images.
-        out: folder for everything; one of an earlier demo is made anew.
+        out: folder for everything; one of an earlier demo is replaced.
         stage: shows what is going on.
 
     Raises:
@@ -160,18 +183,16 @@ def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
         SopError: as the steps raise.
     """
     if real_path(out) in (real_path(images), *real_path(images).parents):
-        raise ConfigError(
-            f"the images {images} lie inside `out={out}`, which the demo writes anew: choose another `out`"
-        )
+        raise ConfigError(f"the images {images} are inside `out={out}`, which the demo replaces: choose another `out`")
     count = len(open_source(images))
     if count < _FEWEST_PHOTOS:
-        raise DataError(f"{images} has {count} images: the demo wants {_FEWEST_PHOTOS} or more to learn from")
+        raise DataError(f"{images} has {count} images: the demo needs {_FEWEST_PHOTOS} or more to learn from")
     _fresh_folder(out)
     with stage("packing", "images") as progress:
         packed = pack(images, out / "data", resize=160, progress=progress)
     usable = packed.samples
     if usable < _FEWEST_PHOTOS:
-        raise DataError(f"only {usable} of the {count} images of {images} are usable: the demo wants {_FEWEST_PHOTOS}")
+        raise DataError(f"only {usable} of the {count} images of {images} are usable: the demo needs {_FEWEST_PHOTOS}")
     batch_size = min(64, usable)
     capacity = max(64, min(2048, usable))
     sizes = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.results import write_result
 from sop_faiss.features.cache import kept_until_whole
-from sop_faiss.features.extract import extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.features.store_manifest import require_dtype
 from sop_faiss.files import refuse_occupied
@@ -35,14 +35,10 @@ __all__ = ["EmbedOptions", "embed"]
 class EmbedOptions:
     """How features are extracted and stored."""
 
-    batch_size: int = 64
-    """Images per forward pass."""
-    workers: int | None = None
-    """Threads that read and decode; None: one per CPU, at most 8."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features are extracted."""
     feature_dtype: str = "float32"
     """`float32` or `float16`, on disk."""
-    max_bad_fraction: float = 0.01
-    """Share of unusable images that is dropped; more is an error."""
     whole: bool = False
     """Whole images, longer side as long as the encoder's images, as retrieval sees them; otherwise a square crop."""
     whiten: str | None = None
@@ -130,12 +126,9 @@ def _extract(
     return extract_features(
         encoder,
         source,
+        replace(options.extraction, across_ranks=True),
         preprocess=encoder.preprocess.keeping_aspect() if options.whole else None,
-        batch_size=options.batch_size,
-        workers=options.workers,
-        max_bad_fraction=options.max_bad_fraction,
         progress=progress,
-        across_ranks=True,
     )
 
 
@@ -177,7 +170,7 @@ def _write_result(
             "pooling": manifest["pooling"],
             "whitening": manifest["whitening"],
             "feature_dtype": options.feature_dtype,
-            "batch_size": options.batch_size,
+            "batch_size": options.extraction.batch_size,
             "device": encoder.device,
             "ranks": distributed.world_size(),
         },

@@ -8,7 +8,7 @@ from sop_faiss import distributed
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.cache import kept_until_whole
-from sop_faiss.features.extract import check_extraction, extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_images
@@ -31,8 +31,7 @@ def build(
     data: str | None = None,
     options: IndexOptions | None = None,
     cluster: str | None = None,
-    batch_size: int = 64,
-    max_bad_fraction: float = 0.01,
+    extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
     """Build an index of a feature store, or of images.
@@ -44,8 +43,7 @@ def build(
         data: SRC: shards, a folder of images, or a list.
         options: which kind of index; None for the defaults.
         cluster: with `features`: by tasks on this Ray cluster (`build_on_cluster`); None: in this process.
-        batch_size: images per forward pass.
-        max_bad_fraction: share of images that may be unreadable; they are left out and counted.
+        extraction: how features of images are extracted.
         progress: called with images encoded, or vectors added, and their total.
 
     Raises:
@@ -54,7 +52,6 @@ def build(
     """
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("`features` holds all that an index needs: leave `model` and `data` out")
-    check_extraction(batch_size, None, max_bad_fraction)
     refuse_occupied(out)
     if cluster is not None:
         if features is None:
@@ -70,8 +67,7 @@ def build(
         source,
         out,
         options,
-        batch_size=batch_size,
-        max_bad_fraction=max_bad_fraction,
+        extraction=extraction,
         progress=progress,
     )
 
@@ -82,8 +78,7 @@ def add(
     features: Path | None = None,
     encoder: EncoderSpec | None = None,
     data: str | None = None,
-    batch_size: int = 64,
-    max_bad_fraction: float = 0.01,
+    extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
     """Add a feature store, or images, to an index.
@@ -93,8 +88,7 @@ def add(
         features: a feature store.
         encoder: which encoder, the index's; with `data`, instead of `features`.
         data: SRC: shards, a folder of images, or a list.
-        batch_size: images per forward pass.
-        max_bad_fraction: share of images that may be unreadable; they are left out and counted.
+        extraction: how features of images are extracted.
         progress: called with images encoded and their total.
 
     Raises:
@@ -103,7 +97,6 @@ def add(
     """
     if features is not None and (encoder is not None or data is not None):
         raise ConfigError("`features` holds all that an index needs: leave `model` and `data` out")
-    check_extraction(batch_size, None, max_bad_fraction)
     if features is not None:
         return add_to_index(index, FeatureStore.read(features))
     if encoder is None or data is None:
@@ -117,7 +110,5 @@ def add(
             f"{len(there)} keys are in {index} already (first {there[0]!r}): remove them first, or rename"
         )
     with kept_until_whole(loaded, index):
-        store = extract_features(
-            loaded, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
-        )
+        store = extract_features(loaded, source, extraction, progress=progress)
         return add_to_index(index, store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from sop_faiss.data.images.listing import open_files
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.data.shards.shard_source import common_folder
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.features.extract import check_extraction, extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.change import require_same_space
@@ -51,10 +51,8 @@ class SearchOptions:
     """Leave out neighbors of a smaller similarity."""
     images_root: Path | None = None
     """Where the index's images are now; where they were when it was built, if None."""
-    batch_size: int = 64
-    """Images per forward pass."""
-    max_bad_fraction: float = 0.01
-    """Share of the images of a source that may be unreadable. Of images named one by one, none may."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features of images are extracted. Of images named one by one, none may be unreadable."""
 
 
 def search_index(
@@ -86,7 +84,6 @@ def search_index(
         SopError: as `search_by_images`, `search_by_key`, `search_by_features`, `encoder_of_spec`, `open_source`.
     """
     options = options or SearchOptions()
-    check_extraction(options.batch_size, None, options.max_bad_fraction)
     if sum([bool(images), data is not None, bool(keys), features is not None]) != 1:
         raise ConfigError("name the queries in one way: image files, or `data` SRC, or `key` KEY, or `features=STORE`")
     if encoder is not None and (keys or features is not None):
@@ -107,8 +104,7 @@ def search_index(
         source,
         options.k,
         threshold=options.threshold,
-        batch_size=options.batch_size,
-        max_bad_fraction=0.0 if data is None else options.max_bad_fraction,
+        extraction=replace(options.extraction, max_bad_fraction=0.0) if data is None else options.extraction,
         progress=progress,
     )
 
@@ -137,8 +133,7 @@ def search_by_images(
     k: int | None = None,
     *,
     threshold: float | None = None,
-    batch_size: int = 64,
-    max_bad_fraction: float = 0.0,
+    extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> SearchResult:
     """Find the k nearest images of the index for each image of a source.
@@ -149,8 +144,7 @@ def search_by_images(
         source: the query images; their classes are compared with the index's by name where both have names.
         k: how many, 1 <= k <= len(index); None: as `SearchOptions.k`.
         threshold: leave out neighbors of a smaller similarity.
-        batch_size: images per forward pass.
-        max_bad_fraction: share of images that may be unreadable; they are left out.
+        extraction: how features are extracted; images that are left out are counted. None: every image must be usable.
         progress: called with images done and their total.
 
     Raises:
@@ -160,9 +154,8 @@ def search_by_images(
     """
     _check_request(k, len(index), threshold)
     index.check_encoder(encoder)
-    store = extract_features(
-        encoder, source, batch_size=batch_size, max_bad_fraction=max_bad_fraction, progress=progress
-    )
+    extraction = extraction or ExtractionOptions(max_bad_fraction=0.0)
+    store = extract_features(encoder, source, extraction, progress=progress)
     lines = _search(index, store.features, k, threshold)
     positions = {key: position for position, key in enumerate(source.keys)}
     reads = [functools.partial(source.read, positions[key]) for key in store.keys]

@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from sop_faiss.config import Config
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import DataError
-from sop_faiss.features.extract import extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.neighbors.exact import nearest_rows
@@ -61,7 +61,9 @@ def neighbor_section(
         raise DataError(f"{images.source.description} has too few images for a search")
     encoder = encoder_of_spec(EncoderSpec(str(checkpoint)))
     chosen = Subset(images.source, np.concatenate([queries, searched]))
-    store = extract_features(encoder, chosen, max_bad_fraction=1.0, progress=progress)  # bad ones are left out
+    store = extract_features(
+        encoder, chosen, ExtractionOptions(max_bad_fraction=1.0), progress=progress
+    )  # bad ones are left out
     place = {key: number for number, key in enumerate(chosen.keys)}
     usable = np.array([place[key] for key in store.keys])
     is_query = usable < len(queries)

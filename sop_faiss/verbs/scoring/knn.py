@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.confusion import Confusion, count_confusions
-from sop_faiss.evaluate.knn import knn_scores
-from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices
+from sop_faiss.evaluate.confusion import count_confusions
+from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
+from sop_faiss.evaluate.knn_task import KnnTask
 from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.labeled_sets import open_labeled_sets
+from sop_faiss.features.extract import ExtractionOptions
+from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
-from sop_faiss.verbs.scoring.labeled_sets import LabeledSets, labeled_sets
 
 __all__ = ["KnnOptions", "evaluate_knn"]
 
@@ -28,12 +27,8 @@ class KnnOptions:
     """Numbers of neighbors, none above the number of training images that vote. None: DINO's 10, 20, 100 and 200."""
     temperature: float = TEMPERATURE
     """Of the votes: weight exp(similarity / temperature)."""
-    batch_size: int = 64
-    """Images per forward pass."""
-    workers: int | None = None
-    """Threads that read and decode; None: one per CPU, at most 8."""
-    max_bad_fraction: float = 0.01
-    """Share of unusable images that is dropped; more is an error."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features are extracted."""
     part: LabeledPart = field(default_factory=LabeledPart)
     """Which training images vote."""
 
@@ -52,62 +47,30 @@ def evaluate_knn(
 
     Args:
         train: SRC of labeled images, or the directory of a feature store.
-        test: likewise.
+        test: as `train`.
         encoder: which encoder; None where both are feature stores.
         options: numbers of neighbors and the like.
         progress: called with the number of images read.
 
     Raises:
         ConfigError: the encoder is missing or idle, or an option is impossible.
-        SopError: as of `labeled_sets`.
+        SopError: as of `open_labeled_sets` and `LabeledSets.features`.
     """
     options = options or KnnOptions()
-    check_choices(KS if options.ks is None else options.ks, options.temperature)
     started = time.perf_counter()
-    sets = labeled_sets(
-        train,
-        test,
-        encoder,
-        options.part,
-        what="k-NN",
-        check_count=functools.partial(_require_voters, options),
-        batch_size=options.batch_size,
-        workers=options.workers,
-        max_bad_fraction=options.max_bad_fraction,
-        progress=progress,
+    extraction = replace(options.extraction, across_ranks=True)
+    sets = open_labeled_sets(train, test, encoder, "k-NN", options.part, extraction)
+    task = KnnTask(sets, KS if options.ks is None else tuple(dict.fromkeys(options.ks)), options.temperature)
+    features = sets.features(None if encoder is None else encoder_of_spec(encoder), progress)
+    task.require_voters(len(features.train_labels))
+    scores = task.classify(features)
+    best = max(task.ks, key=lambda k: scores.metrics[f"top1_k{k}"])
+    return ClassifierResult(
+        command="sop-knn",
+        dataset=test,
+        protocol={"ks": list(task.ks), "best_k": best, "temperature": task.temperature, **features.choices},
+        metrics={**scores.metrics, "top1_best": scores.metrics[f"top1_k{best}"]},
+        encoder=features.encoder,
+        seconds=time.perf_counter() - started,
+        confusion=count_confusions(features.test_labels, scores.predicted[best], features.class_names),
     )
-    metrics, protocol, confusion = _classify(sets, options)
-    seconds = time.perf_counter() - started
-    return ClassifierResult("sop-knn", test, protocol, metrics, sets.encoder, seconds, confusion)
-
-
-def _classify(sets: LabeledSets, options: KnnOptions) -> tuple[dict[str, float], dict[str, Any], Confusion]:
-    """The metrics, the protocol that they depend on, and what was taken for what."""
-    ks = list(dict.fromkeys(KS if options.ks is None else options.ks))
-    scores = knn_scores(
-        sets.train_features,
-        sets.train_labels,
-        sets.test_features,
-        sets.test_labels,
-        ks,
-        options.temperature,
-    )
-    best = max(ks, key=lambda k: scores.metrics[f"top1_k{k}"])
-    protocol = {
-        "ks": ks,
-        "best_k": best,
-        "temperature": options.temperature,
-        **sets.choices,
-    }
-    confusion = count_confusions(sets.test_labels, scores.predicted[best], sets.class_names)
-    return {**scores.metrics, "top1_best": scores.metrics[f"top1_k{best}"]}, protocol, confusion
-
-
-def _require_voters(options: KnnOptions, count: int) -> None:
-    """Check that there are as many training images as neighbors."""
-    largest = max(KS if options.ks is None else options.ks)
-    if largest > count:
-        asked = f"-k {largest}" if options.ks is not None else f"the default numbers of neighbors go up to {largest}"
-        raise ConfigError(
-            f"{asked}, but {count} training images vote: wanted k <= {count}, such as -k {min(20, count)}"
-        )

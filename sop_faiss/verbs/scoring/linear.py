@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.linear import linear_probe
+from sop_faiss.evaluate.labeled_sets import open_labeled_sets
 from sop_faiss.evaluate.linear_choices import LinearChoices
-from sop_faiss.model.device import choose_device
+from sop_faiss.evaluate.linear_task import LinearTask
+from sop_faiss.features.extract import ExtractionOptions
+from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
-from sop_faiss.verbs.scoring.labeled_sets import labeled_sets
 
 __all__ = ["LinearOptions", "evaluate_linear"]
 
@@ -24,12 +25,8 @@ class LinearOptions:
 
     choices: LinearChoices = field(default_factory=LinearChoices)
     """Learning rates, epochs and the like."""
-    batch_size: int = 64
-    """Images per forward pass of the encoder."""
-    workers: int | None = None
-    """Threads that read and decode; None: one per CPU, at most 8."""
-    max_bad_fraction: float = 0.01
-    """Share of unusable images that is dropped; more is an error."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features are extracted."""
     part: LabeledPart = field(default_factory=LabeledPart)
     """Which training images are used."""
 
@@ -50,47 +47,38 @@ def evaluate_linear(
 
     Args:
         train: SRC of labeled images, or the directory of a feature store.
-        test: likewise.
+        test: as `train`.
         encoder: which encoder; None where both are feature stores.
         options: learning rates and the like.
         progress: called with the number of images read.
         training_progress: called with the epochs trained.
 
     Raises:
-        SopError: as of `labeled_sets` and `linear_probe`.
+        SopError: as of `open_labeled_sets`, `LabeledSets.features` and `linear_probe`.
     """
     options = options or LinearOptions()
-    options.choices.check()
     started = time.perf_counter()
-    sets = labeled_sets(
-        train,
-        test,
-        encoder,
-        options.part,
-        what="a linear probe",
-        batch_size=options.batch_size,
-        workers=options.workers,
-        max_bad_fraction=options.max_bad_fraction,
-        progress=progress,
-    )
-    scores = linear_probe(
-        sets.train_features,
-        sets.train_labels,
-        sets.test_features,
-        sets.test_labels,
-        options.choices,
-        device="cpu" if encoder is None else str(choose_device(encoder.device)),
-        progress=training_progress,
-    )
+    extraction = replace(options.extraction, across_ranks=True)
+    sets = open_labeled_sets(train, test, encoder, "a linear probe", options.part, extraction)
+    task = LinearTask(sets, options.choices)
+    loaded = None if encoder is None else encoder_of_spec(encoder)
+    features = sets.features(loaded, progress)
+    scores = task.probe(features, loaded, training_progress)
     protocol = {
-        **asdict(options.choices),
-        "learning_rates": list(options.choices.learning_rates),
+        **asdict(task.choices),
+        "learning_rates": list(task.choices.learning_rates),
         "learning_rate": scores.learning_rate,
         "held_out_top1": {str(rate): value for rate, value in scores.held_out_top1.items()},
         "held_out_images": scores.held_out_images,
         "augmentation": "none",
-        **sets.choices,
+        **features.choices,
     }
-    confusion = count_confusions(sets.test_labels, scores.predicted, sets.class_names)
-    seconds = time.perf_counter() - started
-    return ClassifierResult("sop-linear", test, protocol, scores.metrics, sets.encoder, seconds, confusion)
+    return ClassifierResult(
+        command="sop-linear",
+        dataset=test,
+        protocol=protocol,
+        metrics=scores.metrics,
+        encoder=features.encoder,
+        seconds=time.perf_counter() - started,
+        confusion=count_confusions(features.test_labels, scores.predicted, features.class_names),
+    )

@@ -41,11 +41,11 @@ def write_ground_truth(dataset: str, data_root: Path | None, out: Path, *, force
         force: replace what is there, also inside a store, index, shard folder, run or export.
 
     Raises:
-        ConfigError: `out` is not a .json file, or, without `force`, exists or lies where nothing is written.
+        ConfigError: `out` is not a .json file, or, without `force`, exists or is where nothing is written.
         DataError: the data set is of another form, or contradicts itself.
     """
     if out.suffix != ".json":
-        raise ConfigError(f"`make_gnd={out}`: wanted a .json file, such as gnd.json beside the images")
+        raise ConfigError(f"`make_gnd={out}`: wanted a .json file, such as gnd.json next to the images")
     check_outputs({"--make-gnd": out}, [], force=force)
     place = (data_root if data_root is not None else Path()) / dataset
     plain = read_plain_set(place)

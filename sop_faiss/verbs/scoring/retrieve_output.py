@@ -24,7 +24,7 @@ PAGE_QUERIES = 35
 
 
 def metrics_table(result: RetrievalResult) -> tuple[list[str], list[list[str]]]:
-    """Column names, and one row of percentages per difficulty; of plain sets, which have one, a row per metric."""
+    """Return column names, and a row of percentages per difficulty; of plain sets, which have one, a row per metric."""
     metrics, counted = result.scores.metrics, result.scores.counted_queries
     names = ["mAP", *(f"mP@{k}" for k in KS)]
     if result.rules.lists == PLAIN:
@@ -43,7 +43,7 @@ def metrics_table(result: RetrievalResult) -> tuple[list[str], list[list[str]]]:
 
 
 def published_table(result: RetrievalResult) -> tuple[list[str], list[list[str]], list[str]] | None:
-    """mAP beside the published values of the data set, and how this protocol differs; None for other data sets.
+    """Return mAP next to the published values of the data set, and how this protocol differs; None for other data sets.
 
     Returns:
         Column names, one row per method with this result first, and the differences in words.
@@ -98,7 +98,7 @@ def write_retrieval_page(
 ) -> None:
     """Write a page of the queries with the highest and the lowest AP, each with the head of its ranking.
 
-    Relevant, wrong and ignored images are told apart at one difficulty: medium where there are several.
+    Relevant, wrong and ignored images are distinguished at one difficulty: medium where there are several.
 
     Args:
         path: the HTML file.
@@ -139,7 +139,7 @@ def _tables(result: RetrievalResult, columns: list[str], rows: list[list[str]]) 
     if published is not None:
         differences = "; ".join(published[2]) or "none known"
         tables.append(
-            SheetTable(published[0], published[1], f"mAP beside published ViT-B/16. Differences: {differences}")
+            SheetTable(published[0], published[1], f"mAP next to published ViT-B/16. Differences: {differences}")
         )
     return tables
 

@@ -13,7 +13,7 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.distributed import rank, world_size
 from sop_faiss.errors import FeatureError
-from sop_faiss.features.extract import extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.store_blocks import FeatureBlocks
 from sop_faiss.model.encoders.encoder import Encoder
@@ -23,12 +23,12 @@ from sop_faiss.progress import ProgressCallback
 __all__ = ["Distractors", "open_distractors"]
 
 CHUNK_IMAGES = 4096
-"""Images encoded and counted before their features are let go."""
+"""Images encoded and counted before their features are released."""
 
 
 @dataclass(frozen=True)
 class Distractors:
-    """A stream of features that can be gone through again.
+    """A stream of features that can be read again.
 
     Attributes:
         name: as the user named it.
@@ -50,9 +50,7 @@ def open_distractors(
     encoder: Encoder,
     preprocess: Preprocess,
     *,
-    batch_size: int = 64,
-    workers: int | None = None,
-    max_bad_fraction: float = 0.01,
+    extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> Distractors:
     """Open a feature store, or images.
@@ -60,10 +58,8 @@ def open_distractors(
     Args:
         src: the directory of a feature store, or a SRC of images.
         encoder: of the queries; a store must have been made by it.
-        preprocess: of the queries; likewise.
-        batch_size: images per forward pass.
-        workers: threads that read and decode.
-        max_bad_fraction: share of the images that may be unusable; they are left out.
+        preprocess: of the queries; a store must have been made with it.
+        extraction: how features of images are extracted.
         progress: called with this rank's distractors counted.
 
     Raises:
@@ -97,14 +93,7 @@ def open_distractors(
     def encoded(ranks: int, own: int) -> Iterator[Float32[np.ndarray, "_ d"]]:
         for start in starts[own::ranks]:
             positions = np.arange(start, min(start + CHUNK_IMAGES, len(source)))
-            yield extract_features(
-                encoder,
-                Subset(source, positions),
-                preprocess=preprocess,
-                batch_size=batch_size,
-                workers=workers,
-                max_bad_fraction=max_bad_fraction,
-            ).features
+            yield extract_features(encoder, Subset(source, positions), extraction, preprocess=preprocess).features
             if progress is not None:
                 progress(int(positions[-1]) + 1, len(source))
 

@@ -11,12 +11,12 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, FeatureError
+from sop_faiss.features.extract import ExtractionOptions, extract_each
 from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.verbs.finding.extraction import extract_each
 
 __all__ = ["FeatureSet", "fill_stores", "open_feature_set", "require_encoder_or_stores"]
 
@@ -80,12 +80,10 @@ def fill_stores(
     sets: Sequence[FeatureSet],
     encoder: Encoder,
     *,
-    batch_size: int,
-    workers: int | None,
-    max_bad_fraction: float,
+    extraction: ExtractionOptions,
     progress: ProgressCallback | None,
 ) -> list[FeatureSet]:
-    """The same sets with features extracted where there is no store.
+    """Return the same sets with features extracted where there is no store.
 
     Raises:
         FeatureError: a store was made by another encoder, preprocessing or pooling; found before the long work.
@@ -93,16 +91,7 @@ def fill_stores(
     """
     _require_same_space(sets, encoder.name, FeatureSpace.of_encoder(encoder))
     sources = [feature_set.source for feature_set in sets if feature_set.store is None and feature_set.source]
-    extracted = iter(
-        extract_each(
-            encoder,
-            sources,
-            batch_size=batch_size,
-            workers=workers,
-            max_bad_fraction=max_bad_fraction,
-            progress=progress,
-        )
-    )
+    extracted = iter(extract_each(encoder, sources, extraction, progress=progress))
     return [replace(each, store=next(extracted)) if each.store is None else each for each in sets]
 
 

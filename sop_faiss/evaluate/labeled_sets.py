@@ -1,30 +1,29 @@
-"""Features and labels of a training and a test set, for classifiers on frozen features."""
+"""Labeled images, or features, of a training and a test set, for classifiers on frozen features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import DataError
+from sop_faiss.evaluate.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
 from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.features.extract import check_extraction
+from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.verbs.scoring.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
 
-__all__ = ["LabeledSets", "in_training_numbers", "labeled_sets"]
+__all__ = ["LabeledFeatures", "LabeledSets", "open_labeled_sets"]
 
 
 @dataclass(frozen=True)
-class LabeledSets:
-    """A training set, or the chosen part of it, and a test set, by one encoder.
+class LabeledFeatures:
+    """Features of a training set, or of the chosen part of it, and of a test set, by one encoder.
 
     Attributes:
         train_features: unit rows of the chosen training images.
@@ -40,73 +39,92 @@ class LabeledSets:
     train_labels: Int64[np.ndarray, " n"]
     test_features: Float32[np.ndarray, "q d"]
     test_labels: Int64[np.ndarray, " q"]
-    class_names: list[str] | None
-    choices: dict[str, Any]
-    encoder: dict[str, str]
+    class_names: list[str] | None = None
+    choices: dict[str, Any] = field(default_factory=dict)
+    encoder: dict[str, str] = field(default_factory=dict)
 
 
-def labeled_sets(
+@dataclass(frozen=True)
+class LabeledSets:
+    """A training set, of which a part may be used, and a test set.
+
+    Raises:
+        ConfigError: the part is impossible.
+        DataError: an image has no label, or the labels are of two label sets.
+    """
+
+    train: FeatureSet
+    test: FeatureSet
+    what: str
+    """The classifier that needs the labels, for messages."""
+    part: LabeledPart = field(default_factory=LabeledPart)
+    """Which training images may be used."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features of images are extracted."""
+
+    def __post_init__(self) -> None:
+        self.part.check()
+        for each in (self.train, self.test):
+            _require_labels(each, self.what)
+        _in_training_numbers(self.train, self.test, self.what)
+
+    @property
+    def train_count(self) -> int:
+        """The training images, before a part of them is chosen."""
+        return len(_require_labels(self.train, self.what))
+
+    def features(self, encoder: Encoder | None, progress: ProgressCallback | None = None) -> LabeledFeatures:
+        """Extract what is not extracted yet, choose the part, and put the labels into one numbering.
+
+        Args:
+            encoder: which encoder; None where both sets are feature stores.
+            progress: called with the number of images read.
+
+        Raises:
+            DataError: the part names images that are not there.
+            FeatureError: a store was made by another encoder, preprocessing or pooling.
+            SopError: as of `extract_features`.
+        """
+        sets = [self.train, self.test]
+        if encoder is not None:
+            sets = fill_stores(sets, encoder, extraction=self.extraction, progress=progress)
+        return _chosen(sets[0], sets[1], self.part, self.what)
+
+
+def open_labeled_sets(
     train: str,
     test: str,
     encoder: EncoderSpec | None,
-    part: LabeledPart,
-    *,
     what: str,
-    check_count: Callable[[int], None] = lambda count: None,
-    batch_size: int,
-    workers: int | None,
-    max_bad_fraction: float,
-    progress: ProgressCallback | None,
+    part: LabeledPart,
+    extraction: ExtractionOptions,
 ) -> LabeledSets:
-    """Open both sets, extract what is not extracted yet, and put their labels into one numbering.
+    """Open both sets.
 
     Args:
         train: SRC of labeled images, or the directory of a feature store.
-        test: likewise.
+        test: as `train`.
         encoder: which encoder; None where both are feature stores.
+        what: the classifier that needs the labels, for messages.
         part: which training images may be used.
-        what: wants the labels, for messages.
-        check_count: raises if so many training images are not enough; called before the long work with as many as
-            there may be, and after it with as many as are used.
-        batch_size: images per forward pass.
-        workers: threads that read and decode; None: one per CPU, at most 8.
-        max_bad_fraction: share of unusable images that is dropped.
-        progress: called with the number of images read.
+        extraction: how features of images are extracted.
 
     Raises:
         ConfigError: the encoder is missing or idle, or the part is impossible.
         DataError: a source is unusable or lacks labels, both are the same, or their labels are of two label sets.
         FeatureError: a store is damaged, or the two were made by different encoders, preprocessings or poolings.
-        SopError: as `encoder_of_spec` and `extract_features`.
     """
-    part.check()
-    check_extraction(batch_size, workers, max_bad_fraction)
     if real_path(train) == real_path(test):
         raise DataError(f"training and test set are both {train}: every image would find itself, name two")
-    sets = [open_feature_set(train), open_feature_set(test)]
-    for each in sets:
-        _require_labels(each, what)
-    in_training_numbers(sets[0], sets[1], what)
-    require_encoder_or_stores(sets, encoder)
-    check_count(len(_require_labels(sets[0], what)))
-    if encoder is not None:
-        sets = fill_stores(
-            sets,
-            encoder_of_spec(encoder),
-            batch_size=batch_size,
-            workers=workers,
-            max_bad_fraction=max_bad_fraction,
-            progress=progress,
-        )
-    chosen = _chosen(sets[0], sets[1], part, what)
-    check_count(len(chosen.train_labels))
-    return chosen
+    sets = LabeledSets(open_feature_set(train), open_feature_set(test), what, part, extraction)
+    require_encoder_or_stores([sets.train, sets.test], encoder)
+    return sets
 
 
-def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -> LabeledSets:
+def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -> LabeledFeatures:
     train_store, test_store = _store(train), _store(test)
     all_labels = _require_labels(train, what)
-    test_labels, compared_by, names = in_training_numbers(train, test, what)
+    test_labels, compared_by, names = _in_training_numbers(train, test, what)
     rows = part.rows(all_labels, train_store.keys, train_store.members)
     train_labels = all_labels[rows]
     per_class = np.unique(train_labels, return_counts=True)[1]
@@ -129,7 +147,7 @@ def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -
     made_by = train_store.manifest["encoder"]
     encoder = {"name": str(made_by.get("name")), "fingerprint": str(made_by["fingerprint"])}
     features = train_store.features if len(rows) == len(train_store) else train_store.features[rows]
-    return LabeledSets(features, train_labels, test_store.features, test_labels, names, choices, encoder)
+    return LabeledFeatures(features, train_labels, test_store.features, test_labels, names, choices, encoder)
 
 
 def _require_labels(feature_set: FeatureSet, what: str) -> Int64[np.ndarray, " n"]:
@@ -144,7 +162,7 @@ def _require_labels(feature_set: FeatureSet, what: str) -> Int64[np.ndarray, " n
     return labels
 
 
-def in_training_numbers(
+def _in_training_numbers(
     train: FeatureSet, test: FeatureSet, what: str
 ) -> tuple[Int64[np.ndarray, " n"], str, list[str] | None]:
     """Translate test labels into the numbers of the training set.
@@ -156,14 +174,14 @@ def in_training_numbers(
     Args:
         train: the training set.
         test: the test set.
-        what: wants the labels, for messages.
+        what: the classifier that needs the labels, for messages.
 
     Returns:
         The test labels, what tied them (`name` or `number`), and the names of the numbers.
 
     Raises:
-        DataError: an image has no label, or the labels are of two label sets: nothing in common, or names beside
-            numbers.
+        DataError: an image has no label, or the labels are of two label sets: nothing in common, or names on one
+            side and numbers on the other.
     """
     labels, train_labels = _require_labels(test, what), _require_labels(train, what)
     names, test_names = train.class_names, test.class_names
@@ -179,7 +197,7 @@ def in_training_numbers(
         if known is not None:
             raise DataError(
                 f"labels of {named.name} are names (such as {known[0]}), those of {other.name} numbers without names: "
-                "they cannot be compared; give both names (class folders; classes.txt beside shards), or both numbers"
+                "they cannot be compared; give both names (class folders; classes.txt next to shards), or both numbers"
             )
     train_numbers, test_numbers = ({str(label) for label in np.unique(own)} for own in (train_labels, labels))
     _require_common(train, test, train_numbers, test_numbers)
