@@ -337,7 +337,7 @@ def test_other_data_sets_leave_the_least_recently_used_first(tmp_path: Path) -> 
     cache.fetch(remote_files["d"])
     assert [name for name in "abcd" if cache.has(remote_files[name])] == ["a", "c", "d"]
     both = ShardCache(folder, room)
-    with pytest.raises(DataError, match="data.cache_bytes"):
+    with pytest.raises(DataError, match=r"data\.cache_bytes"):
         both.keep([remote_files[name] for name in "abc"])  # beside d, which is in use
     assert (folder / "somebody's" / "y.tar").exists()
 
