@@ -31,7 +31,7 @@ time.sleep(60)
 def assert_taken(run: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         RunLock(run).acquire()
-    assert_one_line(caught, f"another process is training into {run}", "--output")
+    assert_one_line(caught, f"another process is training into {run}", "`output`")
 
 
 def test_the_second_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
