@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sop_faiss.cli.train import _said, main
+from sop_faiss.cli.train import _text, main
 from sop_faiss.config import config_summary, packaged_configs
 from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.log.monitor import read_metrics
@@ -80,7 +80,7 @@ def test_train_then_resume_to_the_end(tmp_path, config, shards):
 @pytest.mark.parametrize(("best_step", "model"), [(None, "run"), (0, "run"), (4, "run"), (3, "run/best")])
 def test_the_next_command_takes_the_best_teacher(best_step, model):
     scores = {} if best_step is None else {"best_step": best_step}
-    said = _said(TrainingResult(True, 4, 4, scores), Path("run"), "shards")
+    said = _text(TrainingResult(True, 4, 4, scores), Path("run"), "shards")
     assert f"next: sop-index build --model {model} --data" in said
 
 

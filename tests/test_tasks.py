@@ -23,7 +23,8 @@ from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
 from sop_faiss.evaluate.task import EvaluationTask
 from sop_faiss.evaluate.view_recall_task import ViewRecallTask
-from sop_faiss.model.encoders.encoder import Encoder, load_encoder
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs import demo
 from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn

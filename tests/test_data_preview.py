@@ -15,7 +15,7 @@ from sop_faiss.config import load_config
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.report.views_figure import ViewedImage, overlay_mask, plot_views
-from sop_faiss.verbs.training import preview
+from sop_faiss.verbs.training import data_preview as preview
 from sop_faiss.verbs.training.data_preview import draw_preview
 from tests.images import make_image, write_shards
 from tests.runs import tiny_config
