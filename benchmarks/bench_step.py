@@ -98,7 +98,7 @@ def networks_alone(state: RunState, batch: Batch) -> None:
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         with torch.no_grad():
             state.teacher(global_views.flatten(0, 1), None, masked)
-        cls, patches = state.all_views(global_views, local_views, batch.masks, masked, True)
+        _, _, cls, patches = state.networks.shared_student(global_views, local_views, batch.masks, masked, True)
     (cls.sum() + patches.sum()).backward()
 
 

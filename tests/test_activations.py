@@ -27,7 +27,7 @@ def train(tmp_path, *overrides: str) -> tuple[RunState, list[dict[str, float]]]:
     config = tiny_config(tmp_path, *overrides)
     state = RunState(config, CPU, len(source))
     batches = Batches(source, np.arange(len(source)), config, 4)
-    return state, [{k: float(v) for k, v in train_step(state, batches[step]).items()} for step in range(2)]
+    return state, [{k: float(v) for k, v in train_step(state, batches[step]).metrics.items()} for step in range(2)]
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_where_it_comes_upon_too_few_rows_it_searches_exactly(caplog, kind, k):
         assert found.rows.shape == (20, k)
         assert_true_and_in_order(found, queries, memory)
         memory.store(unit_rows(10, 8, 20 + step), torch.arange(10))
-    told = [message for message in caplog.messages if "are made exactly" in message]
+    told = [message for message in caplog.messages if "repeated exactly" in message]
     assert len(told) <= 1
     if k == 300:
         assert told

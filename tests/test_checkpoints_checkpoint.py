@@ -191,7 +191,7 @@ def seal(checkpoint: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x02\0\0\0\0\0\0\0{}", b"\x08\0\0\0\0\0\0\0{" + b"a" * 7])
-@pytest.mark.parametrize("file", ["student", "optimizer", "memories"])
+@pytest.mark.parametrize("file", ["student", "optimizer", "objective"])
 def test_files_of_nonsense_are_one_line(run, state, file, content):
     (run / NEWEST / f"{file}.safetensors").write_bytes(content)
     seal(run / NEWEST, f"{file}.safetensors")
@@ -219,15 +219,15 @@ def first_of(tensors: dict[str, torch.Tensor], ending: str) -> str:
         ("optimizer", lambda t: t.update({(name := first_of(t, "exp_avg")): t[name].long()})),
         ("optimizer", lambda t: t.update({"nobody|exp_avg": torch.zeros(3)})),
         ("optimizer", lambda t: t.update({first_of(t, "exp_avg").replace("exp_avg", "other"): torch.tensor(0.0)})),
-        ("memories", lambda t: t.pop("patch_generator")),
-        ("memories", lambda t: t.update(patch_generator=torch.zeros(3))),
-        ("memories", lambda t: t.update(patch_generator=torch.zeros(3, dtype=torch.uint8))),
-        ("memories", lambda t: t.pop("cls.memory.position")),
-        ("memories", lambda t: t.update({"cls.memory.position": torch.zeros(5)})),
-        ("memories", lambda t: t.pop("cls.memory.image_ids")),
-        ("memories", lambda t: t.update({"cls.memory.image_ids": torch.zeros(7)})),
-        ("memories", lambda t: t.update({"cls.memory.embeddings": torch.zeros(7)})),
-        ("memories", lambda t: t.pop("cls.maker.generator")),
+        ("objective", lambda t: t.pop("patch_generator")),
+        ("objective", lambda t: t.update(patch_generator=torch.zeros(3))),
+        ("objective", lambda t: t.update(patch_generator=torch.zeros(3, dtype=torch.uint8))),
+        ("objective", lambda t: t.pop("cls.memory.position")),
+        ("objective", lambda t: t.update({"cls.memory.position": torch.zeros(5)})),
+        ("objective", lambda t: t.pop("cls.memory.image_ids")),
+        ("objective", lambda t: t.update({"cls.memory.image_ids": torch.zeros(7)})),
+        ("objective", lambda t: t.update({"cls.memory.embeddings": torch.zeros(7)})),
+        ("objective", lambda t: t.pop("cls.maker.generator")),
     ],
 )
 def test_tensors_that_do_not_fit_are_one_line(run, state, file, change):

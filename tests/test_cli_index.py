@@ -107,7 +107,7 @@ def test_build_refuses_in_one_line(place: Path, tmp_path: Path, arguments: list[
 
 
 @pytest.mark.parametrize(
-    ("option", "field"), [("--batch-size=0", "batch_size"), ("--max-bad-fraction=7", "max_bad_fraction")]
+    ("option", "field"), [("--batch-size=0", "--batch-size"), ("--max-bad-fraction=7", "--max-bad-fraction")]
 )
 def test_bad_values_are_refused_where_they_are_not_used(place: Path, tmp_path: Path, option: str, field: str) -> None:
     """With features or keys nothing is encoded, and a bad number is a mistake all the same."""
@@ -311,7 +311,7 @@ def test_csv_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         (["{index}", "--key", "class_0/0000", "-k", "12"], "wanted 1 <= k <= 11"),
         (["{index}", "{image}", "--model", "{run}", "-k", "13"], "wanted 1 <= k <= 12"),
         (["{index}", "{image}", "--model", "{run}", "-k", "0"], "wanted 1 <= k <= 12"),
-        (["{index}", "{image}", "--model", "{run}", "--batch-size", "-1"], "batch_size = -1"),
+        (["{index}", "{image}", "--model", "{run}", "--batch-size", "-1"], "--batch-size -1"),
         (["{index}", "{image}", "--model", "{run}", "--threshold", "1.5"], "threshold = 1.5"),
         (["{index}", "{image}", "--model", "{run}", "--threshold", "nan"], "threshold = nan"),
         (["{index}", "{image}", "--model", "{run}", "--student"], "fingerprint"),

@@ -147,7 +147,7 @@ def test_unlabeled_images_cannot_be_scored(tmp_path, config):
         config, f"data.train={folder}", "data.holdout_share=0.25", "evaluate.test=holdout", "evaluate.every_steps=1",
         "evaluate.k=2", "--output", tmp_path / "run",
     )  # fmt: skip
-    assert "without labels" in one_line_error(result)
+    assert "needs a label" in one_line_error(result)
 
 
 def test_an_unknown_configuration(tmp_path):

@@ -148,7 +148,7 @@ def thumbnail_of(page: Page, position: int) -> Image.Image:
         ((480, 640), (120, 90), False),
         ((640, 480), (90, 120), False),
         (32, (32, 32), True),
-        ((3, 900), (120, 1), False),
+        ((3, 600), (120, 1), False),
         ((1, 1), (1, 1), True),
     ],
 )

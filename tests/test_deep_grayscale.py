@@ -93,15 +93,15 @@ def test_a_tiff_of_twelve_bits() -> None:
         ([DeepImage(60000.0, 65535.0, False), DeepImage(900.0, 65535.0, False)], []),
         (
             [DeepImage(4000.0, 65535.0, False), DeepImage(900.0, 65535.0, False)],
-            [["2 deep", "4,000", "--top-value 4095"]],
+            [["2 deep", "4,000", "`top_value=4095`"]],
         ),
-        ([DeepImage(200.0, 65535.0, False)], [["1 deep", "200", "--top-value 255"]]),
+        ([DeepImage(200.0, 65535.0, False)], [["1 deep", "200", "`top_value=255`"]]),
         ([DeepImage(4000.0, 4095.0, True)], []),
         ([DeepImage(0.9, 1.0, False)], []),
         ([DeepImage(200.0, 255.0, False)], []),
-        ([DeepImage(5000.0, 4095.0, True)], [["1 deep", "5,000", "4,095", "--top-value 5000"]]),
-        ([DeepImage(70000.0, 65535.0, False)], [["70,000", "--top-value"]]),
-        ([DeepImage(900.0, 1000.0, True), DeepImage(900.0, 2000.0, True)], [["1,000", "2,000", "--top-value"]]),
+        ([DeepImage(5000.0, 4095.0, True)], [["1 deep", "5,000", "4,095", "`top_value=5000`"]]),
+        ([DeepImage(70000.0, 65535.0, False)], [["70,000", "`top_value="]]),
+        ([DeepImage(900.0, 1000.0, True), DeepImage(900.0, 2000.0, True)], [["1,000", "2,000", "`top_value="]]),
     ],
 )
 def test_notices(images: list[DeepImage], parts: list[list[str]]) -> None:

@@ -42,7 +42,7 @@ def test_a_port_in_use(place: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = invoke(place / "index", "--port", port)
-    assert_one_line_error(result, f"port {port} of 127.0.0.1 is in use: take another with --port")
+    assert_one_line_error(result, f"port {port} of 127.0.0.1 is in use: choose another --port")
 
 
 @pytest.mark.parametrize(

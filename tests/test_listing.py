@@ -59,7 +59,7 @@ def test_images_of_kinds_that_are_not_read_are_told(tmp_path: Path, caplog: pyte
         (tmp_path / name).write_bytes(b"x")
     assert len(open_folder("photos/", tmp_path).keys) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "folder photos/: images that cannot be read are passed over (1 .dng, 2 .heic): save as JPEG"
+        "folder photos/: images that cannot be read are skipped (1 .dng, 2 .heic): save them as JPEG"
     ]
 
 

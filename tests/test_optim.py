@@ -40,7 +40,7 @@ def test_biases_and_norms_do_not_decay():
 @pytest.mark.parametrize("decays", [False, True])
 def test_a_mask_token_decays_where_asked(decays):
     backbone = seeded_backbone(ModelConfig("vit_tiny_patch16_224", depth=1, embed_dim=8, num_heads=2), 32, seed=0)
-    network = Network(backbone, Projector(8, 6, 4), "cls")
+    network = Network(backbone, nn.ModuleDict({"shared": Projector(8, 6, 4)}), "cls")
     optimizer = make_optimizer(network, OptimConfig(decay_mask_token=decays))
     decaying = {id(p) for group in optimizer.param_groups if group["decays"] for p in group["params"]}
     assert (id(backbone.mask_token) in decaying) == decays

@@ -140,7 +140,7 @@ def test_what_a_directory_is(tmp_path: Path, files: tuple[str, ...], kind: str) 
         (tmp_path / "whole" / file).parent.mkdir(exist_ok=True)
         (tmp_path / "whole" / file).write_bytes(b"")
     for place in ("a.json", "deep/down/a.json"):
-        with pytest.raises(ConfigError, match=f"{kind}.*--force"):
+        with pytest.raises(ConfigError, match=f"{kind}.*`force`"):
             check_outputs({"--json": tmp_path / "whole" / place}, [])
         check_outputs({"--json": tmp_path / "whole" / place}, [], force=True)
 

@@ -120,14 +120,14 @@ def test_which_ground_truth(tmp_path: Path) -> None:
     (root / "gnd.json").unlink()
     assert open_retrieval_set(str(root)).truth.path.name == "gnd_set.pkl"
     (root / "gnd_set.pkl").unlink()
-    with pytest.raises(DataError, match="--gnd"):
+    with pytest.raises(DataError, match="`gnd`"):
         open_retrieval_set(str(root))
 
 
 def test_directories_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data root .* is not a directory"):
         open_retrieval_set("roxford5k", tmp_path / "nowhere")
-    with pytest.raises(DataError, match="--data-root"):
+    with pytest.raises(DataError, match="`data_root`"):
         open_retrieval_set("roxford5k", tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_known_set_with_another_ground_truth(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gnd_roxford5k\.pkl does not exist"):
         open_retrieval_set("roxford5k", tmp_path)
     own = write_pickle(root / "gnd_roxford5k.pkl", GRADED_GND)
-    with pytest.raises(DataError, match=r"not the published ground truth of roxford5k .*--gnd"):
+    with pytest.raises(DataError, match=r"not the published ground truth of roxford5k .*`gnd`"):
         open_retrieval_set("roxford5k", tmp_path)
     assert len(open_retrieval_set("roxford5k", tmp_path, own).queries) == 2
 

@@ -253,7 +253,7 @@ def test_mistakes_are_one_line(run, tmp_path):
     (run / "metrics.jsonl").write_text("")
     assert "has no line in metrics.jsonl yet" in command_fails(main, run)
     (run / "metrics.jsonl").write_text("{\n[\n")
-    assert "has no whole line in metrics.jsonl yet" in command_fails(main, run)
+    assert "has no complete line in metrics.jsonl yet" in command_fails(main, run)
     (run / "config.yaml").write_text("data: {traim: x}")
     assert "did you mean" in command_fails(main, run)
     assert not (run / "report.html").exists()

@@ -244,7 +244,7 @@ def test_export_command(place: Path, tmp_path: Path) -> None:
     invoke("export", place / "Flat", "--out", tmp_path / "out.parquet")  # its own result may be written again
     (tmp_path / "other.parquet").write_bytes(b"PAR1 of something else PAR1")
     refused = invoke("export", place / "Flat", "--out", tmp_path / "other.parquet", ok=False)
-    assert refused.exit_code == 1 and "exists and is data" in refused.stderr
+    assert refused.exit_code == 1 and "suffix of data" in refused.stderr
     refused = invoke("export", place / "Flat", "--out", place / "Flat" / "x.parquet", ok=False)
     assert refused.exit_code == 1 and "read by this command" in refused.stderr
 

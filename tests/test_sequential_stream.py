@@ -101,7 +101,7 @@ def test_only_bad_images_is_an_error(tmp_path: Path, workers: int) -> None:
     with pytest.raises(DataError, match="in a row cannot be read"):
         load(make(tmp_path / "bad.tar", tmp_path, f"data.workers={workers}"), range(1))
     write_tar(tmp_path / "none.tar", [("a.txt", b"x")])
-    with pytest.raises(DataError, match=r"none\.tar"):
+    with pytest.raises(DataError, match="no image"):
         load(make(tmp_path / "none.tar", tmp_path, f"data.workers={workers}"), range(1))
 
 

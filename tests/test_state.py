@@ -54,7 +54,7 @@ def test_neighbors_of_fixed_vectors_cannot_be_kept(tmp_path):
         (
             ("sop.anchors=fixed_vectors",),
             "cls neighbors are searched for every step "
-            "(neighbors.refresh=auto, neighbors.index=exact, sop.anchors=fixed_vectors are no rows of the memory)",
+            "(neighbors.refresh=auto, neighbors.index=exact, sop.anchors=fixed_vectors are not rows of the memory)",
         ),
     ],
 )

@@ -91,8 +91,8 @@ def test_cached_images_change_nothing(shards, tmp_path):
     cached = make(shards, tmp_path, "data.decoded_cache_bytes=5000")
     plain = make(shards, tmp_path)
     assert all(same(cached[step], plain[step]) for step in (0, 1, 4, 5))
-    assert 0 < cached.samples._kept_bytes <= 5000
-    assert cached.samples._kept_bytes == sum(image.nbytes for image in cached.samples._kept.values())
+    assert 0 < cached.writer._kept_bytes <= 5000
+    assert cached.writer._kept_bytes == sum(image.nbytes for image in cached.writer._kept.values())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
