@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # make demo            the built-in digits
-# make demo IMAGES=dir your own pictures, no labels needed
+# make demo IMAGES=dir your own images, no labels needed
 demo: setup
 	$(BIN)/python -m sop_faiss.cli.demo $(if $(IMAGES),--images "$(IMAGES)",) --out demo
 
@@ -31,6 +31,8 @@ test-slow: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@# not CHANGELOG.md, which names keys that were spelled otherwise
+	$(BIN)/codespell sop_faiss cli configs benchmarks tests docs README.md CONTRIBUTING.md Makefile pyproject.toml
 
 types: setup
 	@# mypy cannot see that cli/ and configs/ install below sop_faiss: show it the tree as it is installed

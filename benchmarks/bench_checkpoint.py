@@ -1,13 +1,13 @@
-"""How long a save holds the training loop: copied and written by a thread, against written before the next step.
+"""Time that a save stops the training loop: copied and written by a thread, against written before the next step.
 
     python benchmarks/bench_checkpoint.py [--quick] [--out DIR] [--json FILE] [--record]
 
-The state is a run's at the paper's head (memories of 65,536 and 8,192 rows, kept neighbour lists) under ViT-S/16, or
-ViT-Ti/16 with `--quick`, after one step. Both sides save the same state into the same folder, with checksums and fsync.
-`direct` is `train.background_save=false`. In the background the loop is held while the copy is made. Where steps use
-up all cores, the thread besides takes some of their time: a stand-in for the steps, matrix products on all cores, is
-timed with a write going on and without, and the difference told beside the ratio. The second row sets both, what the
-copy and what the thread takes, against as many steps as lie between two checkpoints by default.
+The state is that of a run with the paper's head (memories of 65,536 and 8,192 rows, kept neighbor lists) on ViT-S/16,
+or ViT-Ti/16 with `--quick`, after one step. Both sides save the same state into the same folder, with checksums and
+fsync. `direct` is `train.background_save=false`. In the background the loop waits only while the copy is made. If steps
+use all cores, the thread also takes some of their time: a stand-in for the steps, matrix products on all cores, is
+timed with and without a write, and the difference is reported next to the ratio. The second row compares the time of
+the copy plus the time taken by the thread with the time of the steps between two checkpoints by default.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from report import Row, finish, meets
 from sop_faiss.config import load_config
 from sop_faiss.data.batch import Batch
 from sop_faiss.train.allocator import keep_freed_memory
+from sop_faiss.train.checkpoints.saver import CheckpointSaver
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.saver import CheckpointSaver
 from sop_faiss.train.state import RunState
 
 TARGET = "<= 0.03"
@@ -47,7 +47,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def make_state(quick: bool) -> tuple[RunState, Batch]:
-    """A run after one step, so that the optimiser has its moments, and the batch it was made on."""
+    """Make a run after one step, so that the optimizer has its moments, and return it with the batch of that step."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu":
         keep_freed_memory()  # as `sop-train` does
@@ -61,7 +61,7 @@ def make_state(quick: bool) -> tuple[RunState, Batch]:
 
 
 class Work:
-    """The stand-in for steps: products of matrices for about as long as asked for."""
+    """The stand-in for steps: matrix products for about a given time."""
 
     def __init__(self, device: torch.device, wanted_seconds: float) -> None:
         self.matrix = torch.randn(SIDE, SIDE, device=device) / SIDE
@@ -130,7 +130,7 @@ def checkpoint_rows(quick: bool, out: Path) -> list[Row]:
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
 def main(quick: bool, out: Path | None, json_file: Path | None, record: bool) -> None:
-    """Time that a save holds the training loop, in the background against direct."""
+    """Measure the time that a save stops the training loop, in the background against direct."""
     with tempfile.TemporaryDirectory(dir=out) as folder:
         rows = checkpoint_rows(quick, Path(folder))
     finish("checkpoint", rows, json_file=json_file, record=record)

@@ -2,11 +2,11 @@
 
     python benchmarks/bench_data.py [--quick] [--json FILE] [--record] [--photos DIR] [--ibot CHECKOUT]
 
-2 x 224 + 10 x 96 views with iBOT's augmentations of 500 x 375 JPEGs (see `photos.py`). Loaders are timed as whole runs,
-from asking for them to their last batch, processes started and ended included: the first batches alone flatter loaders
-that prefetch. A run is of 1,024 photos, so that starting and ending two processes is a small part of it. iBOT's loader
-reads the files, ours shards packed from them; both use two worker processes and give nothing else to do to the process
-that takes the batches. Masks and reads are what one core does: processor time.
+2 x 224 + 10 x 96 views with iBOT's augmentations of 500 x 375 JPEGs (see `photos.py`). A loader is timed from its
+creation to its last batch, including the start and end of its processes: the first batches alone would favor loaders
+that prefetch. A run has 1,024 photos, so that starting and ending two processes is a small part of it. iBOT's loader
+reads the files, ours reads shards packed from them; both use two worker processes, and the process that takes the
+batches does nothing else. Masks and reads are timed on one core, as processor time.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from report import Row, finish, interleaved_medians, meets
 from torchvision.transforms import functional as F
 
 from sop_faiss.config import Config, DataConfig, TrainConfig, ViewsConfig
-from sop_faiss.data.colour import UNCHANGED, Colours, augment_colours
-from sop_faiss.data.decode import decode_image
-from sop_faiss.data.device_colour import augment_colours_on_device
-from sop_faiss.data.masks import draw_mask
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.data.views import View, draw_view, view_generator, write_view
+from sop_faiss.data.views.color import UNCHANGED, Colors, augment_colors
+from sop_faiss.data.views.crops import View, draw_view, view_generator, write_view
+from sop_faiss.data.views.device_color import augment_colors_on_device
+from sop_faiss.data.views.masks import draw_mask
 
 PHOTOS, BATCH, WORKERS, PATCH = 1024, 64, 2, 16
 IMAGENETTE = Path(__file__).resolve().parents[2] / "shared" / "data" / "imagenette224_train"
-LOADERS = {"cpu": ("all augmentation on the CPU", ">= 4.5"), "device": ("colour left to the device", ">= 8")}
+LOADERS = {"cpu": ("all augmentation on the CPU", ">= 4.5"), "device": ("color left to the device", ">= 8")}
 CROPS, JITTER, BLUR, MASKS, READS = "<= 0.05", "<= 1.0", "<= 0.6", "<= 0.15", ">= 20000"
 MISSING = {"missing": "the peer: name a checkout of github.com/bytedance/ibot with --ibot"}
 
 
-def our_run(shards: Path, colour: str) -> Callable[[], None]:
+def our_run(shards: Path, color: str) -> Callable[[], None]:
     config = Config(
-        data=DataConfig(workers=WORKERS), views=ViewsConfig(colour=colour), train=TrainConfig(batch_size=BATCH)
+        data=DataConfig(workers=WORKERS), views=ViewsConfig(color=color), train=TrainConfig(batch_size=BATCH)
     )
     source = open_source(shards)
 
@@ -65,16 +65,16 @@ def take(batches: Iterable[Any]) -> None:
 
 
 def loader_rows(photos: Path, shards: Path, ibot: Path | None, repeats: int) -> list[Row]:
-    runs = {colour: our_run(shards, colour) for colour in LOADERS}
+    runs = {color: our_run(shards, color) for color in LOADERS}
     if ibot is not None:
         dataset = peer_dataset(ibot, photos)
         runs["ibot"] = lambda: take(peer_loader(dataset, BATCH, WORKERS))
     seconds = interleaved_medians(runs, repeats, warm_up=False)
     images = len(open_source(shards)) // BATCH * BATCH
     rows = []
-    for colour, (what, target) in LOADERS.items():
-        ratio = seconds["ibot"] / seconds[colour] if ibot is not None else None
-        detail: dict[str, Any] = {"images_per_second": images / seconds[colour]}
+    for color, (what, target) in LOADERS.items():
+        ratio = seconds["ibot"] / seconds[color] if ibot is not None else None
+        detail: dict[str, Any] = {"images_per_second": images / seconds[color]}
         detail |= {"ibot_images_per_second": images / seconds["ibot"]} if ibot is not None else MISSING
         detail |= {"images": images, "rounds": repeats}
         rows.append(Row(f"loader, {what}, times faster", "iBOT's loader", ratio, target, meets(ratio, target), detail))
@@ -82,16 +82,16 @@ def loader_rows(photos: Path, shards: Path, ibot: Path | None, repeats: int) -> 
 
 
 def drawn_views(photos: Path, count: int) -> list[tuple[np.ndarray, View, np.ndarray]]:
-    """Picture, view as drawn, and view made without its colours, of each view of some photos."""
+    """Return the image, the drawn view and the view made without its colors, for each view of some photos."""
     source, config, made = open_source(photos), ViewsConfig(), []
     for position in range(min(count, len(source))):
-        picture = decode_image(source.read(position))
+        image = decode_image(source.read(position))
         for index in range(config.count):
-            view = draw_view(*picture.shape[:2], index, config, view_generator(0, 0, position, index))
+            view = draw_view(*image.shape[:2], index, config, view_generator(0, 0, position, index))
             side = config.global_size if index < config.global_count else config.local_size
             out = np.empty((side, side, 3), np.uint8)
-            write_view(picture, view, out, coloured=False)
-            made.append((picture, view, out))
+            write_view(image, view, out, colored=False)
+            made.append((image, view, out))
     return made
 
 
@@ -99,45 +99,45 @@ def difference(ours: np.ndarray, theirs: Image.Image) -> float:
     return float(np.abs(ours.astype(np.float32) - np.asarray(theirs)).mean())
 
 
-def pillow_crop(picture: np.ndarray, view: View, side: int) -> Image.Image:
+def pillow_crop(image: np.ndarray, view: View, side: int) -> Image.Image:
     top, left, height, width = view.box
     corners = (left, top, left + width, top + height)
-    crop = Image.fromarray(picture).crop(corners).resize((side, side), Image.Resampling.BICUBIC)
+    crop = Image.fromarray(image).crop(corners).resize((side, side), Image.Resampling.BICUBIC)
     return F.hflip(crop) if view.flipped else crop
 
 
-def pillow_jitter(crop: Image.Image, colours: Colours) -> Image.Image:
+def pillow_jitter(crop: Image.Image, colors: Colors) -> Image.Image:
     adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
-    for which in colours[4:8]:
-        crop = adjust[int(which)](crop, colours[int(which)])
+    for which in colors[4:8]:
+        crop = adjust[int(which)](crop, colors[int(which)])
     return crop
 
 
-def coloured(crop: np.ndarray, colours: Colours) -> np.ndarray:
+def colored(crop: np.ndarray, colors: Colors) -> np.ndarray:
     out = crop.copy()
-    augment_colours(out, colours)
+    augment_colors(out, colors)
     return out
 
 
-def coloured_on_device(crop: np.ndarray, colours: Colours) -> np.ndarray:
+def colored_on_device(crop: np.ndarray, colors: Colors) -> np.ndarray:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pixels = torch.from_numpy(crop).to(device).float().unsqueeze(0)
-    return augment_colours_on_device(pixels, torch.tensor([colours], dtype=torch.float32))[0].cpu().numpy()
+    return augment_colors_on_device(pixels, torch.tensor([colors], dtype=torch.float32))[0].cpu().numpy()
 
 
 def pixel_rows(photos: Path, count: int) -> list[Row]:
     crops, jitters, blurs = [], [], []
-    for picture, view, crop in drawn_views(photos, count):
-        crops.append(difference(crop, pillow_crop(picture, view, len(crop))))
-        image, colours = Image.fromarray(crop), view.colours
-        if colours[:4] != UNCHANGED[:4]:
-            jitter = UNCHANGED._replace(**dict(zip(Colours._fields[:8], colours[:8], strict=True)))
+    for image, view, crop in drawn_views(photos, count):
+        crops.append(difference(crop, pillow_crop(image, view, len(crop))))
+        image, colors = Image.fromarray(crop), view.colors
+        if colors[:4] != UNCHANGED[:4]:
+            jitter = UNCHANGED._replace(**dict(zip(Colors._fields[:8], colors[:8], strict=True)))
             theirs = pillow_jitter(image, jitter)
-            jitters.append([difference(make(crop, jitter), theirs) for make in (coloured, coloured_on_device)])
-        if colours.blur_sigma:
-            blur = UNCHANGED._replace(blur_sigma=colours.blur_sigma)
-            theirs = image.filter(ImageFilter.GaussianBlur(colours.blur_sigma))
-            blurs.append([difference(make(crop, blur), theirs) for make in (coloured, coloured_on_device)])
+            jitters.append([difference(make(crop, jitter), theirs) for make in (colored, colored_on_device)])
+        if colors.blur_sigma:
+            blur = UNCHANGED._replace(blur_sigma=colors.blur_sigma)
+            theirs = image.filter(ImageFilter.GaussianBlur(colors.blur_sigma))
+            blurs.append([difference(make(crop, blur), theirs) for make in (colored, colored_on_device)])
     mean = statistics.fmean(crops)
     rows = [
         Row("crop pixels, levels of 255", "PIL, same boxes", mean, CROPS, meets(mean, CROPS), {"views": len(crops)})
@@ -217,7 +217,7 @@ def main(quick: bool, json_file: Path | None, record: bool, photos: Path | None,
             made_from = write_photos(PHOTOS, IMAGENETTE, photos)
         count = len(open_source(photos))
         if count < BATCH:
-            raise SystemExit(f"--photos {photos} holds {count} pictures: wanted {BATCH} or more")
+            raise SystemExit(f"--photos {photos} holds {count} images: wanted {BATCH} or more")
         shards = Path(folder) / "shards"
         pack(photos, shards)
         parts: dict[str, Callable[[], list[Row]]] = {

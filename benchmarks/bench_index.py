@@ -3,9 +3,9 @@
     python benchmarks/bench_index.py --features DIR [--model RUN --photos SRC] [--count N]
         [--quick] [--json FILE] [--record]
 
-`--features` names a folder with `gallery.npy` and `queries.npy`, unit vectors in float32; where it is not there, it is
-made from augmented views of photos (`photo_features.py`), once. The index is what `sop-index build --factory auto
---max-memory 1GB` makes, its recall is measured on the queries, of whose photos it holds no view.
+`--features` names a folder with `gallery.npy` and `queries.npy`, unit vectors in float32; if it does not exist, it is
+made once from augmented views of photos (`photo_features.py`). The index is built as by `sop-index build --factory auto
+--max-memory 1GB`; its recall is measured on the queries, and no view of their photos is in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from report import Row, finish, interleaved_medians, meets
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.neighbors.choice import exact_similarities
+from sop_faiss.neighbors.disk.auto_factory import exact_similarities
 
 K, BUDGET = 10, 10**9
 TIMED_QUERIES = 32
@@ -36,7 +36,7 @@ def make_store(features: np.ndarray) -> FeatureStore:
 
 
 def recall_of(index: FeatureIndex, gallery: np.ndarray, queries: np.ndarray) -> float:
-    """Share of the 10 nearest that are found; one as near as the tenth counts."""
+    """Return the share of the 10 nearest rows that are found; a row with the similarity of the tenth counts."""
     blocks = (gallery[start : start + 65_536] for start in range(0, len(gallery), 65_536))
     nearest = exact_similarities(queries, blocks, K)
     rows = [[int(key.removeprefix("view-")) for key in line] for line in index.search(queries, K).keys]

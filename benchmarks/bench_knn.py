@@ -24,11 +24,11 @@ FASTER, SAME = ">= 3", "<= 0.05"
 
 
 def clusters(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Unit rows around class centres, so far apart that about two thirds are classified right."""
-    centres = np.random.default_rng(99).standard_normal((CLASSES, DIM))
+    """Draw unit rows around class centers, so far apart that about two thirds are classified correctly."""
+    centers = np.random.default_rng(99).standard_normal((CLASSES, DIM))
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, count)
-    rows = centres[labels] + 5.5 * rng.standard_normal((count, DIM))
+    rows = centers[labels] + 5.5 * rng.standard_normal((count, DIM))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32), labels
 
 
@@ -38,7 +38,7 @@ def clusters(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
 def main(dino: Path | None, quick: bool, json_file: Path | None, record: bool) -> None:
-    """Four k at once against DINO's loop."""
+    """Measure four k at once against DINO's loop."""
     size = f"{TEST:,} x {TRAIN:,} x {DIM}, k = {', '.join(map(str, KS))}"
     what, against = (f"times faster: {size}", "percent of predictions that differ"), "DINO's knn_classifier"
     if dino is None:

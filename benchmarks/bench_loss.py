@@ -2,9 +2,9 @@
 
     python benchmarks/bench_loss.py [--quick] [--json FILE] [--record]
 
-One task of the [CLS] level: K = 4096 prototypes of S = 9 members, d = 256, 96 student rows (8 images, 12 views) and 16
-teacher rows. Memory on the CPU is measured in a process for each formula: the highest resident memory during the work
-(VmHWM of Linux, reset before it) above what was resident with its inputs there and a small problem gone through.
+One task of the [CLS] term: K = 4096 prototypes of S = 9 members, d = 256, 96 student rows (8 images, 12 views) and 16
+teacher rows. Memory on the CPU is measured in a separate process for each formula: the highest resident memory during
+the work (VmHWM of Linux, reset before it) minus what was resident with the inputs loaded and a small problem solved.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from report import Row, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig
+from sop_faiss.config import TermConfig
 from sop_faiss.sop import kernel
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, cls_loss, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, cls_loss, log_assignment
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, contributions
 
@@ -38,7 +38,7 @@ MEBIBYTE = 2**20
 
 
 class Task(NamedTuple):
-    """D, w and the embeddings of one task; D laid out for each formula as it reads it."""
+    """D, w and the embeddings of one task; D in the memory layout that each formula reads."""
 
     members: Tensor
     flat_members: Tensor
@@ -52,7 +52,7 @@ def unit(*shape: int, seed: int) -> Tensor:
 
 
 def make_task(count: int = COUNT, device: str = "cpu") -> Task:
-    """Supports near their anchors, views near each other: similarities as in training."""
+    """Draw supports near their anchors and views near each other, so that similarities are as in training."""
     anchors, images = unit(count, 1, DIM, seed=0), unit(IMAGES, DIM, seed=1)
     members = torch.cat([anchors, F.normalize(anchors + 0.7 * unit(count, SUPPORTS, DIM, seed=2), dim=-1)], dim=1)
     weights = contributions((members[:, 1:] * anchors).sum(-1).unsqueeze(0), "similarity", 0.1)[0]
@@ -66,12 +66,12 @@ def make_task(count: int = COUNT, device: str = "cpu") -> Task:
 
 
 def targets_of(assigned: Tensor) -> Tensor:
-    """For each student row the mean of its image's teacher rows; the cross-entropy is linear in them."""
+    """Return for each student row the mean of its image's teacher rows; the cross-entropy is linear in them."""
     return assigned.view(GLOBAL_VIEWS, IMAGES, -1).mean(0).repeat(VIEWS, 1)
 
 
 def closed_loss(task: Task) -> Tensor:
-    shares = MemberShares.of(task.members, task.contributions)
+    shares = MemberWeights.of(task.members, task.contributions)
     with torch.no_grad():
         targets = targets_of(log_assignment(task.teacher, shares, TEACHER_TEMP).exp())
     row_weights = torch.full((len(task.student),), 1 / len(task.student), device=task.student.device)
@@ -79,7 +79,7 @@ def closed_loss(task: Task) -> Tensor:
 
 
 def dense_loss(task: Task) -> Tensor:
-    """The paper's formula: Y, P = softmax(<u, D>/temperature) Y, -sum P_teacher log P_student."""
+    """Compute the paper's formula: Y, P = softmax(<u, D>/temperature) Y, -sum P_teacher log P_student."""
     count, size = task.contributions.shape
     own = torch.arange(count * size, device=task.members.device)
     weights = task.contributions.flatten().unsqueeze(1)
@@ -92,7 +92,7 @@ def dense_loss(task: Task) -> Tensor:
 
 
 def step(loss: Callable[[Task], Tensor], task: Task) -> Tensor:
-    """Forward and backward."""
+    """Run forward and backward."""
     task.student.grad = None
     value = loss(task)
     value.backward()
@@ -100,10 +100,10 @@ def step(loss: Callable[[Task], Tensor], task: Task) -> Tensor:
 
 
 def tasks_step(tasks: int) -> Callable[[], object]:
-    """The [CLS] loss of several tasks, forward and backward, from a memory and its prototypes."""
+    """Compute the [CLS] loss of several tasks, forward and backward, from a memory and its prototypes."""
     maker = PrototypeMaker(
         Memory(CAPACITY, DIM, torch.Generator().manual_seed(0)),
-        LevelConfig(num_anchors=COUNT, num_supports=SUPPORTS, tasks=tasks),
+        TermConfig(num_anchors=COUNT, num_supports=SUPPORTS, tasks=tasks),
         contributions="similarity",
         eps=0.1,
         anchors="random",
@@ -121,7 +121,7 @@ def resident_bytes(field: str) -> int:
 
 
 def measure(what: str) -> int:
-    """In a process of its own: extra peak bytes of one piece of work."""
+    """Measure the extra peak bytes of one piece of work, in a separate process."""
     for loss in (closed_loss, dense_loss):
         step(loss, make_task(count=64))
     if what.startswith("tasks"):
@@ -175,7 +175,7 @@ def on_blocks(task: Task) -> Tensor:
 
 
 def cuda_rows(repeats: int) -> list[Row]:
-    """The Triton kernel against the dense formula compiled, in time and memory; the blocks are in the details."""
+    """Compare the Triton kernel with the compiled dense formula in time and memory; the details have the blocks."""
     faster = ("CUDA kernel, times faster", "dense Y under torch.compile")
     smaller = ("CUDA kernel, extra peak memory", "dense Y under torch.compile")
     if not torch.cuda.is_available() or not kernel.kernel_available(torch.device("cuda", torch.cuda.current_device())):
@@ -206,7 +206,7 @@ def cuda_rows(repeats: int) -> list[Row]:
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
 @click.option("--measure", "what", hidden=True, type=click.Choice(["closed", "dense", "tasks1", "tasks4"]))
 def main(quick: bool, json_file: Path | None, record: bool, what: str | None) -> None:
-    """Time and memory of the loss against the paper's formula with Y built."""
+    """Measure time and memory of the loss against the paper's formula with Y built."""
     if what is not None:
         print(measure(what))
         return

@@ -1,11 +1,11 @@
-"""The neighbours of the anchors at the paper's size, against what one would otherwise write (docs/method.md, 2).
+"""The neighbors of the anchors at the paper's size, against the code one would otherwise write (docs/method.md, 2).
 
     python benchmarks/bench_neighbors.py --quick
 
-Rows: FAISS's search of the memory against torch's product and topk, in time and in memory, and the torch engine against
-them; neighbours kept from step to step against a full search every step, with `--run` also of a real run's embeddings;
-a store that the index sees against filling the index anew; on CUDA the search of a whole step's anchors. Without
-`--quick` also approximate search of many rows against FAISS's exact search.
+The rows compare FAISS's search of the memory with torch's product and topk, in time and in memory, and the torch engine
+with the same; neighbors kept from step to step with a full search every step, with `--run` also on the embeddings of a
+real run; a store that the index sees with filling the index again; and on CUDA the search of all anchors of a step.
+Without `--quick`, approximate search of many rows is also compared with FAISS's exact search.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from report import Row, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig, NeighborsConfig
+from sop_faiss.config import NeighborsConfig, TermConfig
 from sop_faiss.neighbors.approximate import ApproximateSearch
 from sop_faiss.neighbors.blocks import search_by_blocks
 from sop_faiss.neighbors.mirror import RingMirror
@@ -52,7 +52,7 @@ def product_and_topk(queries: Tensor, rows: Tensor) -> torch.return_types.topk:
 
 
 def search_time(quick: bool) -> Row:
-    """With the product alone beside it, which no exact search can do without: by numpy's BLAS and by torch's."""
+    """Time the search, and the product alone, which every exact search needs: by numpy's BLAS and by torch's."""
     mirror, queries = search_inputs()
     functions = {
         "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
@@ -81,7 +81,7 @@ def torch_engine_time(quick: bool) -> Row:
 
 
 def gpu_search_times(quick: bool) -> list[Row]:
-    """A whole step's anchors: what neighbors.engine=auto takes against what a user would write in torch, and bf16."""
+    """Time a step's anchors: the choice of neighbors.engine=auto against a user's own torch code, and bf16."""
     size = f"{TASKS} x {ANCHORS} anchors in {CAPACITY} x {DIM}, top {SUPPORTS + 1}"
     comparisons = [
         (f"GPU search: {size}, engine auto", "torch matmul + topk, at once or by tasks", "<= 1.0"),
@@ -121,7 +121,7 @@ def status_bytes(field: str) -> int:
 
 
 def extra_bytes() -> dict[str, int]:
-    """How far the peak of this process rises over what it holds before each search; the process is a fresh one."""
+    """Return how far the peak of this new process rises above the memory it uses before each search."""
     mirror, queries = search_inputs()
     functions = {
         "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
@@ -152,7 +152,7 @@ def search_memory() -> Row:
 def make_maker(incremental: bool, dim: int, exclude_same_image: bool) -> PrototypeMaker:
     return PrototypeMaker(
         Memory(CAPACITY, dim, torch.Generator().manual_seed(0)),
-        LevelConfig(num_anchors=ANCHORS, num_supports=SUPPORTS, tasks=TASKS),
+        TermConfig(num_anchors=ANCHORS, num_supports=SUPPORTS, tasks=TASKS),
         contributions="similarity",
         eps=0.1,
         anchors="random",
@@ -163,7 +163,7 @@ def make_maker(incremental: bool, dim: int, exclude_same_image: bool) -> Prototy
 
 
 def largest_difference(kept: list[Prototypes], full: list[Prototypes]) -> float:
-    """Over all places of all lists; also between what the last lists claim and what the memory then holds."""
+    """Compare all entries of all lists, and the similarities in the last lists with those of the memory's rows."""
     pairs = zip(kept, full, strict=True)
     differences = [(a.support_similarities - b.support_similarities).abs().max() for a, b in pairs]
     last = kept[-1]
@@ -175,10 +175,10 @@ def largest_difference(kept: list[Prototypes], full: list[Prototypes]) -> float:
 
 
 def kept_neighbors(stored: int, quick: bool, run: Path | None = None) -> Row:
-    """One step: store, then draw anchors and find their supports.
+    """Time one step: store, then draw anchors and find their supports.
 
-    When timed the lists are as old as the memory; with `quick`, or of a run, they are some steps old, so that fewer run
-    short. A run's images come again before its memory is full: rows of the same image are then no neighbours.
+    When timed, the lists are as old as the memory; with `quick`, or with a run, they are some steps old, so that fewer
+    become too short. A run's images occur again before its memory is full: rows of the same image are then excluded.
     """
     rounds = 2 if quick else 7
     steps = 10 if quick else 100 if run is not None else CAPACITY // stored
@@ -218,9 +218,9 @@ def kept_neighbors(stored: int, quick: bool, run: Path | None = None) -> Row:
     seconds = interleaved_medians(functions, rounds, warm_up=False)
     difference = largest_difference(drawn["incremental"], drawn["full"])
     if difference > TIE:
-        raise SystemExit(f"kept neighbours differ from a full search by {difference}, more than ties of {TIE}")
+        raise SystemExit(f"kept neighbors differ from a full search by {difference}, more than ties of {TIE}")
     ratio, target = seconds["full"] / seconds["incremental"], ">= 5" if stored == 64 else ""
-    what = f"a step's neighbours kept: {TASKS} x {ANCHORS} anchors, k = {SUPPORTS}, {stored} of {CAPACITY} rows stored"
+    what = f"a step's neighbors kept: {TASKS} x {ANCHORS} anchors, k = {SUPPORTS}, {stored} of {CAPACITY} rows stored"
     what += "" if run is None else f", embeddings of a run (d = {dim})"
     detail = {
         "full_seconds": seconds["full"],
@@ -235,18 +235,18 @@ def kept_neighbors(stored: int, quick: bool, run: Path | None = None) -> Row:
 
 
 def approximate(settings: NeighborsConfig) -> Row:
-    """Anchors out of embeddings of 500 overlapping clusters; how much an index finds depends on the data.
+    """Search for anchors from 500 overlapping clusters; how much an index finds depends on the data.
 
-    Once with the index just built, and once when a quarter of the rows has been overwritten since; its answer for those
-    is exact. HNSW walks over the overwritten ones all the same.
+    The index is searched when it has just been built, and again after a quarter of the rows has been overwritten; its
+    result for those rows is exact. HNSW still visits the overwritten rows.
     """
     generator, capacity = torch.Generator().manual_seed(0), LARGE_CAPACITIES[settings.index]
     mirror = RingMirror(capacity, LARGE_DIM, torch.device("cpu"))
-    centres = torch.randn(500, LARGE_DIM, generator=generator)
+    centers = torch.randn(500, LARGE_DIM, generator=generator)
 
     def embeddings(count: int) -> Tensor:
-        clusters = torch.randint(len(centres), (count,), generator=generator)
-        return F.normalize(centres[clusters] + torch.randn(count, LARGE_DIM, generator=generator), dim=1)
+        clusters = torch.randint(len(centers), (count,), generator=generator)
+        return F.normalize(centers[clusters] + torch.randn(count, LARGE_DIM, generator=generator), dim=1)
 
     mirror.rows.copy_(embeddings(capacity))
     search = ApproximateSearch(mirror, settings, SUPPORTS)
@@ -281,7 +281,7 @@ def approximate(settings: NeighborsConfig) -> Row:
 
 
 def store_in_place(quick: bool) -> Row:
-    """Stores of 512 rows that follow each other round the ring, as steps make them; the mean of 16."""
+    """Time stores of 512 rows that follow each other around the ring, as in training; the mean of 16."""
     import faiss  # after torch
 
     memory = Memory(CAPACITY, DIM, torch.Generator().manual_seed(0))
@@ -311,18 +311,18 @@ def store_in_place(quick: bool) -> Row:
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
 @click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
 def main(quick: bool, run: Path | None, json_file: Path | None, record: bool) -> None:
-    """Measure neighbours and stores on the CPU."""
+    """Measure neighbors and stores on the CPU."""
     benchmarks = {
         "store": lambda: store_in_place(quick),
         "search time": lambda: search_time(quick),
         "torch engine": lambda: torch_engine_time(quick),
         "search memory": search_memory,
-        "kept neighbours": lambda: kept_neighbors(64, quick),
+        "kept neighbors": lambda: kept_neighbors(64, quick),
     }
     if run is not None:
-        benchmarks["kept neighbours of a run"] = lambda: kept_neighbors(64, quick, run)
+        benchmarks["kept neighbors of a run"] = lambda: kept_neighbors(64, quick, run)
     if not quick:
-        benchmarks["kept neighbours, large batch"] = lambda: kept_neighbors(1024, quick)
+        benchmarks["kept neighbors, large batch"] = lambda: kept_neighbors(1024, quick)
         benchmarks["approximate, ivf"] = lambda: approximate(NeighborsConfig(index="ivf"))
         benchmarks["approximate, hnsw"] = lambda: approximate(NeighborsConfig(index="hnsw"))
     rows = []

@@ -3,10 +3,10 @@
     python benchmarks/bench_overhead.py [--quick] [--json FILE] [--record]
 
 Both sides make the same steps on the same batch, `log_every_steps` (20) at a time, so that one of them is logged. One
-side is `train_step` alone, without the memories' own health, the loss read once a step, as every loop does. The other
-is the loop's body: watching, health, means over ranks, finiteness, `metrics.jsonl`, TensorBoard, alarms. Reading
-images is in neither. On a CPU the time is the process's own, whatever else the machine does. `health_share` is the time
-spent in what the first side leaves out, over the whole, in a block of its own: less noisy than a ratio near 1.
+side is `train_step` alone, without the health of the memories; the loss is read once per step, as in every loop. The
+other is the body of the loop: watching, health, means over ranks, finiteness, `metrics.jsonl`, TensorBoard, alarms.
+Neither reads images. On a CPU the time is the processor time of the process. `health_share` is the time spent in what
+the first side leaves out over the total time, in a separate block: it is less noisy than a ratio near 1.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from report import Row, finish, interleaved_medians, meets
 from sop_faiss.config import load_config
 from sop_faiss.data.batch import Batch
 from sop_faiss.sop.prototypes import Prototypes
-from sop_faiss.train import health, records
 from sop_faiss.train.allocator import keep_freed_memory
-from sop_faiss.train.health import watching
+from sop_faiss.train.log import health, records
+from sop_faiss.train.log.health import watching
+from sop_faiss.train.log.monitor import Monitor
+from sop_faiss.train.log.records import keep_records
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.monitor import Monitor
-from sop_faiss.train.records import keep_records
 from sop_faiss.train.state import RunState
 
 TARGET = "<= 1.03"
@@ -44,7 +44,7 @@ HEALTH = (
     (health._Watch, "_after_update"),
     (health._Watch, "numbers"),
     (records, "check_finite"),
-    (records, "heed_alarms"),
+    (records, "check_alarms"),
     (Monitor, "log"),
 )
 
@@ -52,19 +52,19 @@ HEALTH = (
 def bare_steps(state: RunState, batch: Batch, steps: int) -> None:
     with mock.patch.object(Prototypes, "health", lambda self: {}):
         for _ in range(steps):
-            float(train_step(state, batch)["loss"])
+            float(train_step(state, batch).metrics["loss"])
 
 
 def recorded_steps(state: RunState, batch: Batch, steps: int, monitor: Monitor) -> None:
     for _ in range(steps):
         with watching(state) as seen:
-            metrics = train_step(state, batch)
+            metrics = train_step(state, batch).metrics
         keep_records(state, batch, metrics, seen, monitor, monitor.run, IMAGES)
 
 
 @contextlib.contextmanager
 def stopwatch(clock: Callable[[], float]) -> Iterator[list[float]]:
-    """Seconds of each call of `HEALTH`; none of them calls another."""
+    """Record the seconds of each call of `HEALTH`; none of them calls another."""
     seconds: list[float] = []
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +117,7 @@ def health_row(config_name: str, overrides: tuple[str, ...], repeats: int, devic
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def main(quick: bool, config_name: str, json_file: Path | None, record: bool, overrides: tuple[str, ...]) -> None:
-    """What records cost beside the steps themselves."""
+    """Measure what records cost in addition to the steps themselves."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu":
         keep_freed_memory()  # as `sop-train` does

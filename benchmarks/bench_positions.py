@@ -2,9 +2,9 @@
 
     python benchmarks/bench_positions.py --dino CHECKOUT [--quick] [--json FILE] [--record]
 
-DINO's ViT-S/16 with random weights and positions as loud as its patches, saved and read as `dino:FILE`, at the sizes of
-global views (224), of its evaluation of retrieval (512, also not square) and of local views (96). How far timm's rule
-is from it stands beside.
+DINO's ViT-S/16 with random weights and position embeddings of the magnitude of its patches, saved and read as
+`dino:FILE`, at the sizes of global views (224), of its retrieval evaluation (512, also not square) and of local views
+(96). The difference with timm's rule is reported next to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMAGES, SAME = 2, "<= 1e-5"
 
 
 def loud_vit(module: Any) -> Any:
-    """DINO's ViT-S/16 from a seed."""
+    """Make DINO's ViT-S/16 from a seed, with large position embeddings."""
     torch.manual_seed(0)
     network = module.vits.vit_small(patch_size=16).eval()
     with torch.no_grad():
@@ -40,7 +40,7 @@ def loud_vit(module: Any) -> Any:
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
 def main(dino: Path | None, quick: bool, json_file: Path | None, record: bool) -> None:
-    """Our features of DINO's weights against its own."""
+    """Compare our features of DINO's weights with its own."""
     sizes = SIZES[:2] if quick else SIZES
     whats = {size: f"largest difference of [CLS], ViT-S/16, {size[0]} x {size[1]} pixels" for size in sizes}
     against = "DINO's network"

@@ -41,7 +41,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def features_of(kind: str, truth: GroundTruth, dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Unit rows of queries and gallery."""
+    """Draw unit rows of queries and gallery."""
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((len(truth.queries), dimension))
     gallery = rng.standard_normal((len(truth.images), dimension))
@@ -57,7 +57,7 @@ def features_of(kind: str, truth: GroundTruth, dimension: int) -> tuple[np.ndarr
 
 
 def stand_in_truth() -> GroundTruth:
-    """Shaped as revisited Oxford, where the real file is not at hand."""
+    """Make a ground truth with the shape of revisited Oxford, for use without the real file."""
     rng = np.random.default_rng(1)
     queries = []
     for number in range(70):
@@ -164,7 +164,7 @@ def resident_bytes(field: str) -> int:
 
 
 def measure_memory(truth: GroundTruth) -> int:
-    """In a process of its own: extra peak bytes of our evaluation, above its inputs."""
+    """Measure the extra peak bytes of our evaluation, above its inputs, in a separate process."""
     queries, gallery = features_of("related", truth, DIM)
     more = make_distractors(DISTRACTORS)
     own_scores(queries, gallery, more[:20_000], truth, BLOCKS[1])
@@ -201,7 +201,7 @@ def main(
     record: bool,
     measure: bool,
 ) -> None:
-    """Equality with the published evaluations, and speed and memory at a million distractors."""
+    """Check equality with the published evaluations; measure speed and memory at a million distractors."""
     oxford = gnd / "gnd_roxford5k.pkl"
     truth = read_ground_truth(oxford) if oxford.is_file() else stand_in_truth()
     if measure:

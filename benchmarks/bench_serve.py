@@ -1,11 +1,11 @@
-"""The served page under load: 50 clients at once, what the slow answers take against the middle one, mix-ups, errors.
+"""The served page under load from 50 clients: p99 against p50 of the response time, mixed-up answers, errors.
 
     python benchmarks/bench_serve.py --index DIR [--model M] [--random-weights SEED]
         [--clients N] [--seconds S] [--quick] [--json FILE] [--record]
 
-`sop-index serve` runs in a process of its own, on the same machine as the clients. Each client asks again as soon as it
-is answered, over one connection: for the neighbours of a picture of the index, then the same by sending a picture.
-Every answer is compared with the one that the same question got while nobody else asked.
+`sop-index serve` runs in a separate process, on the same machine as the clients. Each client sends its next request as
+soon as it has an answer, over one connection: for the neighbors of an image of the index, then the same by sending an
+image. Every answer is compared with the answer to the same request without load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import click
 import numpy as np
 from report import Row, finish, meets
 
-from sop_faiss.index.pictures import index_pictures
+from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
 
 QUESTIONS, K = 64, 24
@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 
 @dataclass
 class Load:
-    """What the clients saw."""
+    """What the clients measured."""
 
     seconds: list[float] = field(default_factory=list)
     errors: int = 0
@@ -59,7 +59,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ask
 
 
 def same(one: Any, other: Any) -> bool:
-    """The same query, and at each rank the same similarity; the same picture, where that is not nearly a tie."""
+    """Return whether query, similarities and images agree; images may differ where similarities nearly tie."""
     left, right = one["found"], other["found"]
     values = [np.array([each["similarity"] for each in found]) for found in (left, right)]
     if one["query"] != other["query"] or len(left) != len(right) or np.abs(values[0] - values[1]).max() > TOLERANCE:
@@ -129,7 +129,7 @@ def start(index: Path, model: list[str]) -> tuple[subprocess.Popen[str], int]:
 
 @click.command()
 @click.option("--index", "folder", type=click.Path(path_type=Path), required=True, help="An index directory.")
-@click.option("--model", help="Its encoder; without one, no pictures are sent.")
+@click.option("--model", help="Its encoder; without one, no images are sent.")
 @click.option("--random-weights", help="As of sop-index serve.")
 @click.option("--clients", type=int, default=50, show_default=True)
 @click.option("--seconds", type=float, default=60, show_default=True, help="Of each row.")
@@ -154,14 +154,14 @@ def main(
     process, port = start(folder, options + ([] if random_weights is None else ["--random-weights", random_weights]))
     host = f"127.0.0.1:{port}"
     kinds = {
-        "neighbours of a picture of the index": [
+        "neighbors of an image of the index": [
             question(host, "GET", f"/api/search?k={K}&key={quote(index.ids.keys[row])}") for row in chosen
         ]
     }
     if model is not None:
-        pictures = index_pictures(index)
-        kinds["neighbours of a picture that is sent"] = [
-            question(host, "POST", f"/api/search?k={K}", pictures.read(row)) for row in chosen
+        images = index_images(index)
+        kinds["neighbors of an image that is sent"] = [
+            question(host, "POST", f"/api/search?k={K}", images.read(row)) for row in chosen
         ]
     rows = []
     try:

@@ -2,19 +2,19 @@
 
     python benchmarks/bench_step.py [--quick] [--json FILE] [--record] [--ibot CHECKOUT]
 
-**Against its networks alone**: what the method costs beside the backbone. The paper's head (N_C = 65536, K = 4096,
-k = 8, T = 4; N_P = 8192, K = 512) and views (2 at 224 px, 10 at 96 px, block masks) under ViT-S/16, or ViT-Ti/16 with
-`--quick`. Both sides normalise the same views, go forward through the teacher and forward and backward through the
-student, projector included. The networks alone have the sum of the embeddings as their loss; the whole step is
-`train_step`: prototypes, losses, AdamW, EMA and stores besides. Reading images is in neither. The memories hold random
-rows, and kept neighbour lists are made before the clock starts, as they are after the first steps of a run.
+**Against its networks alone**: what the method costs in addition to the networks. The paper's head (N_C = 65536, K =
+4096, k = 8, T = 4; N_P = 8192, K = 512) and views (2 at 224 px, 10 at 96 px, block masks) on ViT-S/16, or ViT-Ti/16
+with `--quick`. Both sides normalize the same views, go forward through the teacher and forward and backward through
+the student, heads included. The loss of the networks alone is the sum of the embeddings; the complete step is
+`train_step`, which adds prototypes, losses, AdamW, EMA and stores. Neither reads images. The memories contain random
+rows, and kept neighbor lists are made before the clock starts, as they are after the first steps of a run.
 
 **Against iBOT** (with `--ibot`): the step of both, ViT-S/16 with the same views, masks and batch (8 on a CPU, 64 on
-CUDA), in one process, in turns; iBOT's as its README has it for ViT-S/16, from a checkout of github.com/bytedance/ibot.
-Both start from views in memory; ours normalises them in the step, iBOT's come normalised, as its loader does that. Time
-with N_C = 16384, K = 1024, T = 1, and with the paper's full memories; peak memory is what a process of its own takes at
-most for two steps (its resident set; on CUDA what is allocated there). Ours takes the local views apart from the global
-ones (`train.views_apart`): the same gradients with less memory.
+CUDA), in one process, alternating; iBOT's with the settings of its README for ViT-S/16, from a checkout of
+github.com/bytedance/ibot. Both start from views in memory; ours normalizes them in the step, iBOT's are normalized by
+its loader. Time is measured with N_C = 16384, K = 1024, T = 1, and with the paper's full memories. Peak memory is the
+largest amount that a separate process uses for two steps (its resident set; on CUDA what is allocated there). Ours
+processes the local views separately from the global ones (`train.views_apart`): the same gradients with less memory.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from report import Row, finish, interleaved_medians, meets
 
 from sop_faiss.config import Config, load_config
 from sop_faiss.data.batch import Batch
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.masks import draw_mask
+from sop_faiss.data.views.device_color import normalize
+from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, Prototypes
 from sop_faiss.train import loop
@@ -51,7 +51,7 @@ IMAGES = 1_281_167  # of ImageNet-1k: the memories keep their full size
 CPU_BATCH, CUDA_BATCH = 4, 64
 PEER_CPU_BATCH = 8
 MEBIBYTE = 2**20
-SMALL = ("memory.cls_capacity=16384", "sop.cls.num_anchors=1024", "sop.cls.tasks=1")
+SMALL = ("sop.cls.capacity=16384", "sop.cls.num_anchors=1024", "sop.cls.tasks=1")
 MISSING = {"not measured": "name a checkout of github.com/bytedance/ibot with --ibot"}
 APART = "train.views_apart=true"
 MEMORIES = {"N_C 16384, K 1024, T 1": (*SMALL, APART), "N_C 65536, K 4096, T 4": (APART,)}
@@ -59,14 +59,14 @@ MEMORIES = {"N_C 16384, K 1024, T 1": (*SMALL, APART), "N_C 65536, K 4096, T 4":
 TIMED = {
     "prototypes": ((PrototypeMaker, "draw"), (Prototypes, "health")),
     "losses": ((loop, "cls_loss"), (loop, "patch_loss")),
-    "optimiser_and_ema": ((loop, "clip_each_gradient"), (torch.optim.AdamW, "step"), (loop, "update_teacher")),
+    "optimizer_and_ema": ((loop, "clip_each_gradient"), (torch.optim.AdamW, "step"), (loop, "update_teacher")),
     "store": ((Memory, "store"),),
 }
 """Parts of a step, and the functions that do them. The losses make their gradient in the forward pass."""
 
 
 def make_batch(config: Config, patch_size: int) -> Batch:
-    """Noise in place of pictures, and masks as in training."""
+    """Make a batch of noise in place of images, with masks as in training."""
     views, images = config.views, config.train.batch_size
     generator = torch.Generator().manual_seed(0)
 
@@ -78,7 +78,7 @@ def make_batch(config: Config, patch_size: int) -> Batch:
     return Batch(
         noise(views.global_count, views.global_size),
         noise(views.local_count, views.local_size),
-        torch.empty(views.global_count, images, 0),  # their colours are there already
+        torch.empty(views.global_count, images, 0),  # their colors are there already
         torch.empty(views.local_count, images, 0),
         torch.from_numpy(np.stack(masks)).view(views.global_count, images, -1),
         torch.arange(images),
@@ -87,37 +87,37 @@ def make_batch(config: Config, patch_size: int) -> Batch:
 
 
 def networks_alone(state: RunState, batch: Batch) -> None:
-    """Forward through the teacher, forward and backward through the student, of the same views and masks."""
+    """Run the teacher forward, and the student forward and backward, on the same views and masks."""
     config, device = state.config, state.device
     batch = batch.to(device)
-    global_views = normalise(batch.global_views, batch.global_colours, config.views, device)
-    local_views = normalise(batch.local_views, batch.local_colours, config.views, device)
+    global_views = normalize(batch.global_views, batch.global_colors, config.views, device)
+    local_views = normalize(batch.local_views, batch.local_colors, config.views, device)
     masked = batch.masks.flatten().nonzero().squeeze(1)
     state.optimizer.zero_grad(set_to_none=True)
     dtype = state.autocast_dtype
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         with torch.no_grad():
             state.teacher(global_views.flatten(0, 1), None, masked)
-        cls, patches = state.all_views(global_views, local_views, batch.masks, masked, True)
+        _, _, cls, patches = state.networks.shared_student(global_views, local_views, batch.masks, masked, True)
     (cls.sum() + patches.sum()).backward()
 
 
-def synchronise() -> None:
+def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 @contextlib.contextmanager
 def stopwatch() -> Iterator[dict[str, float]]:
-    """Seconds spent in each of `TIMED`, waiting for the device before and after each call."""
+    """Record the seconds in each of `TIMED`, waiting for the device before and after each call."""
     seconds: dict[str, float] = defaultdict(float)
 
     def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            synchronise()
+            synchronize()
             started = time.perf_counter()
             result = function(*arguments, **named)
-            synchronise()
+            synchronize()
             seconds[part] += time.perf_counter() - started
             return result
 
@@ -131,7 +131,7 @@ def stopwatch() -> Iterator[dict[str, float]]:
 
 
 def seconds_by_part(state: RunState, batch: Batch, steps: int) -> dict[str, float]:
-    """Median seconds of each part of a step, in steps of their own, which the waiting makes a little slower."""
+    """Return the median seconds of each part of a step; the waits make these steps a little slower."""
     rounds = []
     for _ in range(steps):
         with stopwatch() as seconds:
@@ -141,12 +141,12 @@ def seconds_by_part(state: RunState, batch: Batch, steps: int) -> dict[str, floa
 
 
 def peak_mebibytes(state: RunState, functions: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Peak of the device's memory, networks and memories included; of a CUDA device."""
+    """Return the peak memory of a CUDA device, networks and memories included."""
     peaks = {}
     for name, function in functions.items():
         torch.cuda.reset_peak_memory_stats(state.device)
         function()
-        synchronise()
+        synchronize()
         peaks[f"{name}_peak_MiB"] = torch.cuda.max_memory_allocated(state.device) / MEBIBYTE
     return peaks
 
@@ -159,9 +159,9 @@ def device_here() -> torch.device:
 
 
 def make_state(device: torch.device, overrides: list[str]) -> RunState:
-    """A run of `vits16` before its first step, but for neighbour lists, which are there."""
+    """Make a run of `vits16` before its first step, with its neighbor lists."""
     state = RunState(load_config("vits16", overrides), device, IMAGES)
-    for parts in state.levels.values():
+    for parts in state.objective.terms.values():
         if parts.maker.incremental:
             parts.memory.nearest_others(torch.arange(parts.memory.capacity, device=device))
     return state
@@ -174,7 +174,7 @@ def step_row(quick: bool, batch_size: int | None) -> Row:
     print(f"{name}, batch {images}, {device.type}: networks and memories ...", file=sys.stderr, flush=True)
     state = make_state(device, [f"model.backbone={backbone}", f"train.batch_size={images}"])
     batch = make_batch(state.config, state.student.backbone.patch_size)
-    kept = any(parts.maker.incremental for parts in state.levels.values())
+    kept = any(parts.maker.incremental for parts in state.objective.terms.values())
 
     print("steps ...", file=sys.stderr, flush=True)
     functions: dict[str, Callable[[], object]] = {
@@ -187,7 +187,7 @@ def step_row(quick: bool, batch_size: int | None) -> Row:
     detail: dict[str, Any] = {f"{part}_seconds": value for part, value in seconds.items()}
     detail |= seconds_by_part(state, batch, repeats)
     detail |= {
-        "neighbours": "kept" if kept else "searched for",
+        "neighbors": "kept" if kept else "searched for",
         "precision": precision(state),
         "masked_patches": int(batch.masks.sum()),
         "repeats": repeats,
@@ -209,12 +209,12 @@ def our_step(device: torch.device, overrides: list[str]) -> tuple[RunState, Batc
 
 
 def ibot_step(checkout: Path, device: torch.device, images: int) -> Callable[[], object]:
-    """iBOT's step on the same views and masks."""
+    """Return iBOT's step on the same views and masks."""
     config = load_config("vits16", [f"train.batch_size={images}"])
     batch = make_batch(config, 16).to(device)
     views = [
-        *normalise(batch.global_views, batch.global_colours, config.views, device).unbind(),
-        *normalise(batch.local_views, batch.local_colours, config.views, device).unbind(),
+        *normalize(batch.global_views, batch.global_colors, config.views, device).unbind(),
+        *normalize(batch.local_views, batch.local_colors, config.views, device).unbind(),
     ]
     side = config.views.global_size // 16
     masks = list(batch.masks.view(-1, images, side, side).unbind())
@@ -222,7 +222,7 @@ def ibot_step(checkout: Path, device: torch.device, images: int) -> Callable[[],
 
 
 def peak_of(side: str, checkout: Path, images: int, overrides: tuple[str, ...]) -> float:
-    """Most mebibytes that a process of its own takes for two steps of one side."""
+    """Return the largest number of mebibytes that a separate process uses for two steps of one side."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_peak_here, (side, checkout, images, overrides))
 
@@ -242,7 +242,7 @@ def _peak_here(side: str, checkout: Path, images: int, overrides: tuple[str, ...
 
 
 def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> list[Row]:
-    """Time and peak memory of a step against iBOT's; on CUDA also with torch.compile against without."""
+    """Compare time and peak memory of a step with iBOT's; on CUDA also torch.compile with no torch.compile."""
     cuda = torch.cuda.is_available()
     images = batch_size or (CUDA_BATCH if cuda else PEER_CPU_BATCH)
     targets = dict(zip(MEMORIES, ("", "<= 0.5") if cuda else ("<= 0.7", "<= 1.0"), strict=True))
@@ -292,7 +292,7 @@ def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> lis
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
 @click.option("--ibot", "checkout", type=click.Path(path_type=Path, file_okay=False), help="A checkout of iBOT.")
 def main(quick: bool, batch_size: int | None, json_file: Path | None, record: bool, checkout: Path | None) -> None:
-    """Time and memory of a training step at the paper's size against its networks alone, and against iBOT's."""
+    """Measure a training step at the paper's size against its networks alone, and against iBOT's step."""
     rows = [*ibot_rows(checkout, quick, batch_size), step_row(quick, batch_size)]
     finish("step", rows, json_file=json_file, record=record)
 

@@ -1,4 +1,4 @@
-"""The trainings that `compare_checkouts.py` runs, the data they read, and how a checkout's commands are run."""
+"""The training runs of `compare_checkouts.py`, their data, and how the commands of a checkout are run."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class Case:
     """Kill the run (SIGKILL) when it has logged this step, then resume it."""
 
 
-SMALL_MEMORIES = ("memory.cls_capacity=200", "memory.patch_capacity=150", "sop.patch.num_anchors=32")
+SMALL_MEMORIES = ("sop.cls.capacity=200", "sop.patch.capacity=150", "sop.patch.num_anchors=32")
 MICRO = (
     *("data.train={images}", *SMALL_MEMORIES, "sop.cls.num_anchors=64", "optim.warmup_epochs=1", "model.drop_path=0.1"),
-    *("loss.patch_weight=1", "loss.teacher_temp=0.03", "loss.teacher_temp_epochs=2", "train.batch_size=32"),
+    *("sop.patch.weight=1", "loss.teacher_temp=0.03", "loss.teacher_temp_epochs=2", "train.batch_size=32"),
     *("views.local_count=2", "views.local_size=16", "views.local_scale=[0.1,0.3]", "views.blur_local=0.2"),
 )
 MEMBERS = ("sop.contributions=similarity", "sop.cls.num_supports=8", "sop.cls.tasks=2", "sop.patch.num_supports=2")
 CONVOLUTIONS = (
     *("data.train={images}", "views.global_size=64", "views.local_size=32", "views.local_count=2"),
-    *("memory.cls_capacity=200", "sop.cls.num_anchors=64", "optim.warmup_epochs=0.3", "train.batch_size=16"),
+    *("sop.cls.capacity=200", "sop.cls.num_anchors=64", "optim.warmup_epochs=0.3", "train.batch_size=16"),
 )
 SWIN = (
     *("data.train={images}", *SMALL_MEMORIES, "model.window_size=2", "model.projector_hidden=256"),
     *("views.global_size=64", "views.local_size=32", "views.local_count=2", "sop.cls.num_anchors=64"),
-    *("train.batch_size=8", "train.stop_after_steps=6", "memory.fill=teacher", "neighbors.refresh=incremental"),
+    *("train.batch_size=8", "train.stop_after_steps=6", "sop.fill=teacher", "neighbors.refresh=incremental"),
 )
 DIGITS = (
     *("data.train={digits}/train", "evaluate.train={digits}/train", "evaluate.test={digits}/test"),
@@ -85,7 +85,7 @@ CASES = {
         "continue_conv",
         (
             *(*CONVOLUTIONS, "model.init=''", f"model.backbone={CONV}", "model.batchnorm=batch", *SMALL_MEMORIES),
-            *("masks.kind=block", "masks.pixels=true", "loss.patch_weight=1", "neighbors.index=ivf"),
+            *("masks.kind=block", "masks.pixels=true", "sop.patch.weight=1", "neighbors.index=ivf"),
             *("neighbors.rebuild_every_steps=3", "sop.cls.num_supports=3", "train.stop_after_steps=10"),
         ),
     ),
@@ -106,7 +106,7 @@ CASES = {
         "cifar10_vit_micro",
         (
             *(*MICRO, *MEMBERS, "sop.contributions=smooth", "model.global_token=mean", "masks.kind=random"),
-            *("memory.fill=random", "train.checkpoint_every_steps=5", "train.keep_last=1", "train.stop_after_steps=20"),
+            *("sop.fill=random", "train.checkpoint_every_steps=5", "train.keep_last=1", "train.stop_after_steps=20"),
         ),
         kill_after_step=8,
     ),
@@ -114,7 +114,7 @@ CASES = {
 
 
 class RunFailed(Exception):
-    """A command ended otherwise than it should have."""
+    """A command ended in another way than expected."""
 
 
 @dataclass(frozen=True)
@@ -140,10 +140,10 @@ class Checkout:
         """Run a command to its end; its output is kept as NAME.log.
 
         Returns:
-            The line with which it was refused, empty where it went well.
+            The line with which the command was refused; empty if it succeeded.
 
         Raises:
-            RunFailed: it failed, or where `may_refuse`, it did so in another way than one line that names a version.
+            RunFailed: it failed; with `may_refuse`, in another way than with one line that names a version.
         """
         log = self.work / f"{name}.log"
         process = self.start(words, log)
@@ -164,7 +164,7 @@ class Checkout:
         raise RunFailed(f"{self.side}: {name}: exit status {status}: {(errors or [last])[-1][:300]}")
 
     def train(self, name: str, case: Case, data: Mapping[str, str]) -> Path:
-        """Run a case; its run directory."""
+        """Run a case and return its run directory."""
         run = self.work / name
         words = training(case, data, run)
         if case.kill_after_step:
@@ -188,7 +188,7 @@ class Checkout:
 
 
 def training(case: Case, data: Mapping[str, str], run: Path) -> list[str]:
-    """The words that train a case, after `python -m`."""
+    """Return the words after `python -m` that train a case."""
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}", "-m"]
     settings = [setting.format_map(data) for setting in (*ALWAYS, *case.settings)]
     words = ["sop_faiss.cli.train", case.config, *settings, "--output", str(run)]
@@ -196,7 +196,7 @@ def training(case: Case, data: Mapping[str, str], run: Path) -> list[str]:
 
 
 def make_data(old: Checkout, folder: Path) -> dict[str, str]:
-    """Digits by OLD; images of stripes in class folders; weights of a network with batch norms that have seen some."""
+    """Make digits by OLD, striped images in class folders, and weights of a network with batch norm statistics."""
     data = {name: str(folder / name) for name in ("digits", "images", "weights.safetensors")}
     old.run(["sop_faiss.cli.data", "demo", data["digits"]], "demo")
     draws = np.random.default_rng(0)
@@ -217,10 +217,10 @@ def make_data(old: Checkout, folder: Path) -> dict[str, str]:
 
 
 def checkout(side: str, folder: Path, python: Path | None, work: Path, settings: Rules) -> Checkout:
-    """One side, whose python must import the packages of that very checkout.
+    """Return one side, whose python must import the packages of that checkout.
 
     Raises:
-        click.UsageError: it does not, or there is none.
+        click.UsageError: it imports others, or does not exist.
     """
     python = python or folder / ".venv" / "bin" / "python"
     if not python.exists():
@@ -237,6 +237,6 @@ def checkout(side: str, folder: Path, python: Path | None, work: Path, settings:
 
 
 def commit(folder: Path) -> str:
-    """The short name of a checkout's commit."""
+    """Return the short name of a checkout's commit."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True)
     return done.stdout.strip() or "no commit"

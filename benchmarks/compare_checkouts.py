@@ -3,28 +3,29 @@
     python benchmarks/compare_checkouts.py OLD NEW [--only NAME,...] [--features] [--map FILE] [--json FILE] [--record]
         [--old-python FILE] [--new-python FILE] [--work DIR]
 
-Each checkout runs with the python it is given (by default that of its .venv), on one thread of the CPU, both at once:
-all cases take about 6 minutes of processor time with `--features`, so 3 or 4 minutes on 2 quiet cores. Run the script
-of OLD: its cases are written in OLD's names, and a map makes them NEW's. Compared are every loss and every other
-number of metrics.jsonl (scores included; not time and memory), and every tensor of the last checkpoint and of best/.
-Data are made here: digits by OLD's `sop-data demo`, images and pretrained weights from seeds. `ratio` in the table is
-how many values differ. Exit status 1: something differs, a name is on one side only, or a run failed.
+Each checkout runs with its given python (by default that of its .venv) on one thread of the CPU, both at the same
+time. All cases take about 6 minutes of processor time with `--features`, that is 3 or 4 minutes on 2 idle cores. Run
+the script of OLD: its cases use OLD's names, and a map translates them to NEW's. Every loss, every other number of
+metrics.jsonl (including scores, but not time and memory), and every tensor of the last checkpoint and of best/ is
+compared. The data are made here: digits by OLD's `sop-data demo`, images and pretrained weights from seeds. `ratio`
+in the table is the number of values that differ. Exit status 1: values differ, a name is on one side only, or a run
+failed.
 
-`--features` adds what is made of the digits run: features of its last teacher, k-NN and retrieval scores; and whether
-NEW opens what OLD wrote: a feature store, an index, and a run directory, which it evaluates and resumes as OLD does, or
-refuses in one line that names a version.
+`--features` adds results from the digits run: features of its last teacher, k-NN and retrieval scores. It also tests
+whether NEW opens the files of OLD: a feature store, an index, and a run directory, which NEW must evaluate and resume
+as OLD does, or refuse in one line that names a version.
 
-`--map FILE` is a JSON object with rules that make NEW's names of OLD's:
+`--map FILE` is a JSON object with rules that translate OLD's names to NEW's:
 
     {"settings": {"loss.cls_weight=": "sop.cls.weight=", "sop.contributions=": "sop.member_weights="},
      "metrics": {"re:_over_lnK$": "_over_ln_k"},
      "tensors": {"memories/": "objective/", "re:^(student|teacher)/backbone[.]trunk[.]": "\\\\1/backbone."}}
 
-All rules of a section are applied in order. `re:PATTERN` is replaced wherever the regular expression matches (anchor it
-with ^ and $), any other text where a name begins with it. Names of tensors are FILE/NAME, so that a rule can move them
-to another file. `settings` are applied to each word of a command line, module and configuration names included; a word
-that becomes empty is left out, and one with line breaks becomes several words. `metrics` are also applied to the names
-in JSON results, flattened as in `metrics.top1_k20`.
+All rules of a section are applied in order. `re:PATTERN` is replaced wherever the regular expression matches (anchor
+it with ^ and $), any other text only at the beginning of a name. Names of tensors are FILE/NAME, so that a rule can
+move them to another file. `settings` are applied to each word of a command line, module and configuration names
+included; a word that becomes empty is dropped, and a word with line breaks becomes several words. `metrics` are also
+applied to the names in JSON results, flattened as in `metrics.top1_k20`.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ class Comparison:
         self.rows: list[Row] = []
 
     def both(self, work: Callable[[Checkout], Any]) -> list[Any]:
-        """The result of each side."""
+        """Return the result of each side."""
         with ThreadPoolExecutor(2) as threads:
             return list(threads.map(work, (self.old, self.new)))
 
     def add(self, what: str, difference: Differences, **detail: Any) -> None:
-        """A row; where nothing could be compared it is not met."""
+        """Add a row; if nothing could be compared, its target is not met."""
         met = difference.count == 0 and difference.compared > 0
         self.rows.append(Row(what, self.against, float(difference.count), "<= 0", met, difference.detail() | detail))
 
     @contextmanager
     def told(self, what: str) -> Iterator[None]:
-        """Say on stderr what goes on, how long it took and whether it was equal; what fails becomes a row."""
+        """Report the work on stderr, with its time and whether it was equal; a failure becomes a row."""
         print(f"{what} ...", file=sys.stderr, flush=True)
         started, before = time.monotonic(), len(self.rows)
         try:
@@ -84,7 +85,7 @@ class Comparison:
             self.runs(name, old, new)
 
     def runs(self, what: str, old: Path, new: Path, after_step: int = -1) -> None:
-        """Three rows: losses, all other numbers, tensors; of a resumed run, of what was written after that step."""
+        """Add rows for losses, other numbers and tensors; of a resumed run only for what follows its resume step."""
         numbers = read_numbers(old, self.rules["metrics"], after_step), read_numbers(new, {}, after_step)
         for kind, wanted in (("losses", True), ("other metrics and scores", False)):
             parts = [{name: v for name, v in side.items() if ("loss" in name) == wanted} for side in numbers]
@@ -94,7 +95,7 @@ class Comparison:
         self.add(f"{what}: tensors", compare(*tensors))
 
     def features(self) -> None:
-        """What is made of the digits run, and whether NEW opens what OLD wrote."""
+        """Compare the results from the digits run, and check that NEW opens the files of OLD."""
         runs = {side.side: side.work / "digits" for side in (self.old, self.new)}
         with self.told("features, k-NN and retrieval of the digits run"):
             self.both(lambda side: self.evaluate(side, runs[side.side], ""))
@@ -114,7 +115,7 @@ class Comparison:
             self.resume(runs["old"])
 
     def evaluate(self, side: Checkout, run: Path, suffix: str, *, may_refuse: bool = False) -> str:
-        """Write features, k-NN and retrieval results of a run; the line with which it was refused, if it was."""
+        """Write features, k-NN and retrieval results of a run; return the line of a refusal, else an empty one."""
         digits, model = self.data["digits"], ["--model", str(run), "--device", "cpu", "--workers", "1"]
         commands = {
             "features": ["embed", *model, "--data", f"{digits}/test", "--out", f"{side.work}/features{suffix}"],
@@ -140,7 +141,7 @@ class Comparison:
         return compare(*sides)
 
     def search(self, side: Checkout, store: Path, index: Path) -> dict[str, Any]:
-        """What an index says of itself and finds for the features of a store."""
+        """Return the facts of an index and the rows it finds for the features of a store."""
         info, found = side.work / "info.json", side.work / "found.json"
         side.run(["sop_faiss.cli.index", "info", str(index), "--json", str(info)], "info")
         words = ["search", str(index), "--features", str(store), "-k", "5", "--json", str(found)]

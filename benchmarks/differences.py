@@ -1,6 +1,6 @@
-"""What differs between two runs, bit for bit: numbers of metrics.jsonl, tensors of checkpoints, features, JSON results.
+"""The differences between two runs, bit for bit: metrics.jsonl, tensors of checkpoints, features, JSON results.
 
-Each side is read as values by name. Names of the older side go through rules first, where the newer one has others.
+Each side is read as values by name. Names of the older side are first translated by rules to those of the newer one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Differences:
-    """What `compare` found."""
+    """The result of `compare`."""
 
     compared: int
     """Names that both sides have."""
@@ -68,7 +68,7 @@ class Differences:
         return len(self.changed) + len(self.only_old) + len(self.only_new)
 
     def detail(self, first: int = 3) -> dict[str, Any]:
-        """Figures for a row: how many were compared, the first and the largest differences, the first lone names."""
+        """Return numbers for a row: how many were compared, first and largest differences, first unmatched names."""
         detail: dict[str, Any] = {"compared": self.compared}
         if self.changed:
             largest = max(self.changed, key=lambda name: self.changed[name])
@@ -85,7 +85,7 @@ def load_map(file: Path | None) -> dict[str, Rules]:
     """Read the rules of each section; no file, no rules.
 
     Raises:
-        ValueError: the file is no such table.
+        ValueError: the file is not such a table.
     """
     if file is None:
         return {section: {} for section in SECTIONS}
@@ -108,7 +108,7 @@ def load_map(file: Path | None) -> dict[str, Rules]:
 
 
 def renamed(name: str, rules: Rules) -> str:
-    """Apply all rules in order: `re:PATTERN` is replaced wherever it matches, any other text where a name begins so."""
+    """Apply all rules in order: `re:PATTERN` is replaced wherever it matches, any other text at the start of a name."""
     for pattern, to in rules.items():
         if pattern.startswith("re:"):
             name = re.sub(pattern.removeprefix("re:"), to, name)
@@ -156,7 +156,7 @@ def _is_number(value: object) -> bool:
 
 
 def read_numbers(run: Path, rules: Rules, after_step: int = -1) -> dict[str, Any]:
-    """Read every number of metrics.jsonl after a step, by name and step, but those of time and memory."""
+    """Read every number of metrics.jsonl after a step, by name and step, except time and memory."""
     lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return _by_name(
         (f"{renamed(name, rules)} at step {line['step']}", value)
@@ -211,10 +211,10 @@ def _leaves(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A dict of them; the same name with another value is a mistake of the rules, or of the run.
+    """Return a dict; the same name with two values is a mistake of the rules, or of the run.
 
     Raises:
-        ValueError: there is one.
+        ValueError: a name has two values.
     """
     values: dict[str, Any] = {}
     for name, value in pairs:

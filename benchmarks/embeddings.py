@@ -1,4 +1,4 @@
-"""What is stored in a [CLS] memory step by step: by a made-up encoder that drifts, or by a real run."""
+"""The embeddings stored in a [CLS] memory step by step: by a synthetic encoder that drifts, or by a real run."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sop_faiss.config import load_config
-from sop_faiss.data.device_colour import normalise
 from sop_faiss.data.stream import Batches, batch_loader
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.checkpoint import checkpoint_directories
-from sop_faiss.model.teacher import build_student_and_teacher
-from sop_faiss.pipeline.stream import open_indexed_images
-from sop_faiss.train.checkpoint import load_network
+from sop_faiss.model.networks import build_student_and_teacher
+from sop_faiss.objectives.choose import choose_objective
+from sop_faiss.train.checkpoints.checkpoint import load_network
+from sop_faiss.verbs.training.training_images import open_indexed_images
 
 __all__ = ["drifting_stores", "stores_of_run"]
 
 
 def drifting_stores(size: int, capacity: int, dim: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Embeddings of views of 50,000 images in 500 clusters, by a linear encoder that turns as it goes.
+    """Yield embeddings of views of 50,000 images in 500 clusters, by a linear encoder that changes with each step.
 
-    While the memory is renewed once, the embedding of an image moves to a cosine of about 0.9 with what it was.
+    While the memory is renewed once, the embedding of an image moves to a cosine of about 0.9 with its former value.
     """
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(500, 64, generator=generator)[torch.arange(50_000) % 500]
@@ -39,10 +40,10 @@ def drifting_stores(size: int, capacity: int, dim: int) -> Iterator[tuple[Tensor
 
 @torch.no_grad()
 def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Teacher embeddings and image ids of successive batches of a run's own stream, made anew from its checkpoints.
+    """Yield teacher embeddings and image ids of successive batches of a run's stream, computed from its checkpoints.
 
-    The teacher moves in a straight line from the oldest checkpoint that is kept to the newest while a memory is filled
-    once and then receives the remaining stores, so that its rows are of encoders as different as the run's were.
+    The teacher moves in a straight line from the oldest checkpoint kept to the newest while a memory is filled once and
+    then receives the remaining stores, so that its rows come from encoders that differ as much as those of the run.
 
     Args:
         run: a run directory with two checkpoints or more; its training images are where `config.yaml` says.
@@ -54,7 +55,7 @@ def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tenso
     checkpoints = checkpoint_directories(run)
     if len(checkpoints) < 2:
         raise SystemExit(f"{run} keeps {len(checkpoints)} checkpoints: wanted two or more (train.keep_last)")
-    _, teacher = build_student_and_teacher(config)
+    _, teacher = build_student_and_teacher(config, choose_objective(config).heads)
     batches = Batches(source, trained, config, teacher.backbone.patch_size)
     weights = []
     for checkpoint in (checkpoints[-1], checkpoints[0]):
@@ -66,5 +67,5 @@ def stores_of_run(run: Path, capacity: int, stores: int) -> Iterator[tuple[Tenso
         for parameter, first, last in zip(teacher.parameters(), *weights, strict=True):
             parameter.copy_(torch.lerp(first, last, step / steps))
         stored = [min(1, len(batch.global_views) - 1)]  # as the run: the second global view, or the only one
-        views = normalise(batch.global_views[stored], batch.global_colours[stored], config.views, torch.device("cpu"))
+        views = normalize(batch.global_views[stored], batch.global_colors[stored], config.views, torch.device("cpu"))
         yield teacher(views.flatten(0, 1))[0], batch.image_ids

@@ -1,4 +1,4 @@
-"""DINO's and revisitop's own evaluation, imported from checkouts that the user points to."""
+"""DINO's and revisitop's own evaluation, imported from checkouts that the user names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIFFICULTIES = {
 
 @contextmanager
 def with_in1d() -> Iterator[None]:
-    """numpy 2 no longer has `in1d`, which both evaluations call: `isin` does the same on flat arrays."""
+    """Provide `in1d`, which both evaluations call and numpy 2 lacks: `isin` does the same on flat arrays."""
     with mock.patch.object(np, "in1d", np.isin, create=True):
         yield
 
@@ -43,19 +43,19 @@ def _load(checkout: Path, option: str, repository: str, module: str) -> ModuleTy
 
 
 def load_revisitop(checkout: Path) -> MapFunction:
-    """Its `compute_map`, unchanged; call it inside `with_in1d`."""
+    """Return its `compute_map`, unchanged; call it inside `with_in1d`."""
     folder = checkout / "python" if (checkout / "python").is_dir() else checkout
     function: MapFunction = _load(folder, "--revisitop", "filipradenovic/revisitop", "evaluate").compute_map
     return function
 
 
 def load_dino(checkout: Path) -> ModuleType:
-    """Its module `eval_knn`, unchanged, which has the loop of its k-NN and, as `utils`, its `compute_map`."""
+    """Return its module `eval_knn`, unchanged, with its k-NN loop and, as `utils`, its `compute_map`."""
     return _load(checkout, "--dino", "facebookresearch/dino", "eval_knn")
 
 
 def dino_ranks(queries: Tensor, gallery: Tensor) -> np.ndarray:
-    """As eval_image_retrieval.py ranks, step 2: one product of everything, and a full sort; (gallery, queries)."""
+    """Rank as eval_image_retrieval.py does in step 2: one product and a full sort; (gallery, queries)."""
     similarities = torch.mm(gallery, queries.T)
     ranks: np.ndarray = torch.argsort(-similarities, dim=0).cpu().numpy()
     return ranks
@@ -64,12 +64,12 @@ def dino_ranks(queries: Tensor, gallery: Tensor) -> np.ndarray:
 def dino_knn(
     module: ModuleType, train: Tensor, labels: Tensor, test: Tensor, truth: Tensor, ks: Sequence[int], classes: int
 ) -> dict[int, tuple[float, float]]:
-    """Top-1 and top-5 of each k as eval_knn.py finds them, one k after the other."""
+    """Compute top-1 and top-5 of each k as eval_knn.py does, one k after the other."""
     return {k: module.knn_classifier(train, labels, test, truth, k, 0.07, num_classes=classes) for k in ks}
 
 
 def setups_of(queries: Sequence[Any], names: Sequence[str]) -> dict[str, list[dict[str, np.ndarray]]]:
-    """The ground truth of each difficulty as both evaluations want it."""
+    """Return the ground truth of each difficulty in the form that both evaluations take."""
     setups = {}
     for name in names:
         relevant, ignored = DIFFICULTIES[name]

@@ -1,4 +1,4 @@
-"""Fixed anchors against random ones: the same runs but for `sop.anchors`, two seeds each, and their curves in one plot.
+"""Fixed anchors against random ones: runs that differ only in `sop.anchors`, two seeds each, and a plot of the curves.
 
 The paper reports that fixed anchors collapse. A collapse shows as teacher entropy over ln K going to 1 (uniform) or
 to 0 (one prototype takes all), and as k-NN falling to chance.
@@ -14,15 +14,15 @@ from pathlib import Path
 import click
 
 from sop_faiss.config import load_config
-from sop_faiss.pipeline.train import run_training
 from sop_faiss.report.plots import plot_training
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.training.train import run_training
 
 ANCHORS = ("random", "fixed_rows", "fixed_vectors")
 
 
 def summary(run: Path) -> dict[str, float]:
-    """The last value of each number, and the mean over the last tenth of the run for the noisy ones."""
+    """Return the last value of each number, or its mean over the last tenth of the run if it is noisy."""
     lines = read_metrics(run)
     trained = [line for line in lines if "loss" in line]
     tail = trained[-max(1, len(trained) // 10) :]
@@ -43,7 +43,7 @@ def summary(run: Path) -> dict[str, float]:
 @click.option("--only", multiple=True, type=click.Choice(ANCHORS), help="Run only these; the plot needs all.")
 @click.option("--seeds", default=2, show_default=True)
 def main(config: str, overrides: tuple[str, ...], out: Path, only: tuple[str, ...], seeds: int) -> None:
-    """Train with each kind of anchors and seed (finished runs are kept), print a line a run, draw the curves."""
+    """Train with each kind of anchors and seed (finished runs are kept), print a line per run, plot the curves."""
     for anchors in only or ANCHORS:
         for seed in range(seeds):
             run = out / f"{anchors}-{seed}"

@@ -1,10 +1,10 @@
-"""Everything that wants a CUDA device, in one go: the GPU tests, the benchmarks, and a training run; one summary.
+"""All checks that need a CUDA device, with one summary: the GPU tests, the benchmarks, and a training run.
 
     python benchmarks/gpu_check.py --out DIR [--minutes 10] [--quick] [--config NAME|FILE] [KEY=VALUE ...]
 
 The folder gets a log of each stage, the benchmarks' JSON, the run (with `metrics.jsonl`) and `summary.json`. A stage
-that fails is reported, the next goes on, and the exit status is 1. The run ends when its minutes are over, or before if
-its schedule does. Without `data.train=...` it is of the digits that come with scikit-learn, scored by k-NN: nothing is
+that fails is reported, the next one starts, and the exit status is 1. The run ends after the given minutes, or earlier
+with its schedule. Without `data.train=...` it is trained on the digits of scikit-learn and scored by k-NN: nothing is
 downloaded. On a machine without CUDA the GPU tests are skipped and the rest runs on the CPU.
 """
 
@@ -51,9 +51,9 @@ def last_line(log: Path) -> str:
 
 
 def run(command: list[str], log: Path, seconds: float, folder: Path | None = None) -> int | None:
-    """Run a command, here or in a folder, its output in a log; its exit status, or None if it had to be ended.
+    """Run a command, here or in a folder, with its output in a log; return its exit status, or None if it was ended.
 
-    When the time is over it gets SIGTERM, which a training run answers by saving itself, and then SIGKILL.
+    When the time is over it receives SIGTERM, on which a training run saves itself, and then SIGKILL.
     """
     with log.open("w") as stream:
         stream.write(f"$ {' '.join(command)}\n")
@@ -108,7 +108,7 @@ def describe_row(row: dict[str, Any]) -> str:
 
 
 def training(out: Path, config: str, overrides: tuple[str, ...], minutes: float) -> Outcome:
-    """Train for some minutes; what the run's metrics say of the beginning and the end."""
+    """Train for some minutes; return what the metrics of the run say about its beginning and end."""
     started, log, run_directory = time.monotonic(), out / "train.log", out / "run"
     settings = list(overrides)
     if not any(setting.startswith("data.train=") for setting in settings):
@@ -126,7 +126,7 @@ def training(out: Path, config: str, overrides: tuple[str, ...], minutes: float)
 
 
 def describe_metrics(lines: list[dict[str, Any]]) -> list[str]:
-    """First and last value of what says whether a run learns, and its speed."""
+    """Return the first and last value of the numbers that show whether a run learns, and its speed."""
     steps = [line for line in lines if "loss" in line]
     told = [f"{steps[-1]['step']} steps, {steps[-1]['images']} images"] if steps else ["no step was logged"]
     for key in ("loss_cls_over_lnK", "loss_patch_over_lnK", "teacher_entropy_cls_over_lnK", "knn_top1_k20"):
@@ -146,7 +146,7 @@ def describe_metrics(lines: list[dict[str, Any]]) -> list[str]:
 @click.option("--config", default="digits_demo", show_default=True, help="A packaged configuration or a YAML file.")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def main(out: Path, minutes: float | None, quick: bool, config: str, overrides: tuple[str, ...]) -> None:
-    """Run the GPU tests, the benchmarks and a training run, and sum them up."""
+    """Run the GPU tests, the benchmarks and a training run, and summarize them."""
     if out.exists() and any(out.iterdir()):
         raise click.UsageError(f"--out {out} is not empty: name a new folder")
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""iBOT's own loader and training step, imported from a checkout that the user points to (github.com/bytedance/ibot)."""
+"""iBOT's own loader and training step, imported from a checkout that the user names (github.com/bytedance/ibot)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNUSED = ("tensorboardX", "evaluation", "evaluation.unsupervised", "evaluation.u
 
 
 def load_ibot(checkout: Path) -> tuple[ModuleType, ModuleType]:
-    """Its modules `main_ibot` and `loader`, unchanged; their logs and evaluation are left out."""
+    """Return its modules `main_ibot` and `loader`, unchanged; their logs and evaluation are left out."""
     missing = [name for name in ("main_ibot.py", "loader.py", "utils.py") if not (checkout / name).is_file()]
     if missing:
         raise SystemExit(f"--ibot {checkout} has no {missing[0]}: wanted a checkout of github.com/bytedance/ibot")
@@ -40,7 +40,7 @@ def load_ibot(checkout: Path) -> tuple[ModuleType, ModuleType]:
 
 
 def peer_dataset(checkout: Path, photos: Path) -> Any:
-    """Images with 2 + 10 views and masks, by the settings of iBOT's README for ViT-S/16."""
+    """Make iBOT's data set of images with 2 + 10 views and masks, by the settings of its README for ViT-S/16."""
     main, loader = load_ibot(checkout)
     return loader.ImageFolderMask(
         str(photos),
@@ -55,7 +55,7 @@ def peer_dataset(checkout: Path, photos: Path) -> Any:
 
 
 def peer_loader(dataset: Any, batch_size: int, workers: int) -> DataLoader[Any]:
-    """As main_ibot.py makes it, but for pinned memory, which needs a GPU; in forked processes, as on Linux then."""
+    """Make the loader as main_ibot.py does, without pinned memory, which needs a GPU; processes are forked."""
     return DataLoader(
         dataset,
         batch_size=batch_size,
@@ -69,15 +69,15 @@ def peer_loader(dataset: Any, batch_size: int, workers: int) -> DataLoader[Any]:
 def peer_step(
     checkout: Path, arch: str, images: list[torch.Tensor], masks: list[torch.Tensor], device: torch.device
 ) -> Callable[[], float]:
-    """A training step of iBOT on one rank, as `train_one_epoch` makes it with the settings of its README for ViT-S/16.
+    """Return a training step of iBOT on one rank, as in `train_one_epoch` with its README's settings for ViT-S/16.
 
-    Its own networks, head, loss, parameter groups, clipping and moving average; float32 on a CPU, its fp16 with a
-    scaler on CUDA. What it logs beside the loss is left out, and so is the exchange with other ranks.
+    It has its own networks, head, loss, parameter groups, clipping and moving average; float32 on a CPU, its fp16
+    with a scaler on CUDA. Logs other than the loss are left out, and so is the exchange with other ranks.
 
     Args:
         checkout: of github.com/bytedance/ibot.
         arch: `vit_small` or `vit_tiny`.
-        images: the two global views first, then the local ones; normalised.
+        images: the two global views first, then the local ones; normalized.
         masks: of the two global views, rows x columns of patches.
         device: where images and masks are.
     """

@@ -1,10 +1,10 @@
-"""What an index costs per million vectors, in seconds of one core: the rates that docs/scale.md reckons with.
+"""What an index costs per million vectors, in seconds of one core: the rates that docs/scale.md calculates with.
 
     OMP_NUM_THREADS=1 python benchmarks/index_rates.py --features DIR [--rows N] [--lists N]
 
-`--features` names a folder with `gallery.npy`, unit vectors in float32 (`bench_index.py` makes one). Times are those of
-the processor, so that other work on the machine counts little; `--lists` is the number of lists that the large index
-would have, as looking up the list of a vector is what adding it costs.
+`--features` names a folder with `gallery.npy`, unit vectors in float32 (`bench_index.py` makes one). Times are
+processor times, so that other work on the machine has little effect. `--lists` is the number of lists that the large
+index would have, since the cost of adding a vector is that of finding its list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sop_faiss.files import sha256_file
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.export import export_parquet
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.neighbors.approximate_index import make_approximate_index
+from sop_faiss.neighbors.disk.approximate_index import make_approximate_index
 
 
 def core_seconds(act: Callable[[], object]) -> float:

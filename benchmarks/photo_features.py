@@ -1,8 +1,8 @@
-"""Features of very many augmented views of photos, for indices that are to be tried at size.
+"""Features of very many augmented views of photos, to try indices at full size.
 
-A million different photos are rarely at hand, and random vectors are no test: they have no neighbours. So each photo is
-seen through many random crops and colours, at the small size of a small encoder. [CLS] and the mean of the patches are
-put side by side, and each vector has unit norm.
+A million different photos are rarely available, and random vectors are not a useful test: they have no neighbors.
+Therefore each photo is encoded in many random crops and colors, at the small size of a small encoder. [CLS] and the
+mean of the patches are concatenated, and each vector has unit norm.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from numpy.lib.format import open_memmap
 
 from sop_faiss.config import DataConfig, load_config
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, split_holdout
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.model.sop_trunk import trained_trunk
+from sop_faiss.model.encoders.sop_encoder import trained_model
 
 __all__ = ["write_photo_features"]
 
@@ -32,14 +32,14 @@ def write_photo_features(run: Path, photos: str, count: int, queries: int, folde
     """Write `gallery.npy` (count, 2 d) and `queries.npy` (queries, 2 d), of views of other photos, in float32.
 
     Args:
-        run: a run directory, whose teacher and views are used.
+        run: a run directory; its teacher and its views are used.
         photos: SRC.
         count: rows of the gallery.
-        queries: rows of views of the tenth of the photos that the gallery has none of.
-        folder: is made.
+        queries: rows of views of a tenth of the photos, of which the gallery has no view.
+        folder: a folder to create.
     """
-    trunk, _ = trained_trunk(run)
-    trunk.eval()
+    model, _ = trained_model(run)
+    model.eval()
     config = load_config(find_checkpoint(run).parent.parent / "config.yaml")
     config = replace(
         config,
@@ -51,12 +51,12 @@ def write_photo_features(run: Path, photos: str, count: int, queries: int, folde
     for name, positions, rows in zip(
         ("gallery", "queries"), split_holdout(len(source), _HELD_OUT, 0), (count, queries), strict=True
     ):
-        out = open_memmap(folder / f".{name}.npy", "w+", np.float32, (rows, 2 * trunk.network.feature_dim))
-        batches = Batches(source, positions, config, trunk.multiple)
+        out = open_memmap(folder / f".{name}.npy", "w+", np.float32, (rows, 2 * model.backbone.feature_dim))
+        batches = Batches(source, positions, config, model.multiple)
         per_step = _BATCH * config.views.global_count
         for step, batch in enumerate(batch_loader(batches, range(-(-rows // per_step)), pin_memory=False)):
-            views = normalise(batch.global_views, batch.global_colours, config.views, torch.device("cpu"))
-            tokens = trunk.network(views.flatten(0, 1))
+            views = normalize(batch.global_views, batch.global_colors, config.views, torch.device("cpu"))
+            tokens = model.backbone(views.flatten(0, 1))
             features = torch.cat([tokens.cls, tokens.patches.mean(1)], 1)
             part = torch.nn.functional.normalize(features, dim=1).numpy()[: rows - step * per_step]
             out[step * per_step : step * per_step + len(part)] = part

@@ -1,8 +1,9 @@
 """The photos that `bench_data.py` measures on: JPEGs of 500 x 375, the usual size of ImageNet's.
 
-Made from a folder of Imagenette's photos at 224 px (shards `*.tar`): six photos laid in two rows of three, of which the
-middle 500 x 375 are cut out and written at quality 90. So detail and file size are those of photos, which enlarged
-ones would not have. Without such a folder: smooth waves with noise, which compress and resize much as photos do.
+They are made from a folder of Imagenette's photos at 224 px (shards `*.tar`): six photos in two rows of three, of which
+the middle 500 x 375 are cut out and written at quality 90. So detail and file size are those of photos, which would not
+be the case for enlarged ones. Without such a folder they are smooth waves with noise, which compress and resize much as
+photos do.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from sop_faiss.data.decode import decode_pillow
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.decode import decode_pillow
+from sop_faiss.data.images.source import open_source
 
 __all__ = ["HEIGHT", "WIDTH", "write_photos"]
 
@@ -24,19 +25,19 @@ CLASSES = 10  # folders, as iBOT reads classes
 
 
 def write_photos(count: int, imagenette: Path, folder: Path) -> str:
-    """Write `count` photos into class folders of `folder`; says from what they were made."""
+    """Write `count` photos into class folders of `folder`; return what they were made from."""
     known = imagenette.is_dir() and any(imagenette.glob("*.tar"))
-    pictures = mosaics(imagenette, count) if known else waves(count)
-    for number, picture in enumerate(pictures):
+    images = mosaics(imagenette, count) if known else waves(count)
+    for number, image in enumerate(images):
         path = folder / f"class_{number % CLASSES}" / f"{number:05d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded(picture))
-    return "Imagenette photos" if known else "generated pictures"
+        path.write_bytes(encoded(image))
+    return "Imagenette photos" if known else "generated images"
 
 
-def encoded(picture: Image.Image) -> bytes:
+def encoded(image: Image.Image) -> bytes:
     stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=90)
+    image.save(stream, "JPEG", quality=90)
     return stream.getvalue()
 
 
@@ -56,10 +57,10 @@ def waves(count: int) -> Iterator[Image.Image]:
     generator = np.random.default_rng(0)
     rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH] / WIDTH
     for _ in range(count):
-        picture = np.full((HEIGHT, WIDTH, 3), 128.0)
+        image = np.full((HEIGHT, WIDTH, 3), 128.0)
         for frequency in (2, 5, 11, 23, 47):
             angle, phase = generator.uniform(0, 2 * np.pi, 2)
             wave = np.sin(2 * np.pi * frequency * (np.cos(angle) * columns + np.sin(angle) * rows) + phase)
-            picture += wave[..., None] * generator.uniform(-200, 200, 3) / np.sqrt(frequency)
-        picture += generator.normal(0, 6, picture.shape)
-        yield Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
+            image += wave[..., None] * generator.uniform(-200, 200, 3) / np.sqrt(frequency)
+        image += generator.normal(0, 6, image.shape)
+        yield Image.fromarray(np.clip(image, 0, 255).astype(np.uint8))

@@ -1,6 +1,6 @@
-"""What all benchmarks share: interleaved timing, one table, JSON, and the record in RESULTS.md.
+"""The parts shared by all benchmarks: interleaved timing, one table, JSON, and the record in RESULTS.md.
 
-A row is a ratio measured in one run, on one machine, against what a user would otherwise take.
+A row is a ratio measured in one run, on one machine, against what a user would otherwise use.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Row:
 
 
 def meets(ratio: float | None, target: str) -> bool | None:
-    """Whether a ratio meets `>= x` or `<= x`; None without a ratio or a target."""
+    """Return whether a ratio meets `>= x` or `<= x`; None without a ratio or a target."""
     if ratio is None or not target:
         return None
     sign, value = target.split()
@@ -64,13 +64,13 @@ def interleaved_medians(
     warm_up: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of a call of each function, all of them once a round, so that a slow minute falls on all.
+    """Return the median seconds per call of each function; all run once per round, so that a slow minute affects all.
 
     Args:
         functions: what to time, by name; called in this order in every round.
         repeats: number of timed rounds, 1 or more.
-        warm_up: go through one round untimed first.
-        clock: seconds; `time.process_time` for what one core does, whatever else the machine does.
+        warm_up: run one round untimed first.
+        clock: seconds; `time.process_time` for processor time, independent of other work on the machine.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(-1 if warm_up else 0, repeats):
@@ -90,7 +90,7 @@ def _wait_for_device() -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Where and with what the figures were made; no host name and no path."""
+    """Return where and with what the numbers were measured; no host name and no path."""
     versions = {name: version for name in PACKAGES if (version := _version(name)) is not None}
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {

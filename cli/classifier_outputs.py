@@ -13,9 +13,9 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.files import atomic_file
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.classifier_result import ClassifierResult
+    from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["classifier_output_options", "say_outputs", "write_outputs"]
+__all__ = ["classifier_output_options", "say_left_out", "say_outputs", "write_outputs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = NamedPath()
@@ -42,7 +42,7 @@ def classifier_output_options(per_class: str) -> Callable[[F], F]:
 def write_outputs(
     result: ClassifierResult, title: str, json_file: Path | None, csv_file: Path | None, png_file: Path | None
 ) -> None:
-    """Write the files that are asked for; `title` stands above the picture."""
+    """Write the files that are asked for; `title` is above the image."""
     if json_file is not None:
         result.write(json_file)
     if csv_file is not None:
@@ -50,12 +50,22 @@ def write_outputs(
     if png_file is not None:
         from sop_faiss.report.confusion_figure import draw_confusion
 
-        picture = draw_confusion(result.confusion, title)
+        image = draw_confusion(result.confusion, title)
         with atomic_file(png_file) as temporary:
-            temporary.write_bytes(picture)
+            temporary.write_bytes(image)
 
 
 def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | None) -> None:
-    """Tell which files were written."""
-    for what, file in (("JSON", json_file), ("CSV", csv_file), ("picture", png_file)):
+    """Report which files were written."""
+    for what, file in (("JSON", json_file), ("CSV", csv_file), ("image", png_file)):
         say_written(what, file)
+
+
+def say_left_out(result: ClassifierResult) -> None:
+    """Report images that were dropped, or that no classifier could get right."""
+    protocol = result.protocol
+    dropped = protocol["train_dropped"] + protocol["test_dropped"]
+    if dropped:
+        click.echo(f"{dropped:,} unusable images were dropped", err=True)
+    if unseen := protocol["test_images_of_unseen_classes"]:
+        click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)

@@ -23,7 +23,15 @@ from typing import NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 
-from sop_faiss.errors import NO_MEMORY, RunStoppedError, SopError, WorkerDiedError, is_out_of_memory, one_line
+from sop_faiss.errors import (
+    NO_MEMORY,
+    RunStoppedError,
+    SopError,
+    WorkerDiedError,
+    is_out_of_memory,
+    one_line,
+    spell_arguments,
+)
 from sop_faiss.files import DISK_FULL
 from sop_faiss.progress import ProgressCallback
 
@@ -38,10 +46,11 @@ __all__ = [
     "progress_reporter",
     "run_command",
     "say_written",
+    "with_options",
 ]
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
-"""Of every command."""
+"""Settings of every command."""
 
 EXIT_USER = 1
 """A user's mistake, a full disk, too little memory."""
@@ -51,8 +60,9 @@ EXIT_INTERRUPTED = 130
 """Ctrl-C (128 + SIGINT, as shells say it)."""
 
 PLAIN_INTERVAL_SECONDS = 10.0
+"""Time between two lines of progress where stderr is not a terminal."""
 
-_SAID_LENGTH = 160
+_SAID_LENGTH = 160  # of a library's own message about memory; the rest is details
 _LOWER = (
     "lower the batch size, the image size or the memories, choose a smaller model, or use another device "
     "(training: raise train.accumulate)"
@@ -63,29 +73,29 @@ R = TypeVar("R")
 
 
 def run_command(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a click command's body: what a user can cause becomes `error: ...` on stderr and an exit status.
+    """Decorate a click command's function: errors of users become `error: ...` on stderr and an exit status.
 
     Mistakes, full disks, missing permissions and too little memory exit with 1, a run that stopped itself with 3.
-    Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP with 129, in a line that is no error, and what is half-written is
-    removed. A closed pipe (`| head`) ends quietly. Everything else is a bug of ours and keeps its traceback. Of the
+    Ctrl-C exits with 130, SIGTERM with 143 and SIGHUP with 129, with a line that is not an error, and half-written
+    files are removed. A closed pipe (`| head`) ends quietly. Everything else is a bug and keeps its traceback. Of the
     processes that `torchrun` starts, only the first prints the line.
     """
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        _tame_reports()
+        _shorten_reports()
         try:
             with _signals_raised():
                 return function(*args, **kwargs)
         except BrokenPipeError:
             _leave_closed_pipe()
         except (SopError, OSError, KeyboardInterrupt, _Ended) as error:
-            failure = *_failure(error), _speaks(error)
+            failure = *_failure(error), _prints_errors(error)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = f"error: {_memory_message(error)}", EXIT_USER, _speaks(error)
-        _fail(*failure)  # here no error is alive any more, nor what its frames held
+            failure = f"error: {_memory_message(error)}", EXIT_USER, _prints_errors(error)
+        _fail(*failure)  # outside of `except`, so that the error's frames are freed
 
     return guarded
 
@@ -100,10 +110,10 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def _signals_raised() -> Iterator[None]:
-    """Raise the signals that would end this process without a word, so that what is half-written is removed."""
+    """Raise the signals that would end this process silently, so that half-written files are removed."""
 
     def end(number: int, _: object) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # once: what is removed meanwhile is removed whole
+        signal.signal(number, signal.SIG_IGN)  # only once: removing files must not be interrupted
         raise _Ended(signal.Signals(number))
 
     numbers: list[int] = []
@@ -119,7 +129,7 @@ def _signals_raised() -> Iterator[None]:
 
 
 def _failure(error: SopError | OSError | KeyboardInterrupt | _Ended) -> tuple[str, int]:
-    """The line that is told, and the exit status."""
+    """Return the line to print, and the exit status."""
     if isinstance(error, SopError):
         return f"error: {error}", EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
     if isinstance(error, OSError):
@@ -129,16 +139,32 @@ def _failure(error: SopError | OSError | KeyboardInterrupt | _Ended) -> tuple[st
     return str(error) or "interrupted", EXIT_INTERRUPTED
 
 
-def _fail(line: str, status: int, speaks: bool) -> NoReturn:
+def with_options(message: str) -> str:
+    """Return a message of the library with arguments written as the command's own: `name=value` as `--name value`.
+
+    What the command has no option for stays as the library wrote it: it is a word, or belongs to another command.
+    """
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return message
+    own: dict[str, str] = {}
+    for parameter in context.command.params:
+        shown = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.make_metavar(context)
+        own |= {option.lstrip("-").replace("-", "_"): shown for option in parameter.opts}
+        own[parameter.name or ""] = shown
+    return spell_arguments(message, own.get, between=" ")
+
+
+def _fail(line: str, status: int, prints: bool) -> NoReturn:
     if "WORLD_SIZE" in os.environ:
-        gc.collect()  # a process group that cycles keep would end with the interpreter, which its threads may abort
-    if speaks:
-        click.echo(one_line(line), err=True)
+        gc.collect()  # else cycles keep the process group until the interpreter ends, where its threads may abort
+    if prints:
+        click.echo(one_line(with_options(line)), err=True)
     sys.exit(status)
 
 
-def _speaks(error: BaseException) -> bool:
-    """Whether this process reports an error: of those that `torchrun` starts only the first, if all meet the error."""
+def _prints_errors(error: BaseException) -> bool:
+    """Return whether this process prints an error: of `torchrun`'s only the first, if all have the error."""
     try:
         return isinstance(error, WorkerDiedError) or int(os.environ.get("RANK", "0")) <= 0
     except ValueError:
@@ -146,23 +172,23 @@ def _speaks(error: BaseException) -> bool:
 
 
 class _OneLine(logging.Formatter):
-    """A log message as one line that terminals do not obey."""
+    """A log message as one line without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return one_line(record.getMessage())
+        return one_line(with_options(record.getMessage()))
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to what stands for stderr at the time: under a bar that is rich, which puts the lines above the bar."""
+    """Writes to the current stderr: while a progress bar is shown, that is rich's, which prints above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by logging."""
+        """Write a record; called by logging."""
         self.stream = sys.stderr
         super().emit(record)
 
 
 def log_to_stderr(level: int) -> None:
-    """Show our log messages from this level on; of other packages, and without it, warnings are shown."""
+    """Show this package's log messages from this level on, and other packages' warnings."""
     handler = _CurrentStderr()
     handler.setFormatter(_OneLine())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -172,12 +198,12 @@ def log_to_stderr(level: int) -> None:
 def _one_line_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """What a package warns of, without where in its code it does."""
+    """Return a package's warning, without its place in the code."""
     return f"warning: {one_line(str(message))}\n"
 
 
-def _tame_reports() -> None:
-    """Other packages' messages and warnings are one line too; a full disk is told once, not also by each thread."""
+def _shorten_reports() -> None:
+    """Show other packages' messages and warnings in one line, and a full disk once instead of once per thread."""
     warnings.formatwarning = _one_line_warning
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_OneLine())
@@ -210,7 +236,7 @@ def _os_message(error: OSError) -> str:
 
 
 def _memory_message(error: Exception) -> str:
-    """What was asked for, where the error says so, and what to do."""
+    """Return how much memory was asked for, if the error says so, and what to do."""
     sentences = [sentence.strip() for sentence in re.split(r"[.;]\s|\n", str(error))]
     first = sentences[0] if isinstance(error, MemoryError) else ""
     said = next((sentence for sentence in sentences if NO_MEMORY.search(sentence)), first).rstrip(".")[:_SAID_LENGTH]
@@ -218,29 +244,29 @@ def _memory_message(error: Exception) -> str:
 
 
 def say_written(what: str, file: Path | None) -> None:
-    """Say on stderr that a file was written, as in `page: found.html`; of None, nothing."""
+    """Print on stderr that a file was written, as in `page: found.html`; nothing for None."""
     if file is not None:
         click.echo(f"{what}: {one_line(str(file))}", err=True)
 
 
 def page_footer(command: str) -> str:
-    """The last line of a page: what made it, and when."""
+    """Return the last line of a page: what made it, and when."""
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return f"{command}, sop-faiss {importlib.metadata.version('sop-faiss')}, {date}"
 
 
 @contextlib.contextmanager
 def progress_reporter(label: str, unit: str) -> Iterator[ProgressCallback]:
-    """Show how far long work is, on stderr: a bar on a terminal, elsewhere a line every 10 seconds and one at the end.
+    """Show progress on stderr: a bar on a terminal, else a line every 10 seconds and one at the end.
 
     Both estimate the time that is left.
 
     Args:
-        label: what is going on, as in "packing".
+        label: the work, as in "packing".
         unit: what is counted, in the plural, as in "images".
 
     Yields:
-        The callback to hand to a library verb as `progress`.
+        The callback to pass to a library verb as `progress`.
     """
     reporter = _bar(label, unit) if sys.stderr.isatty() else _plain_lines(label, unit)
     with reporter as callback:
@@ -278,7 +304,7 @@ def _plain_lines(label: str, unit: str) -> Iterator[ProgressCallback]:
     started = time.monotonic()
     printed_at = started
     printed = last = (0, 0)
-    first: tuple[int, float] | None = None  # done and when: the speed is of this run alone, without its start-up
+    first: tuple[int, float] | None = None  # images done, and when: speed is measured from here, without the start-up
 
     def show(done: int, total: int) -> None:
         nonlocal printed, printed_at
@@ -303,7 +329,7 @@ def _plain_lines(label: str, unit: str) -> Iterator[ProgressCallback]:
 
 
 def _about(seconds: float) -> str:
-    """A guessed time, no finer than the guess."""
+    """Return an estimated time, rounded as the estimate deserves."""
     if seconds < 90:
         return f"about {math.ceil(seconds / 10) * 10} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""What `make demo` runs."""
+"""The command of `make demo`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["main"]
     "--images",
     metavar="SRC",
     callback=refuse_empty,
-    help="Your own pictures (folder, shards or list) instead of the built-in digits.",
+    help="Your own images (folder, shards or list) instead of the built-in digits.",
 )
 @click.option(
     "--out",
@@ -39,12 +39,12 @@ __all__ = ["main"]
 )
 @run_command
 def main(images: str | None, out: Path) -> None:
-    """Train a small encoder, build an index, and write a page of pictures found by similarity.
+    """Train a small encoder, build an index, and write a page of images found by similarity.
 
     On the built-in digits it compares raw pixels, random weights and the trained encoder, and exits with 3 unless the
-    promised gains were reached. On your own pictures it needs no labels: it shows the page and the training's health.
+    promised gains were reached. On your own images it needs no labels: it shows the page and the training's health.
     """
-    from sop_faiss.pipeline.demo import KNN_GAIN, MAP_GAIN, digits_demo, photos_demo
+    from sop_faiss.verbs.demo import KNN_GAIN, MAP_GAIN, digits_demo, photos_demo
 
     log_to_stderr(logging.WARNING)
     result = digits_demo(out, progress_reporter) if images is None else photos_demo(images, out, progress_reporter)

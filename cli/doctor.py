@@ -11,8 +11,8 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.files import write_json
-from sop_faiss.pipeline.doctor import Diagnosis, examine
-from sop_faiss.pipeline.outputs import check_outputs
+from sop_faiss.verbs.doctor import Diagnosis, examine
+from sop_faiss.verbs.output_paths import check_outputs
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
 
@@ -38,7 +38,7 @@ def main(json_file: Path | None, force: bool) -> None:
       sop-doctor --json doctor.json
     """
     check_outputs({"--json": json_file}, [], to_stdout=("--json",), force=force)
-    click.echo("testing FAISS, some seconds a device ...", err=True)
+    click.echo("testing FAISS, some seconds per device ...", err=True)
     diagnosis = examine()
     if json_file == Path("-"):
         click.echo(json.dumps(diagnosis.to_dict(), indent=1))

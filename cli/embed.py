@@ -10,7 +10,7 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 
 @click.command(
@@ -25,13 +25,13 @@ from sop_faiss.model.spec import EncoderSpec
     required=True,
     metavar="SRC",
     callback=refuse_empty,
-    help="Pictures: .tar shards, a folder, or a .txt or .csv list.",
+    help="Images: .tar shards, a folder, or a .txt or .csv list.",
 )
 @click.option("--out", required=True, type=NamedPath(), metavar="DIR", help="A new or empty directory.")
 @click.option(
-    "--whole", is_flag=True, help="Whole pictures, longer side --size, as sop-retrieve sees them; not a square crop."
+    "--whole", is_flag=True, help="Whole images, longer side --size, as sop-retrieve sees them; not a square crop."
 )
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option(
     "--feature-dtype", default="float32", show_default=True, metavar="NAME", help="float32, or float16: half the size."
@@ -40,20 +40,20 @@ from sop_faiss.model.spec import EncoderSpec
     "--whiten",
     metavar="SRC",
     callback=refuse_empty,
-    help="Learn a PCA whitening from these pictures, apply it, and keep it.",
+    help="Learn a PCA whitening from these images, apply it, and keep it.",
 )
 @click.option(
     "--whiten-dim",
     type=int,
     metavar="D",
-    help="With --whiten: dimensions to keep.  [default: all that the pictures span]",
+    help="With --whiten: dimensions to keep.  [default: all that the images span]",
 )
 @click.option(
     "--max-bad-fraction",
     type=float,
     default=0.01,
     show_default=True,
-    help="Unusable pictures up to this share are dropped and listed; more is an error.",
+    help="Unusable images up to this share are dropped and listed; more is an error.",
 )
 @click.option("--json", "result_json", type=NamedPath(), metavar="FILE", help="Write what was done as JSON, too.")
 @force_option
@@ -72,9 +72,9 @@ def main(
     result_json: Path | None,
     force: bool,
 ) -> None:
-    """Write unit-norm features of pictures: a feature store of Parquet files and a manifest.
+    """Write unit-norm features of images: a feature store of Parquet files and a manifest.
 
-    Killed, it goes on where it was when the same command is given again. Several GPUs share the pictures under
+    After a kill, the same command continues where it was. Several GPUs share the images under
     torchrun -m sop_faiss.cli.embed.
 
     \b
@@ -88,10 +88,12 @@ def main(
           --whiten more_photos/ --whiten-dim 128 --data photos/ --out features/
     """
     from sop_faiss.distributed import leave_process_group
-    from sop_faiss.pipeline.embed import EmbedOptions, embed
+    from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.verbs.finding.embed import EmbedOptions, embed
 
-    options = EmbedOptions(batch_size, workers, feature_dtype, max_bad_fraction, whole, whiten, whiten_dim)
-    with progress_reporter("embedding", "pictures") as progress:
+    extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
+    options = EmbedOptions(extraction, feature_dtype, whole, whiten, whiten_dim)
+    with progress_reporter("embedding", "images") as progress:
         try:
             manifest = embed(encoder, data, out, options, result_json=result_json, force=force, progress=progress)
         finally:
@@ -103,7 +105,7 @@ def main(
     click.echo(
         one_line(
             f"{manifest['count']:,} features of dimension {manifest['dimension']} in {out}"
-            + (f", {dropped['count']:,} pictures dropped ({reasons})" if reasons else "")
+            + (f", {dropped['count']:,} images dropped ({reasons})" if reasons else "")
             + f"; encoder {manifest['encoder']['name']}, fingerprint {manifest['encoder']['fingerprint'][:12]}"
         )
     )

@@ -1,4 +1,4 @@
-"""The options that say which encoder: one set, shared by every command that takes an `M`."""
+"""The options that choose an encoder: one set for every command with `--model M`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["encoder_options"]
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def _per_channel(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, float, float] | None:
-    """One number for all three channels, or three with commas."""
+    """Parse one number for all three channels, or three with commas."""
     if value is None:
         return None
     try:
@@ -32,7 +32,7 @@ def _per_channel(ctx: click.Context, param: click.Parameter, value: str | None) 
 
 
 def _scales(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
-    """Numbers with commas."""
+    """Parse numbers with commas."""
     if value is None:
         return None
     try:
@@ -79,12 +79,12 @@ _OPTIONS = (
     click.option(
         "--student",
         is_flag=True,
-        help="Of a run, or of a file with two networks: the student instead of the teacher or moving average.",
+        help="In a run, or a file with two networks: take the student instead of the teacher or moving average.",
     ),
     click.option(
         "--pooling",
         metavar="NAME",
-        help="cls, mean (of the patch tokens), cls_mean (both), gem (generalised mean), or pooled (as the network does "
+        help="cls, mean (of the patch tokens), cls_mean (both), gem (generalized mean), or pooled (as the network does "
         "it).  [default: the model's own]",
     ),
     click.option(
@@ -94,25 +94,25 @@ _OPTIONS = (
         "--size",
         type=int,
         metavar="PIXELS",
-        help="Side of the images; of whole ones the longer.  [default: the model's own]",
+        help="Side of the images; of uncropped ones the longer.  [default: the model's own]",
     ),
     click.option(
         "--mean",
         callback=_per_channel,
         metavar="R,G,B",
-        help="Mean to normalise images in [0, 1] with; one number is for all channels.  [default: the model's own]",
+        help="Mean to normalize images in [0, 1] with; one number is for all channels.  [default: the model's own]",
     ),
     click.option(
         "--std",
         callback=_per_channel,
         metavar="R,G,B",
-        help="Standard deviation, likewise.  [default: the model's own]",
+        help="Standard deviation, in the same form.  [default: the model's own]",
     ),
     click.option(
         "--scales",
         callback=_scales,
         metavar="S,S,...",
-        help="See each picture at these sizes, relative to --size, as 1,0.7071,0.5; features are added.  [default: 1]",
+        help="See each image at these sizes, relative to --size, as 1,0.7071,0.5; features are added.  [default: 1]",
     ),
     click.option(
         "--top-value",
@@ -131,14 +131,14 @@ _OPTIONS = (
         "--cache",
         type=NamedPath(),
         metavar="DIR",
-        help="A directory that keeps features by the content of each picture: what it has is not computed again.",
+        help="A directory of features by the content of each image: those in it are not computed again.",
     ),
     click.option(
         "--device",
         default="auto",
         show_default=True,
         metavar="NAME",
-        help="auto (CUDA where there is one), cpu, cuda or cuda:N.",
+        help="auto (CUDA if available), cpu, cuda or cuda:N.",
     ),
 )
 _NAMES = tuple(EncoderSpec.__dataclass_fields__)

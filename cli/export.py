@@ -13,7 +13,7 @@ from sop_faiss.cli.path_options import NamedPath
 @click.command(
     context_settings=CONTEXT_SETTINGS,
     no_args_is_help=True,
-    epilog="The README.md in OUT says how to load it. Every --model of this package takes OUT, too.",
+    epilog="The README.md in OUT says how to load it. Every --model of this package takes OUT too.",
 )
 @click.version_option(package_name="sop-faiss")
 @click.argument("run", type=NamedPath())
@@ -33,7 +33,7 @@ def main(run: Path, out: Path, student: bool, onnx: bool, torch_export: bool) ->
       sop-export runs/photos exports/photos
       sop-export runs/photos/best exports/best --onnx
     """
-    from sop_faiss.pipeline.export import ExportOptions, export_run
+    from sop_faiss.verbs.training.export import ExportOptions, export_run
 
     result = export_run(run, out, ExportOptions(student, onnx, torch_export))
     click.echo(

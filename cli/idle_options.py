@@ -1,4 +1,4 @@
-"""Options that a command would not read: given all the same, they are an error, not ignored."""
+"""Options that a command would ignore are an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["refuse_idle", "refuse_without"]
 
 
 def _given() -> dict[str, str]:
-    """The running command's options and arguments that were given, by the name of the function's parameter."""
+    """Return the options and arguments that were given, by the name of the function's parameter."""
     context = click.get_current_context()
     return {
         parameter.name: parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
@@ -23,18 +23,18 @@ def _given() -> dict[str, str]:
 
 
 def refuse_idle(option: str, used: Collection[str]) -> None:
-    """Refuse whatever else was given beside an option that lets the command do something else.
+    """Refuse other options next to one that makes the command do something else.
 
     Args:
         option: as `--compare`.
-        used: the parameters that are read with it, its own among them.
+        used: the parameters that are read with it, including its own.
 
     Raises:
         ConfigError: others were given.
     """
     idle = [name for parameter, name in _given().items() if parameter not in used]
     if idle:
-        raise ConfigError(f"{', '.join(idle)}: not read with {option}, leave {'it' if len(idle) == 1 else 'them'} out")
+        raise ConfigError(f"{', '.join(idle)}: not used with {option}: leave {'it' if len(idle) == 1 else 'them'} out")
 
 
 def refuse_without(parameter: str, needed: str, is_there: bool) -> None:
@@ -43,7 +43,7 @@ def refuse_without(parameter: str, needed: str, is_there: bool) -> None:
     Args:
         parameter: the function's parameter of the option.
         needed: the other option, as `--qe N`.
-        is_there: whether that one is in force.
+        is_there: whether that one was given.
 
     Raises:
         ConfigError: the option was given without the other one.

@@ -1,4 +1,4 @@
-"""sop-index: a k-NN index of features or pictures: build it, search it, look at it."""
+"""sop-index: a k-NN index of features or images: build it, search it, look at it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 if TYPE_CHECKING:
     from sop_faiss.index.store import IndexManifest
@@ -36,7 +36,7 @@ _FOLDER = NamedPath()
 @click.group(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")
 def main() -> None:
-    """Build, search and inspect k-NN indices of pictures.
+    """Build, search and inspect k-NN indices of images.
 
     \b
     Example:
@@ -45,14 +45,14 @@ def main() -> None:
     """
 
 
-@main.command("build", short_help="Build an index of pictures or of features.")
+@main.command("build", short_help="Build an index of images or of features.")
 @click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
 @optional_encoder_options
 @click.option(
     "--data",
     metavar="SRC",
     callback=refuse_empty,
-    help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.",
+    help="Images: .tar shards, a folder, or a .txt or .csv list; with --model.",
 )
 @click.option("--out", required=True, type=_FOLDER, metavar="DIR", help="A new or empty directory.")
 @click.option(
@@ -70,20 +70,20 @@ def main() -> None:
     type=float,
     default=0.95,
     show_default=True,
-    help="Share of the 10 nearest that a search shall find; tuned and measured on pictures held out.",
+    help="Share of the 10 nearest that a search must find; tuned and measured on images held out.",
 )
 @click.option(
     "--cluster",
     metavar="ADDRESS",
     help="Build --features by tasks on a Ray cluster; ray: that of RAY_ADDRESS, or this machine. See docs/scale.md.",
 )
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option(
     "--max-bad-fraction",
     type=float,
     default=0.01,
     show_default=True,
-    help="Unusable pictures up to this share are left out and counted; more is an error.",
+    help="Unusable images up to this share are left out and counted; more is an error.",
 )
 @run_command
 def build_command(
@@ -98,9 +98,9 @@ def build_command(
     batch_size: int,
     max_bad_fraction: float,
 ) -> None:
-    """Build an index of a feature store, or of pictures.
+    """Build an index of a feature store, or of images.
 
-    Killed, it goes on where it was when the same command is given again.
+    After a kill, the same command continues where it was.
 
     \b
     Examples:
@@ -108,12 +108,13 @@ def build_command(
       sop-index build --model runs/photos --data photos/ --out photos.index
       sop-index build --cluster ray --features features/ --factory IVF4096,SQ8 --out photos.index
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.build import IndexOptions, parse_bytes
-    from sop_faiss.pipeline.index import build
+    from sop_faiss.verbs.finding.index_build import build
 
     log_to_stderr(logging.INFO)
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall)
-    verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "pictures")
+    verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "images")
     with ranks_of_torchrun() as is_main, progress_reporter(verb, things) as progress:
         manifest = build(
             out,
@@ -122,8 +123,7 @@ def build_command(
             data=data,
             options=options,
             cluster=cluster,
-            batch_size=batch_size,
-            max_bad_fraction=max_bad_fraction,
+            extraction=ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction),
             progress=progress,
         )
     if not is_main:
@@ -147,7 +147,7 @@ def _describe(manifest: IndexManifest) -> str:
 
 
 def _kind(manifest: IndexManifest) -> str:
-    """The factory, and how much of an exact search it finds."""
+    """Name the factory, and how much of an exact search it finds."""
     recall = manifest.search["recall"]
     return manifest.factory if recall is None else f"{manifest.factory} (recall@{manifest.search['k']} {recall:.3f})"
 

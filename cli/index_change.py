@@ -10,14 +10,14 @@ import click
 from sop_faiss.cli.common import one_line, progress_reporter, run_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["add_command", "merge_command", "remove_command"]
 
 _FOLDER = NamedPath()
 
 
-@click.command("add", short_help="Add pictures or features to an index.")
+@click.command("add", short_help="Add images or features to an index.")
 @click.argument("index", type=_FOLDER)
 @click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
 @optional_encoder_options
@@ -25,11 +25,11 @@ _FOLDER = NamedPath()
     "--data",
     metavar="SRC",
     callback=refuse_empty,
-    help="Pictures: .tar shards, a folder, or a .txt or .csv list; with --model.",
+    help="Images: .tar shards, a folder, or a .txt or .csv list; with --model.",
 )
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option(
-    "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Share of pictures that may be unusable."
+    "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Share of images that may be unusable."
 )
 @run_command
 def add_command(
@@ -40,37 +40,37 @@ def add_command(
     batch_size: int,
     max_bad_fraction: float,
 ) -> None:
-    """Add pictures or features, of the index's own encoder, to an index.
+    """Add images or features, of the index's own encoder, to an index.
 
-    The index is whole at every moment: a search meanwhile, or a kill, finds it as it was before.
+    The index is complete at every moment: a search meanwhile, or a kill, finds it as it was before.
 
     \b
     Examples:
       sop-index add photos.index --model runs/photos --data new_photos/
       sop-index add photos.index --features new_features/
     """
-    from sop_faiss.pipeline.index import add
+    from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.verbs.finding.index_build import add
 
-    with progress_reporter("embedding", "pictures") as progress:
+    with progress_reporter("embedding", "images") as progress:
         manifest = add(
             index,
             features=features,
             encoder=encoder,
             data=data,
-            batch_size=batch_size,
-            max_bad_fraction=max_bad_fraction,
+            extraction=ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction),
             progress=progress,
         )
     click.echo(one_line(f"{manifest.count:,} vectors now in {index}"))
 
 
-@click.command("remove", short_help="Remove pictures from an index by their keys.")
+@click.command("remove", short_help="Remove images from an index by their keys.")
 @click.argument("index", type=_FOLDER)
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option("--keys-from", type=click.File(encoding="utf-8"), metavar="FILE", help="One key a line; - is stdin.")
 @run_command
 def remove_command(index: Path, keys: tuple[str, ...], keys_from: Iterable[str] | None) -> None:
-    """Remove pictures from an index by their keys; the picture files stay.
+    """Remove images from an index by their keys; the image files stay.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""sop-index duplicates: groups of pictures that are nearly the same."""
+"""sop-index duplicates: groups of images that are nearly the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.index_output import for_stdout, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
-from sop_faiss.pipeline.outputs import STDOUT, check_outputs
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 
 __all__ = ["duplicates_command"]
 
@@ -18,15 +18,15 @@ _FOLDER = NamedPath()
 _SHOWN_GROUPS, _SHOWN_KEYS = 20, 8
 
 
-@click.command("duplicates", short_help="Find groups of pictures that are nearly the same.")
+@click.command("duplicates", short_help="Find groups of images that are nearly the same.")
 @click.argument("index", type=_FOLDER)
 @click.option(
     "--threshold", type=float, default=0.95, show_default=True, metavar="COSINE", help="Similarity of a pair."
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all groups as JSON; - is stdout.")
-@click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per picture; - is stdout.")
+@click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per image; - is stdout.")
 @click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of the largest groups.")
-@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
+@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
 @force_option
 @run_command
 def duplicates_command(
@@ -38,9 +38,9 @@ def duplicates_command(
     images_root: Path | None,
     force: bool,
 ) -> None:
-    """Find groups of pictures of an index that are nearly the same, the largest group first.
+    """Find groups of images of an index that are nearly the same, the largest group first.
 
-    INDEX is the directory that sop-index build wrote. Pictures are grouped by pairs whose cosine reaches the threshold;
+    INDEX is the directory that sop-index build wrote. Images are grouped by pairs whose cosine reaches the threshold;
     a group's ends may be further apart. A Flat index finds all pairs, others those that a search finds.
 
     \b
@@ -48,15 +48,15 @@ def duplicates_command(
       sop-index duplicates photos.index --html duplicates.html
       sop-index duplicates photos.index --threshold 0.98 --csv -
     """
-    from sop_faiss.index.alike import ALIKE
     from sop_faiss.index.duplicates import find_duplicates
+    from sop_faiss.index.encoder_doubts import ALIKE
     from sop_faiss.index.search import FeatureIndex
-    from sop_faiss.pipeline.duplicates_output import duplicates_as_csv, duplicates_as_records, write_duplicates_page
+    from sop_faiss.verbs.finding.index_duplicates import duplicates_as_csv, duplicates_as_records, write_duplicates_page
 
     outputs = {"--json": json_file, "--csv": csv_file, "--html": html_file}
     check_outputs(outputs, [index], to_stdout=("--json", "--csv"), force=force)
     opened = FeatureIndex.open(index)
-    with progress_reporter("comparing", "pictures") as progress:
+    with progress_reporter("comparing", "images") as progress:
         groups = find_duplicates(opened, threshold, progress=progress)
     if csv_file == STDOUT:
         click.echo(for_stdout(duplicates_as_csv(opened, groups)), nl=False)
@@ -66,7 +66,7 @@ def duplicates_command(
         with atomic_file(csv_file) as temporary:
             temporary.write_bytes(duplicates_as_csv(opened, groups).encode())
     if html_file is not None:
-        with progress_reporter("drawing", "pictures") as progress:
+        with progress_reporter("drawing", "images") as progress:
             footer = page_footer("sop-index duplicates")
             write_duplicates_page(
                 html_file, opened, groups, threshold, images_root=images_root, footer=footer, progress=progress
@@ -75,7 +75,7 @@ def duplicates_command(
         cosine = opened.mean_cosine
         alike_anyway = cosine is not None and cosine >= ALIKE
         cause = f"the encoder is the cause, random pairs have a mean cosine of {cosine:.3f}" if alike_anyway else None
-        click.echo(f"one group holds most of the pictures: {cause or 'raise --threshold'}", err=True)
+        click.echo(f"one group holds most of the images: {cause or 'raise --threshold'}", err=True)
     alike = sum(len(group.rows) for group in groups)
     if json_file is not None:
         content = {
@@ -83,14 +83,14 @@ def duplicates_command(
             "index": str(index),
             "encoder": opened.manifest.encoder,
             "threshold": threshold,
-            "pictures": len(opened),
-            "pictures_beyond_the_first": alike - len(groups),
+            "images": len(opened),
+            "images_beyond_the_first": alike - len(groups),
             "groups": duplicates_as_records(opened, groups),
         }
         put_json(json_file, content)
     if STDOUT not in (json_file, csv_file):
-        groups_told = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
-        click.echo(f"{groups_told} of {alike:,} of {len(opened):,} pictures at {threshold:g} or more")
+        counted_groups = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
+        click.echo(f"{counted_groups} of {alike:,} of {len(opened):,} images at {threshold:g} or more")
         for group in groups[:_SHOWN_GROUPS]:
             keys = [one_line(opened.ids.keys[row]) for row in group.rows[:_SHOWN_KEYS].tolist()]
             more = f"  and {len(group.rows) - len(keys):,} more" if len(group.rows) > len(keys) else ""

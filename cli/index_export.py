@@ -8,7 +8,7 @@ import click
 
 from sop_faiss.cli.common import one_line, progress_reporter, run_command
 from sop_faiss.cli.path_options import NamedPath, force_option
-from sop_faiss.pipeline.outputs import check_outputs
+from sop_faiss.verbs.output_paths import check_outputs
 
 __all__ = ["export_command"]
 

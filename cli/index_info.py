@@ -10,7 +10,7 @@ import click
 from sop_faiss.cli.common import one_line, run_command, say_written
 from sop_faiss.cli.index_output import counted, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
-from sop_faiss.pipeline.outputs import STDOUT, check_outputs
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 
 __all__ = ["info_command"]
 
@@ -44,7 +44,7 @@ def info_command(index: Path, json_file: Path | None, force: bool) -> None:
 
     check_outputs({"--json": json_file}, [index], to_stdout=("--json",), force=force)
     manifest, ids = read_verified(index)
-    labelled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
+    labeled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
     size = sum(int(file["bytes"]) for file in manifest.files.values())
     facts = {
         "command": "sop-index info",
@@ -57,7 +57,7 @@ def info_command(index: Path, json_file: Path | None, force: bool) -> None:
         "encoder": manifest.encoder,
         "preprocess": manifest.preprocess,
         "pooling": manifest.pooling,
-        "labelled": labelled,
+        "labeled": labeled,
         "class_names": manifest.class_names,
         "dropped": manifest.dropped,
         "root": manifest.root,
@@ -77,12 +77,12 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
     lines = {
         "index": f"{index}, {facts['bytes'] / 1e6:,.1f} MB, every byte verified",
         "vectors": f"{facts['count']:,} of dimension {facts['dimension']}, {facts['factory']}, {facts['metric']}",
-        "search": _search_text(facts["search"]),
+        "search": _search_text(facts["search"], facts["factory"]),
         "encoder": f"{encoder['name']}, fingerprint {encoder['fingerprint'][:12]}, pooling {facts['pooling']}",
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
-        "labels": f"{facts['labelled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
-        "pictures": f"{facts['root']}{moved}",
+        "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
+        "images": f"{facts['root']}{moved}",
         "left out": counted(facts["dropped"]) or "none",
     }
     return "\n".join(f"{name:<11}{one_line(value)}" for name, value in lines.items())
@@ -92,11 +92,12 @@ def _alike_text(cosine: float | None) -> str:
     return "not measured" if cosine is None else f"random pairs have a mean cosine of {cosine:.3f}"
 
 
-def _search_text(search: dict[str, Any]) -> str:
-    """How far a search looks, how much it finds, why this kind of index, and what has changed since."""
-    parts = [] if search["effort"] is None else [f"effort {search['effort']}"]
+def _search_text(search: dict[str, Any], factory: str) -> str:
+    """Say how far a search looks, how much it finds, why this kind of index, and what has changed since."""
+    setting = "nprobe" if "IVF" in factory or "IMI" in factory else "efSearch"
+    parts = [] if search["effort"] is None else [f"{setting} {search['effort']}"]
     if search["recall"] is not None:
-        found = f"recall@{search['k']} {search['recall']:.3f} on {search['queries']:,} pictures held out"
+        found = f"recall@{search['k']} {search['recall']:.3f} on {search['queries']:,} images held out"
         parts.append(f"{found} (wanted {search['target']:g})")
     parts.append(search["why"])
     parts += [f"{search[what]:,} {what} since" for what in ("added", "removed") if search.get(what)]

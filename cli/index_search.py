@@ -1,4 +1,4 @@
-"""sop-index search: the pictures nearest to a query."""
+"""sop-index search: the images nearest to a query."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sop_faiss.cli.common import page_footer, progress_reporter, run_command, sa
 from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import STDOUT, check_outputs, encoder_files, source_files
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.search_result import SearchResult
+    from sop_faiss.verbs.finding.search_result import SearchResult
 
 __all__ = ["search_command"]
 
@@ -23,7 +23,7 @@ _FILE = NamedPath(allow_dash=True)
 _FOLDER = NamedPath()
 
 
-@click.command("search", short_help="Find the pictures nearest to yours.")
+@click.command("search", short_help="Find the images nearest to yours.")
 @click.argument("index", type=_FOLDER)
 @click.argument("images", metavar="[IMAGE]...", type=_FOLDER, nargs=-1)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no --model.")
@@ -32,8 +32,8 @@ _FOLDER = NamedPath()
 )
 @optional_encoder_options
 @click.option("--features", type=_FOLDER, metavar="STORE", help="Many queries: a feature store; needs no --model.")
-@click.option("-k", type=int, help="Neighbours of each query.  [default: 10; with --threshold all that reach it]")
-@click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbours of a smaller similarity.")
+@click.option("-k", type=int, help="Neighbors of each query.  [default: 10; with --threshold all that reach it]")
+@click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbors of a smaller similarity.")
 @click.option(
     "--verify",
     default="all",
@@ -43,11 +43,11 @@ _FOLDER = NamedPath()
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write what was found as JSON; - is stdout.")
 @click.option(
-    "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbour; - is stdout."
+    "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbor; - is stdout."
 )
-@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of pictures that stands alone.")
-@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of images, complete in one file.")
+@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option(
     "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Of --data: share that may be unusable."
 )
@@ -71,10 +71,10 @@ def search_command(
     max_bad_fraction: float,
     force: bool,
 ) -> None:
-    """Find the pictures of an index that are nearest to yours, nearest first.
+    """Find the images of an index that are nearest to yours, nearest first.
 
-    INDEX is the directory that sop-index build wrote, IMAGE a picture file. The similarity is the cosine of the
-    features. Where classes are known, right and wrong ones are marked. With --threshold and without -k, all neighbours
+    INDEX is the directory that sop-index build wrote, IMAGE an image file. The similarity is the cosine of the
+    features. Where classes are known, right and wrong ones are marked. With --threshold and without -k, all neighbors
     that reach the threshold are found; with both, of the k nearest those that reach it.
 
     \b
@@ -84,9 +84,10 @@ def search_command(
       sop-index search photos.index --data queries/ --model runs/photos --csv found.csv
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
+    from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.search import FeatureIndex
-    from sop_faiss.pipeline.search import SearchOptions, search_index
-    from sop_faiss.pipeline.search_output import as_csv, as_records, write_search_csv, write_search_page
+    from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
+    from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
 
     check_outputs(
         {"--json": json_file, "--csv": csv_file, "--html": html_file},
@@ -94,14 +95,15 @@ def search_command(
         to_stdout=("--json", "--csv"),
         force=force,
     )
-    options = SearchOptions(k, threshold, images_root, batch_size, max_bad_fraction)
+    extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
+    options = SearchOptions(k, threshold, images_root, extraction)
     opened = FeatureIndex.open(index, verify=verify)
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)
-    with progress_reporter("embedding", "pictures") as progress:
+    with progress_reporter("embedding", "images") as progress:
         result = search_index(
             opened,
-            pictures=images,
+            images=images,
             data=data,
             keys=keys,
             features=features,
@@ -114,7 +116,7 @@ def search_command(
     elif csv_file is not None:
         write_search_csv(csv_file, result)
     if html_file is not None:
-        with progress_reporter("drawing", "pictures") as progress:
+        with progress_reporter("drawing", "images") as progress:
             footer = page_footer("sop-index search")
             write_search_page(html_file, opened, result, images_root=images_root, footer=footer, progress=progress)
     if json_file is not None:
@@ -138,7 +140,7 @@ def search_command(
 
 
 def _found_text(result: SearchResult) -> str:
-    """One block a query: its key and class, then rank, similarity, mark, key and class of each neighbour."""
+    """Print one block per query: its key and class, then rank, similarity, mark, key and class of each neighbor."""
     marks = {True: "+", False: "-", None: " "}
     blocks = []
     for query in result.queries:

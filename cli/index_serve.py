@@ -11,7 +11,7 @@ from sop_faiss.cli.common import log_to_stderr, one_line, run_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["serve_command"]
 
@@ -26,9 +26,9 @@ _EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
     "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen; 0.0.0.0: for all."
 )
 @click.option("--port", type=int, default=8000, show_default=True, metavar="N", help="Port; 0: a free one.")
-@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's pictures are, if they moved.")
-@click.option("--max-upload", default="16MB", show_default=True, metavar="SIZE", help="Largest picture file accepted.")
-@click.option("--max-pixels", type=int, default=64_000_000, show_default=True, help="Most pixels of a picture.")
+@click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
+@click.option("--max-upload", default="16MB", show_default=True, metavar="SIZE", help="Largest image file accepted.")
+@click.option("--max-pixels", type=int, default=64_000_000, show_default=True, help="Most pixels of an image.")
 @click.option("--threads", type=int, default=2, show_default=True, help="Searches that run at once.")
 @run_command
 def serve_command(
@@ -41,9 +41,9 @@ def serve_command(
     max_pixels: int,
     threads: int,
 ) -> None:
-    """Open an index as a web page: choose a picture, see its neighbours, search on from one of them.
+    """Open an index as a web page: choose an image, see its neighbors, search on from one of them.
 
-    INDEX is the directory that sop-index build wrote. Without --model only its own pictures can be searched on. The
+    INDEX is the directory that sop-index build wrote. Without --model only its own images can be searched on. The
     page is reached from this machine alone unless --host says otherwise; there is no password. Ctrl-C ends it.
 
     \b

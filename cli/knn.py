@@ -7,35 +7,35 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.classifier_outputs import classifier_output_options, say_left_out, say_outputs, write_outputs
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
-from sop_faiss.cli.labelled_part_options import labelled_part_options
+from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
-from sop_faiss.evaluate.labelled_part import LabelledPart
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
+from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.classifier_result import ClassifierResult
+    from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-_SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
+_SRC = "labeled images (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 
 
 @click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
 @optional_encoder_options
-@click.option("--train", required=True, metavar="SRC", callback=refuse_empty, help=f"The pictures that vote: {_SRC}")
-@click.option("--test", required=True, metavar="SRC", callback=refuse_empty, help=f"The pictures to classify: {_SRC}")
+@click.option("--train", required=True, metavar="SRC", callback=refuse_empty, help=f"The images that vote: {_SRC}")
+@click.option("--test", required=True, metavar="SRC", callback=refuse_empty, help=f"The images to classify: {_SRC}")
 @click.option(
     "-k",
     "ks",
     type=int,
     multiple=True,
-    help="Neighbours, at most as many as training pictures; may be repeated, all from one search.  "
+    help="Neighbors, at most as many as training images; may be repeated, all from one search.  "
     f"[default: {', '.join(map(str, KS))}]",
 )
 @click.option(
@@ -45,15 +45,15 @@ _SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv 
     show_default=True,
     help="Of the votes, exp(similarity / temperature): the smaller, the more the nearest decide.",
 )
-@labelled_part_options
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@labeled_part_options
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option(
     "--max-bad-fraction",
     type=float,
     default=0.01,
     show_default=True,
-    help="Unusable pictures up to this share are dropped and counted; more is an error.",
+    help="Unusable images up to this share are dropped and counted; more is an error.",
 )
 @classifier_output_options("Write each class's accuracy at the best k.")
 @force_option
@@ -71,9 +71,9 @@ def main(
     csv_file: Path | None,
     png_file: Path | None,
     force: bool,
-    part: LabelledPart,
+    part: LabeledPart,
 ) -> None:
-    """Classify pictures by their nearest training pictures: how much does an encoder know without any training?
+    """Classify images by their nearest training images: how much does an encoder know without any training?
 
     DINO's protocol: each of the k nearest votes for its class with weight exp(similarity / 0.07).
 
@@ -85,14 +85,16 @@ def main(
       sop-knn --train features/train --test features/test -k 20
       sop-knn --train features/train --test features/test --train-share 0.01 --confusion who.png
     """
-    from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
+    from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, figures=["--confusion"], force=force)
-    options = KnnOptions(ks or None, temperature, batch_size, workers, max_bad_fraction, part)
-    with ranks_of_torchrun() as is_main, progress_reporter("embedding", "pictures") as progress:
+    extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
+    options = KnnOptions(ks or None, temperature, extraction, part)
+    with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
         result = evaluate_knn(train, test, encoder, options, progress=progress)
     if not is_main:
         return
@@ -106,18 +108,14 @@ def _print(result: ClassifierResult) -> None:
     protocol, metrics = result.protocol, result.metrics
     print_table(
         f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
-        f"pictures, {protocol['classes']:,} classes",
+        f"images, {protocol['classes']:,} classes",
         ["k", "top-1 %", "top-5 %", ""],
         [
             [str(k), *(f"{metrics[f'top{top}_k{k}']:.2f}" for top in (1, 5)), "best" * (k == protocol["best_k"])]
             for k in protocol["ks"]
         ],
     )
-    dropped = protocol["train_dropped"] + protocol["test_dropped"]
-    if dropped:
-        click.echo(f"{dropped:,} unusable pictures were dropped", err=True)
-    if unseen := protocol["test_images_of_unseen_classes"]:
-        click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
+    say_left_out(result)
 
 
 if __name__ == "__main__":

@@ -7,32 +7,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.classifier_outputs import classifier_output_options, say_left_out, say_outputs, write_outputs
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
-from sop_faiss.cli.labelled_part_options import labelled_part_options
+from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
-from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import check_outputs, encoder_files, source_files
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.pipeline.classifier_result import ClassifierResult
+    from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-_SRC = "labelled pictures (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
+_SRC = "labeled images (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 _DEFAULTS = LinearChoices()
 
 
 @click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
 @optional_encoder_options
-@click.option(
-    "--train", required=True, metavar="SRC", callback=refuse_empty, help=f"The pictures to learn from: {_SRC}"
-)
-@click.option("--test", required=True, metavar="SRC", callback=refuse_empty, help=f"The pictures to classify: {_SRC}")
+@click.option("--train", required=True, metavar="SRC", callback=refuse_empty, help=f"The images to learn from: {_SRC}")
+@click.option("--test", required=True, metavar="SRC", callback=refuse_empty, help=f"The images to classify: {_SRC}")
 @click.option(
     "--lr",
     "rates",
@@ -47,10 +45,10 @@ _DEFAULTS = LinearChoices()
     type=int,
     default=_DEFAULTS.epochs,
     show_default=True,
-    help="Passes over the training pictures; the rate falls as a cosine.",
+    help="Passes over the training images; the rate falls as a cosine.",
 )
 @click.option(
-    "--train-batch", type=int, default=_DEFAULTS.batch_size, show_default=True, help="Training pictures per step."
+    "--train-batch", type=int, default=_DEFAULTS.batch_size, show_default=True, help="Training images per step."
 )
 @click.option("--momentum", type=float, default=_DEFAULTS.momentum, show_default=True, help="Momentum of SGD.")
 @click.option(
@@ -61,17 +59,17 @@ _DEFAULTS = LinearChoices()
     type=float,
     default=_DEFAULTS.held_out,
     show_default=True,
-    help="Share of the training pictures that chooses the learning rate.",
+    help="Share of the training images that chooses the learning rate.",
 )
-@labelled_part_options
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@labeled_part_options
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option(
     "--max-bad-fraction",
     type=float,
     default=0.01,
     show_default=True,
-    help="Unusable pictures up to this share are dropped and counted; more is an error.",
+    help="Unusable images up to this share are dropped and counted; more is an error.",
 )
 @classifier_output_options("Write each class's accuracy.")
 @force_option
@@ -86,7 +84,7 @@ def main(
     momentum: float,
     weight_decay: float,
     held_out: float,
-    part: LabelledPart,
+    part: LabeledPart,
     batch_size: int,
     workers: int | None,
     max_bad_fraction: float,
@@ -98,7 +96,7 @@ def main(
     """Train one linear layer on frozen features: how much of the classes can be read off them?
 
     DINO's protocol (SGD, 100 epochs, cosine, no weight decay) on features that are computed once, without random crops
-    and flips. Held-out training pictures choose the learning rate; the test pictures never do.
+    and flips. Held-out training images choose the learning rate; the test images never do.
 
     \b
     Examples:
@@ -106,18 +104,20 @@ def main(
       sop-linear --train features/train --test features/test --json linear.json
       sop-linear --train features/train --test features/test --train-share 0.1 --per-class classes.csv
     """
-    from sop_faiss.pipeline.linear import LinearOptions, evaluate_linear
+    from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.verbs.scoring.linear import LinearOptions, evaluate_linear
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, figures=["--confusion"], force=force)
     choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
-    options = LinearOptions(choices, batch_size, workers, max_bad_fraction, part)
+    extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
+    options = LinearOptions(choices, extraction, part)
     with (
         ranks_of_torchrun() as is_main,
         progress_reporter("training", "epochs") as training_progress,
-        progress_reporter("embedding", "pictures") as progress,
+        progress_reporter("embedding", "images") as progress,
     ):
         result = evaluate_linear(train, test, encoder, options, progress=progress, training_progress=training_progress)
     if not is_main:
@@ -134,24 +134,20 @@ def _print(result: ClassifierResult) -> None:
     if held_out:
         chosen = str(protocol["learning_rate"])
         print_table(
-            f"Learning rates on {protocol['held_out_images']:,} held-out training pictures",
+            f"Learning rates on {protocol['held_out_images']:,} held-out training images",
             ["learning rate", "top-1 %", ""],
             [[rate, f"{value:.2f}", "chosen" if rate == chosen else ""] for rate, value in held_out.items()],
         )
     print_table(
         f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
-        f"pictures, {protocol['classes']:,} classes",
+        f"images, {protocol['classes']:,} classes",
         ["linear probe", *(f"top-{name.removeprefix('top')} %" for name in metrics)],
         [[f"learning rate {protocol['learning_rate']:g}", *(f"{value:.2f}" for value in metrics.values())]],
     )
     rates = protocol["learning_rates"]
     if len(rates) > 1 and protocol["learning_rate"] in (min(rates), max(rates)):
         click.echo("the chosen learning rate is the first or last of those tried: try more (--lr)", err=True)
-    dropped = protocol["train_dropped"] + protocol["test_dropped"]
-    if dropped:
-        click.echo(f"{dropped:,} unusable pictures were dropped", err=True)
-    if unseen := protocol["test_images_of_unseen_classes"]:
-        click.echo(f"{unseen:,} test pictures are of classes without training pictures, and count as wrong", err=True)
+    say_left_out(result)
 
 
 if __name__ == "__main__":

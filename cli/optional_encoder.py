@@ -1,4 +1,4 @@
-"""The encoder's options for a command that can do without an encoder."""
+"""The encoder's options for a command that does not always need an encoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sop_faiss.cli.common import run_command
 from sop_faiss.cli.encoder_options import encoder_options
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["optional_encoder_options"]
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def optional_encoder_options(command: Callable[..., R]) -> Callable[..., R]:
-    """As `encoder_options`, but `--model` may be left out: the function receives `encoder: EncoderSpec | None`.
+    """Give a click command the encoder's options, `--model` being optional: it receives `EncoderSpec | None`.
 
     Another of the encoder's options without `--model` is an error, not ignored.
     """

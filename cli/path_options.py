@@ -13,20 +13,20 @@ __all__ = ["NamedPath", "force_option", "refuse_empty"]
 
 
 class NamedPath(click.Path):
-    """A path, as `Path`; an empty one is refused, since it would be the current folder without a word."""
+    """A path, as `Path`; an empty one is refused, since it would silently be the current folder."""
 
     def __init__(self, *, allow_dash: bool = False) -> None:
         super().__init__(path_type=Path, allow_dash=allow_dash)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Called by click."""
+        """Convert a value; called by click."""
         if not os.fspath(value):
             self.fail("the path is empty: name one (the current folder is .)", param, ctx)
         return super().convert(value, param, ctx)
 
 
 def refuse_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """The callback of options and arguments that name files as text; an empty one that was given is refused."""
+    """Refuse an empty value of an option or argument that names files as text; a click callback."""
     if value == "" and ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE:
         raise click.BadParameter("it is empty: name one (the current folder is .)", ctx, param)
     return value

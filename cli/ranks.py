@@ -1,4 +1,4 @@
-"""Commands under `torchrun`: one program in several processes that share the work."""
+"""Commands under `torchrun`: several processes share the work of one command."""
 
 from __future__ import annotations
 

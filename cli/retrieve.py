@@ -14,12 +14,12 @@ from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.files import atomic_file
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.pipeline.outputs import check_outputs, encoder_files, ground_truth_files, source_files
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, ground_truth_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.evaluate.bootstrap import Interval
-    from sop_faiss.pipeline.retrieve import RetrievalResult
+    from sop_faiss.verbs.scoring.retrieve import RetrievalResult
 
 _PATH = NamedPath()
 
@@ -32,8 +32,8 @@ _PATH = NamedPath()
     "--dataset",
     metavar="NAME|DIR|CSV",
     callback=refuse_empty,
-    help="roxford5k, rparis6k, a directory with gnd.json (or gnd_*.pkl) and pictures in jpg/, or in query/ and "
-    "database/, or beside it; class folders; or a .csv of image,group or query,image.",
+    help="roxford5k, rparis6k, a directory with gnd.json (or gnd_*.pkl) and images in jpg/, or in query/ and "
+    "database/, or next to it; class folders; or a .csv of image,group or query,image.",
 )
 @click.option("--data-root", type=_PATH, metavar="DIR", help="The directory that holds the data set.  [default: here]")
 @click.option(
@@ -44,28 +44,34 @@ _PATH = NamedPath()
 )
 @click.option("--gnd", type=_PATH, metavar="FILE", help="Another ground truth (.json or .pkl) than the data set's own.")
 @click.option(
-    "--square", is_flag=True, help="Crop pictures to a centred square of --size, instead of whole, longer side --size."
+    "--square", is_flag=True, help="Crop images to a centered square of --size, instead of whole, longer side --size."
 )
 @click.option(
     "--distractors",
     metavar="STORE|SRC",
     callback=refuse_empty,
-    help="Pictures that show none of the queries (the benchmark's +R1M): a feature store of sop-embed --whole, or "
-    "pictures. They are streamed, never held.",
+    help="Images that show none of the queries (the benchmark's +R1M): a feature store of sop-embed --whole, or "
+    "images. They are streamed, never held.",
 )
 @click.option(
     "--qe", type=int, default=0, metavar="N", help="Query expansion (alpha-QE): add the N nearest to each query."
 )
 @click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Of --qe: weights similarity^alpha.")
-@click.option("--dba", type=int, default=0, metavar="N", help="Database augmentation: likewise to each gallery image.")
+@click.option(
+    "--dba",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Database augmentation: add the N nearest gallery images to each gallery image.",
+)
 @click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Pictures per forward pass.")
+@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the result as JSON, too.")
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of the best and worst queries.")
 @click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write a table with one line per query.")
 @click.option(
-    "--top", type=int, default=10, show_default=True, help="Found pictures per query in --html and --per-query."
+    "--top", type=int, default=10, show_default=True, help="Found images per query in --html and --per-query."
 )
 @click.option(
     "--make-gnd", type=_PATH, metavar="FILE.json", help="Write what --dataset means as a new ground truth, no more."
@@ -98,14 +104,14 @@ def main(
     plot: Path | None,
     force: bool,
 ) -> None:
-    """Find the pictures that show the same as a query, and score the rankings: mAP and mP@k.
+    """Find the images that show the same as a query, and score the rankings: mAP and mP@k.
 
     Exact average precision by the revisited protocol; plain sets get Recall@k (R@k), R-precision, mAP@R and nDCG, too.
     Nothing is downloaded.
 
-    A data set of your own is a folder with class folders (pictures of one class are relevant to each other), a .csv
-    with the columns image,group or query,image, or a folder with the pictures in query/ and database/ (or all in jpg/)
-    and a gnd.json such as this one, which --make-gnd helps to write. Its gnd[i] says of qimlist[i] which pictures of
+    A data set of your own is a folder with class folders (images of one class are relevant to each other), a .csv
+    with the columns image,group or query,image, or a folder with the images in query/ and database/ (or all in jpg/)
+    and a gnd.json such as this one, which --make-gnd helps to write. Its gnd[i] says of qimlist[i] which images of
     imlist, counted from 0, show the same (ok), and which count neither way (junk):
 
     \b
@@ -142,15 +148,15 @@ def main(
     refuse_without("qe_alpha", "--qe N", qe != 0)
     refuse_without("dba_alpha", "--dba N", dba != 0)
     from sop_faiss.evaluate.expansion import Expansion
-    from sop_faiss.pipeline.retrieve import RetrieveOptions, evaluate_retrieval
-    from sop_faiss.pipeline.retrieve_output import write_per_query, write_retrieval_page
+    from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.verbs.scoring.retrieve import RetrieveOptions, evaluate_retrieval
+    from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
 
     read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder), *source_files(distractors)]
     check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, force=force)
-    options = RetrieveOptions(
-        square, top, batch_size, workers, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha)
-    )
-    with ranks_of_torchrun() as is_main, progress_reporter("embedding", "pictures") as progress:
+    extraction = ExtractionOptions(batch_size, workers)
+    options = RetrieveOptions(square, top, extraction, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha))
+    with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
         result = evaluate_retrieval(
             encoder, dataset, data_root, protocol=protocol, gnd=gnd, options=options, progress=progress
         )
@@ -161,7 +167,7 @@ def main(
     if csv_file is not None:
         write_per_query(csv_file, result)
     if html_file is not None:
-        with progress_reporter("drawing", "pictures") as progress:
+        with progress_reporter("drawing", "images") as progress:
             write_retrieval_page(html_file, result, footer=page_footer("sop-retrieve"), progress=progress)
     _print(result, dataset)
     for what, file in (("JSON", json_file), ("CSV", csv_file), ("page", html_file)):
@@ -169,32 +175,32 @@ def main(
 
 
 def _print(result: RetrievalResult, dataset: str) -> None:
-    from sop_faiss.pipeline.retrieve_output import metrics_table, published_table
+    from sop_faiss.verbs.scoring.retrieve_output import metrics_table, published_table
 
     extra = result.protocol["distractors"]
     among = "" if extra is None else f" and {extra['count']:,} distractors"
     title = (
-        f"{result.encoder['name']}: {len(result.queries):,} queries in {len(result.data.gallery):,} pictures of "
+        f"{result.encoder['name']}: {len(result.queries):,} queries in {len(result.data.gallery):,} images of "
         f"{dataset}{among}, protocol {result.rules.name}, percent"
     )
     print_table(title, *metrics_table(result))
     published = published_table(result)
     if published is not None:
         columns, rows, differences = published
-        print_table("mAP beside published values (ViT-B/16), percent", columns, rows)
+        print_table("mAP next to published values (ViT-B/16), percent", columns, rows)
         click.echo(f"Not as published: {'; '.join(differences) or 'nothing that is known'}.")
 
 
 def _make_gnd(dataset: str, data_root: Path | None, out: Path, force: bool) -> None:
-    from sop_faiss.pipeline.make_gnd import write_ground_truth
+    from sop_faiss.verbs.scoring.make_gnd import write_ground_truth
 
     made = write_ground_truth(dataset, data_root, out, force=force)
     click.echo(
-        f"{made.queries:,} queries in {made.gallery:,} pictures; relevant to a query: {made.relevant_min:,} to "
+        f"{made.queries:,} queries in {made.gallery:,} images; relevant to a query: {made.relevant_min:,} to "
         f"{made.relevant_max:,}, median {made.relevant_median:g}"
     )
     if made.alone:
-        click.echo(f"{made.alone:,} pictures are alone in their group, and no queries", err=True)
+        click.echo(f"{made.alone:,} images are alone in their group, and no queries", err=True)
     if made.without_relevant:
         click.echo(f"{made.without_relevant:,} queries have nothing relevant, and will not be counted", err=True)
     say_written("ground truth", out)
@@ -219,9 +225,9 @@ def _compare(files: tuple[Path, ...], plot: Path | None, force: bool) -> None:
     if plot is not None:
         from sop_faiss.report.comparison_figure import draw_comparison
 
-        picture = draw_comparison(comparison)
+        image = draw_comparison(comparison)
         with atomic_file(plot) as temporary:
-            temporary.write_bytes(picture)
+            temporary.write_bytes(image)
     say_written("plot", plot)
 
 

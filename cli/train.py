@@ -18,19 +18,19 @@ from sop_faiss.cli.tables import print_table
 
 if TYPE_CHECKING:
     from sop_faiss.config import Config
-    from sop_faiss.pipeline.train import TrainingResult
+    from sop_faiss.verbs.training.train import TrainingResult
 
 __all__ = ["main"]
 
 EXIT_REQUEUE = 75
-"""Saved on a signal; a scheduler may start the same command with --resume."""
+"""The run was saved on a signal; a scheduler may start the same command with --resume."""
 
 
 class _Command(click.Command):
-    """Its help ends with the packaged configurations, each with what its own opening comment says."""
+    """A command whose help lists the packaged configurations with the first sentences of their opening comments."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Called by click."""
+        """Write the list; called by click."""
         from sop_faiss.config import config_summary, packaged_configs
 
         with formatter.section("Packaged configurations"):
@@ -53,7 +53,7 @@ class _Command(click.Command):
     metavar="FILE",
     help="Weights of model.init=timm:NAME, .safetensors, .pth or .bin; the same as model.weights=FILE.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint; starts if there is none.")
+@click.option("--resume", is_flag=True, help="Continue from the newest complete checkpoint; start if there is none.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, data, parameters, steps and memory.")
 @click.option("--profile-data", is_flag=True, help="Do not train: time the data stream, stage by stage.")
 @click.option("--steps", type=int, metavar="N", help="With --profile-data: batches to make.  [default: 10]")
@@ -62,7 +62,7 @@ class _Command(click.Command):
     type=float,
     multiple=True,
     metavar="S",
-    help="With --profile-data: tell how long a trainer waits whose step takes S seconds; may be repeated.",
+    help="With --profile-data: report how long a trainer waits if its step takes S seconds; may be repeated.",
 )
 @run_command
 def main(
@@ -93,12 +93,12 @@ def main(
     The run directory holds config.yaml, metrics.jsonl, prototypes.jsonl, checkpoints/ and TensorBoard events;
     sop-report makes a page of it. The last line, JSON on stdout, has the step reached, the steps in all, the last
     measured values, and in "signs" the alarms whose signs the run ends with. Exit status: 0 done, 1 a mistake, 3 the
-    run stopped itself (numbers not finite, collapse: stopped.json tells), 75 saved on SIGTERM or SIGUSR1 (a file
+    run stopped itself (numbers not finite, collapse: see stopped.json), 75 saved on SIGTERM or SIGUSR1 (a file
     `requeue` in the run directory says so, too), 130 saved on Ctrl-C: run again with --resume.
     """
     from sop_faiss.config import load_config, to_yaml
     from sop_faiss.model.initial_weights import resolve_init
-    from sop_faiss.pipeline.train import describe_run, run_training
+    from sop_faiss.verbs.training.train import describe_run, run_training
 
     log_to_stderr(logging.INFO)
     resolved = load_config(config, overrides, weights=weights)
@@ -117,20 +117,20 @@ def main(
             "--steps and --step-seconds go with --profile-data; train.stop_after_steps=N ends a run."
         )
     if output is None:
-        raise click.UsageError("Missing option '--output': where the run shall be written.")
+        raise click.UsageError("Missing option '--output': the run directory to write.")
     if int(os.environ.get("RANK", "0")) > 0:
         result = run_training(resolved, output, resume=resume)
     else:
         with progress_reporter("training", "steps") as progress:
             result = run_training(resolved, output, resume=resume, progress=progress)
         click.echo(json.dumps(_summary(result, output)))
-        click.echo(_said(result, output, resolved.data.train), err=True)
+        click.echo(_text(result, output, resolved.data.train), err=True)
     if not result.finished:
         sys.exit(EXIT_REQUEUE)
 
 
 def _summary(result: TrainingResult, output: Path) -> dict[str, Any]:
-    """The run's end as JSON values, floats to six significant digits."""
+    """Return the end of the run as JSON values, floats with six significant digits."""
     measured = {
         name: float(f"{value:.6g}") if isinstance(value, float) else value
         for name, value in result.last_metrics.items()
@@ -139,11 +139,11 @@ def _summary(result: TrainingResult, output: Path) -> dict[str, Any]:
     return {**place, "output": str(output), **measured}
 
 
-def _said(result: TrainingResult, output: Path, data: str) -> str:
-    """The same for people, with the command that comes next."""
+def _text(result: TrainingResult, output: Path, data: str) -> str:
+    """Return the end of the run for people, with the command that comes next."""
     reached = f"{result.step:,} of {result.steps:,} steps; saved in {output}; "
     if not result.finished:
-        return one_line(f"{reached}stopped by a signal: go on with the same command and --resume")
+        return one_line(f"{reached}stopped by a signal: continue with the same command and --resume")
     is_last_best = result.last_metrics.get("best_step", result.step) in (0, result.step)
     model = output if is_last_best else output / "best"
     build = shlex.join(["sop-index", "build", "--model", str(model), "--data", data, "--out", "photos.index"])
@@ -152,7 +152,7 @@ def _said(result: TrainingResult, output: Path, data: str) -> str:
 
 def _profile(config: Config, steps: int | None, step_seconds: tuple[float, ...]) -> None:
     """Print a table on a terminal, JSON elsewhere."""
-    from sop_faiss.pipeline.profile_data import STEP_SECONDS, profile_data
+    from sop_faiss.verbs.training.profile_data import STEP_SECONDS, profile_data
 
     with progress_reporter("profiling", "batches") as progress:
         result = profile_data(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sop_faiss.index.search import FeatureIndex
-    from sop_faiss.model.encoder import load_encoder
+    from sop_faiss.model.encoders.load import load_encoder
 
 __version__ = "0.1.0"
 __all__ = ["FeatureIndex", "__version__", "load_encoder"]
@@ -17,7 +17,7 @@ __all__ = ["FeatureIndex", "__version__", "load_encoder"]
 
 def __getattr__(name: str) -> Any:
     if name == "load_encoder":
-        from sop_faiss.model.encoder import load_encoder
+        from sop_faiss.model.encoders.load import load_encoder
 
         return load_encoder
     if name == "FeatureIndex":

@@ -1,4 +1,4 @@
-"""Ranks: who am I, gather rows in rank order, average. Everything works without a process group."""
+"""Ranks: this process's rank, rows gathered in rank order, averages. Everything works without a process group."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ __all__ = [
     "average",
     "average_",
     "average_in_rank_order",
+    "checksum",
     "decide",
     "derive_seed",
     "gather_objects",
     "gather_rows",
+    "generator_digest",
     "is_main",
     "join_process_group",
     "leave_process_group",
@@ -35,11 +37,11 @@ __all__ = [
 
 T = TypeVar("T")
 _PATIENCE = datetime.timedelta(hours=4)
-"""How long ranks wait for each other: one of them scores or saves while the others wait."""
+"""How long ranks wait for each other: the main rank may score or save for a long time while the others wait."""
 
 
 def derive_seed(*key: int | str) -> int:
-    """A seed of 63 bits for one purpose; different keys give unrelated seeds."""
+    """Return a seed of 63 bits for one purpose; different keys give unrelated seeds."""
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") >> 1
 
 
@@ -55,43 +57,45 @@ def _active() -> bool:
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """Return this process's number, from 0."""
     return dist.get_rank() if _active() else 0
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Return how many processes work together."""
     return dist.get_world_size() if _active() else 1
 
 
 def announced_world_size() -> int:
-    """How many processes `torchrun` has announced, before they have joined; 1 without."""
+    """Return how many processes `torchrun` has announced, before they have joined; 1 without it."""
     return max(1, _environment_number("WORLD_SIZE", 1))
 
 
 def local_world_size() -> int:
-    """How many ranks share this machine, as `torchrun` announces it; 1 without."""
+    """Return how many ranks share this machine, as `torchrun` announces it; 1 without it."""
     return max(1, _environment_number("LOCAL_WORLD_SIZE", 1))
 
 
 def is_main() -> bool:
-    """Whether this process writes the files and the log."""
+    """Return whether this process writes the files and the log."""
     return rank() == 0
 
 
 def join_process_group(device: str) -> torch.device:
-    """Join the group that `torchrun` announces in the environment, if any, and name this rank's device.
+    """Join the group that `torchrun` announces in the environment, if any, and return this rank's device.
 
     Args:
-        device: `cpu`, `cuda`, or `auto` (CUDA where there is one).
+        device: `cpu`, `cuda`, or `auto` (CUDA if available).
 
     Raises:
-        ConfigError: CUDA was asked for and is not there, or the device is unknown.
+        ConfigError: CUDA was asked for and is not available, or the device is unknown.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"train.device = {device!r}: wanted cpu, cuda or auto")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("train.device = cuda, but torch sees no CUDA device: set train.device=cpu or mend the driver")
+        raise ConfigError(
+            "train.device = cuda, but torch sees no CUDA device: set train.device=cpu or repair the driver"
+        )
     use_cuda = device != "cpu" and torch.cuda.is_available()
     chosen = torch.device("cpu")
     if use_cuda:
@@ -119,7 +123,7 @@ def leave_process_group() -> None:
 
 
 def gather_rows(rows: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
-    """All ranks' rows, one rank after the other; ranks may bring different numbers of rows, also none."""
+    """Return all ranks' rows in rank order; ranks may have different numbers of rows, including zero."""
     if not _active():
         return rows
     counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
@@ -133,7 +137,7 @@ def gather_rows(rows: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
 
 
 def average(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """The mean over all ranks, element by element; of floating-point values."""
+    """Return the mean of floating-point values over all ranks, element by element."""
     if not _active():
         return values
     mean = values.clone()
@@ -142,17 +146,17 @@ def average(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
 
 
 def average_(values: Shaped[Tensor, "*shape"]) -> None:
-    """The mean over all ranks, written over each rank's own values."""
+    """Replace each rank's values by their mean over all ranks."""
     if _active():
         dist.all_reduce(values)
         values.div_(world_size())
 
 
 def average_in_rank_order(gradients: Shaped[Tensor, " n"]) -> torch.futures.Future[Tensor]:
-    """How DistributedDataParallel shall average a bucket of gradients where resuming is exact: summed in rank order.
+    """Average a bucket of gradients for DistributedDataParallel, summed in rank order, so that resuming is exact.
 
-    An all-reduce starts each stretch of a bucket at another rank, and after the first step of a process the buckets are
-    arranged anew: a resumed run would add up three or more ranks in another order, and round otherwise.
+    An all-reduce starts each part of a bucket at another rank, and DistributedDataParallel rearranges its buckets after
+    the first step of a process: a resumed run would add up three or more ranks in another order, and round differently.
     """
     parts = [torch.empty_like(gradients) for _ in range(world_size())]
     dist.all_gather(parts, gradients)
@@ -162,7 +166,7 @@ def average_in_rank_order(gradients: Shaped[Tensor, " n"]) -> torch.futures.Futu
 
 
 def gather_objects(value: T) -> list[T]:
-    """Every rank's value, in rank order, on every rank; for small Python objects."""
+    """Return every rank's value, in rank order, on every rank; for small Python objects."""
     if not _active():
         return [value]
     values: list[Any] = [None] * world_size()
@@ -171,14 +175,14 @@ def gather_objects(value: T) -> list[T]:
 
 
 def decide(question: Callable[[], T]) -> T:
-    """Ask the main rank alone, and give all ranks its answer, or the error it met.
+    """Call a function on the main rank only, and return its answer, or raise its error, on all ranks.
 
     Args:
-        question: looks at files, or writes some; its answer must be picklable.
+        question: reads or writes files; its answer must be picklable.
 
     Raises:
-        SopError: what `question` raised on the main rank, on every rank.
-        OSError: the same, of a disk that is full or cannot be written.
+        SopError: `question` raised it on the main rank.
+        OSError: `question` raised it on the main rank: the disk is full, or cannot be written.
     """
     if not _active():
         return question()
@@ -193,3 +197,24 @@ def decide(question: Callable[[], T]) -> T:
         raise outcome[1]
     answer: T = outcome[0]
     return answer
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BLOCK = 2**20  # words summed at a time: 8 MiB of products
+_ODD = 0x1E3779B97F4A7C15  # any large odd number: a changed word changes the sum
+
+
+def checksum(values: Shaped[Tensor, "*shape"]) -> int:
+    """Return 64 bits that identify the bits of a tensor: the sum of its words, each times its own odd number."""
+    words = values.detach().contiguous().flatten()
+    words = words.view(_WORDS[words.element_size()])
+    weights = (2 * torch.arange(min(_BLOCK, len(words)), device=words.device) + 1) * _ODD
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for number, block in enumerate(words.split(_BLOCK)):
+        total += (block * weights[: len(block)]).sum() * (2 * number + 1)
+    return int(total)
+
+
+def generator_digest(generator: torch.Generator) -> str:
+    """Return a text that is the same for two generators that will draw the same numbers."""
+    return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()

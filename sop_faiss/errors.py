@@ -1,15 +1,27 @@
 """Every error a user can cause, and how it is shown: commands print one line and exit with status 1."""
 
 import re
+from collections.abc import Callable
 
 NO_MEMORY = re.compile(
     r"out of memory|not enough memory|can(?:'|no)t allocate memory|alloc(?:ation)?[_ ]fail|bad_alloc", re.IGNORECASE
 )
-"""How torch (on the CPU, CUDA and its libraries) and FAISS say in a plain RuntimeError that they got no memory."""
+"""How torch (CPU, CUDA and its libraries) and FAISS report in a plain RuntimeError that they got no memory."""
+
+_ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
 
 class SopError(Exception):
-    """Base of all errors a user can cause; the message says what, got, wanted, and the remedy, in one line."""
+    """Base of all errors a user can cause; the message says what, got, wanted, and the remedy, in one line.
+
+    A message names arguments of the caller in backquotes, as `name` or `name=value`, with the library's names for them.
+    Commands show these as their options (`spell_arguments`). Fields of the configuration have their dotted names.
+    """
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Return the names of the arguments in the message, in order."""
+        return tuple(match[1] for match in _ARGUMENT.finditer(str(self)))
 
 
 class ConfigError(SopError):
@@ -21,11 +33,11 @@ class DataError(SopError):
 
 
 class UnreachableError(DataError):
-    """A whole shard cannot be fetched, or is not what it was; no other picture can stand in for it."""
+    """A whole shard cannot be fetched, or has changed; no other image can take its place."""
 
 
 class WorkerDiedError(DataError):
-    """A process that prepares images died; of several ranks, only the one that it worked for knows."""
+    """A process that prepares images died; of several ranks, only the one that it belongs to knows."""
 
 
 class CheckpointError(SopError):
@@ -37,18 +49,36 @@ class FeatureError(SopError):
 
 
 class IndexMismatchError(SopError):
-    """An index was made by another encoder, preprocessing or pooling, or its files do not belong together."""
+    """An index has another encoder, preprocessing or pooling, or its files do not belong together."""
 
 
 class RunStoppedError(SopError):
     """A run stopped itself: non-finite loss or collapse. Commands exit with status 3."""
 
 
+def spell_arguments(message: str, spell: Callable[[str], str | None], between: str = "=") -> str:
+    """Rewrite the arguments in a message in the caller's terms.
+
+    Args:
+        message: of a `SopError`.
+        spell: returns the caller's name of an argument; None leaves the argument as it is.
+        between: what to put between a name and its value.
+    """
+
+    def written(match: re.Match[str]) -> str:
+        name = spell(match[1])
+        if name is None:
+            return match[0]
+        return name if match[2] is None else f"{name}{between}{match[2]}"
+
+    return _ARGUMENT.sub(written, message)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the machine or the device had too little memory, whoever says it."""
+    """Return whether the machine or the device had too little memory, whichever library reports it."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error))))
 
 
 def one_line(message: str) -> str:
-    """The message without line breaks or control characters: names of files may hold them, and terminals obey them."""
+    """Return a message without line breaks and control characters, which file names may contain and terminals obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(message.split()))

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: atomic writes, checksums, JSON; and whether an output may be written at all."""
+"""Files that are complete or absent: atomic writes, checksums, JSON; and whether an output may be written at all."""
 
 from __future__ import annotations
 
@@ -40,19 +40,18 @@ __all__ = [
 ]
 
 GENERATOR = "sop-faiss"
-"""What figures and pages name as their maker, by which a later command knows them."""
+"""The generator that figures and pages name, by which a later command recognizes them."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk, or of a user's share of it, that is full."""
+"""Errors of a full disk, and of a full quota."""
 NO_ROOM = (*DISK_FULL, errno.EFBIG, errno.EROFS)
-"""Errors that only writing meets, so that one without a name is about the file being written."""
+"""Errors that only writing raises, so that one without a file name is about the file being written."""
 
 
 def refuse_occupied(out: Path) -> None:
-    """Refuse an output directory that holds something, before hours of work instead of after.
+    """Refuse an output directory that is not empty, before hours of work instead of after.
 
     Raises:
-        SopError: `out` is a file, or a directory that is not empty, or has no name of its own, or nothing can be made
-            there.
+        SopError: `out` is a file, is not empty, has no name of its own, or cannot be created there.
     """
     require_name(out)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -71,37 +70,39 @@ def require_name(path: Path) -> None:
     """
     if path.name in ("", ".."):
         outside = f"../{real_path(path).name}"
-        raise SopError(f"{path} has no name of its own, and is written by renaming: name it from outside, as {outside}")
+        raise SopError(
+            f"{path} has no name of its own, and is written by renaming: name it from outside, such as {outside}"
+        )
 
 
 def refuse_foreign(directory: Path, ours: re.Pattern[str], purpose: str) -> None:
-    """Refuse to use, and later to remove, a directory that holds anything but files of these names.
+    """Refuse a directory with other files than ours, which would later be removed.
 
     Raises:
-        SopError: it does, or is a file.
+        SopError: the directory has a file whose name does not match `ours`, or is a file itself.
     """
     foreign = directory.name if os.path.lexists(directory) and not directory.is_dir() else None
     if foreign is None and directory.is_dir():
         foreign = next((path.name for path in sorted(directory.iterdir()) if not ours.fullmatch(path.name)), None)
     if foreign is not None:
-        raise SopError(f"{directory} is wanted for {purpose}, and holds something else ({foreign}): move it away")
+        raise SopError(f"{directory} is needed for {purpose}, but contains something else ({foreign}): move it away")
 
 
 def require_writable(path: Path | None) -> None:
-    """Check before long work that its result, a file, can be written there; None is fine.
+    """Check before long work that a result file can be written there; None is fine.
 
     Raises:
-        SopError: the path is a directory, a device, a pipe or a link to itself, or the place cannot be written to.
+        SopError: the path is a directory, a device, a pipe or a link to itself, or the folder cannot be written to.
     """
     if path is None:
         return
     if path.is_dir():
         raise SopError(f"output {path} is a directory: name a file in it")
-    try:  # one look, as others may remove it
+    try:  # one call, since other processes may remove it
         is_file = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         is_file = error.errno != errno.ELOOP
-    if not is_file:  # a rename would put a file in the place of the device
+    if not is_file:  # a rename would replace the device by a file
         raise SopError(f"output {path} {path_state(path)}: name a file")
     _require_place(path)
 
@@ -119,7 +120,7 @@ def _require_place(path: Path) -> None:
 
 
 def require_readable(path: Path) -> None:
-    """Check that a file may be read, for libraries that tell a missing right as a missing or a damaged file.
+    """Check that a file may be read, for libraries that report a missing permission as a missing or damaged file.
 
     Raises:
         SopError: it may not be read.
@@ -128,7 +129,7 @@ def require_readable(path: Path) -> None:
         path.open("rb").close()
     except PermissionError:
         raise _may_not_be_read(path) from None
-    except OSError:  # whoever reads it will tell
+    except OSError:  # the library that reads it reports this
         return
 
 
@@ -154,11 +155,11 @@ def _sync_file(path: Path) -> None:
 
 
 def _open_to_others(file: Path, like: int) -> None:
-    """Give a file the mode that the user's umask asks for: some libraries make files for their owner alone.
+    """Give a file the mode that the user's umask asks for: some libraries make files that only their owner can read.
 
     Args:
-        file: a file that is ours.
-        like: mode of a file or directory that was made beside it without such a library.
+        file: a file that this process has made.
+        like: mode of a file or directory that was made next to it without such a library.
     """
     if stat.S_IMODE(file.stat().st_mode) != like & 0o666:
         file.chmod(like & 0o666)
@@ -168,7 +169,7 @@ def _make_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int
     """Make an empty temporary beside `path`, locked so that no other process takes it for a leftover.
 
     Returns:
-        It, and the descriptor that holds the lock until it is closed.
+        The path, and the descriptor that holds the lock until it is closed.
     """
     require_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +178,7 @@ def _make_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
         with _errors_name(path, temporary):
             make(temporary)
-        with contextlib.suppress(FileNotFoundError):  # taken for a leftover before it was locked: once more
+        with contextlib.suppress(FileNotFoundError):  # removed as a leftover before it was locked: try again
             descriptor = os.open(temporary, os.O_RDONLY)
             if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 return temporary, descriptor
@@ -185,7 +186,7 @@ def _make_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock what is open, until it is closed or the process ends, however it ends.
+    """Lock an open file or directory until it is closed or the process ends, in whatever way.
 
     Returns:
         Whether it is locked now; None where the file system has no locks.
@@ -201,7 +202,7 @@ def _lock(descriptor: int) -> bool | None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Hold a file's or directory's lock; yields False if another process has it, or there is none to be had."""
+    """Hold the lock of a file or directory; yields False if another process has it, or it cannot be locked."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -215,14 +216,14 @@ def _locked(path: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def locked_directory(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a directory; where the file system has no locks, nothing is kept.
+    """Keep other processes from changing a directory, if the file system has locks.
 
     Raises:
         SopError: another process is changing it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # so that a pipe does not block
-    except OSError:  # whoever reads it will tell
+    except OSError:  # reported when it is read
         yield
         return
     try:
@@ -234,21 +235,21 @@ def locked_directory(path: Path) -> Iterator[None]:
 
 
 def restore_directory(path: Path) -> None:
-    """Put back what a killed process had moved aside to replace it, where it had not come to that."""
+    """Put back a directory that a killed process had moved aside but not yet replaced."""
     if not path.exists() and path.parent.is_dir():
         remove_leftovers(path)
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes have left beside `path` while they wrote it; what a living one writes stays.
+    """Remove the temporaries that killed processes have left next to `path`; those of running processes stay.
 
-    A directory that a killed process had moved aside, and not yet replaced, is moved back.
+    A directory that a killed process had moved aside but not yet replaced is moved back.
     """
     start, ending = f".{path.name}.", re.compile(r"[0-9a-f]{8}\.(?:tmp|old)")
-    names = os.listdir(path.parent)  # noqa: PTH208  # beside many thousands of files, no Path for each
+    names = os.listdir(path.parent)  # noqa: PTH208  # there may be thousands of files: make no Path for each
     found = [name for name in names if name.startswith(start) and ending.fullmatch(name, len(start))]
     for leftover in (path.parent / name for name in sorted(found, reverse=True)):
-        with _locked(leftover) as is_left, contextlib.suppress(OSError):  # another user's, perhaps
+        with _locked(leftover) as is_left, contextlib.suppress(OSError):  # it may be another user's
             if not is_left:
                 continue
             if leftover.suffix == ".old" and not path.exists():
@@ -261,7 +262,7 @@ def remove_leftovers(path: Path) -> None:
 
 @contextlib.contextmanager
 def _errors_name(path: Path, temporary: Path) -> Iterator[None]:
-    """Errors about the temporary name are raised as errors about `path`, the name that the user knows."""
+    """Raise errors about the temporary name as errors about `path`, the name that the user knows."""
     try:
         yield
     except OSError as error:
@@ -272,7 +273,7 @@ def _errors_name(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def _renamed(error: OSError, path: Path, temporary: Path) -> OSError | None:
-    """The same error about `path`; None if it is about something else."""
+    """Return the same error about `path`; None if it is about something else."""
     if error.errno is None:  # raised by a library, which puts names into the text
         text = str(error)
         return OSError(text.replace(str(temporary), str(path))) if str(temporary) in text else None
@@ -289,11 +290,11 @@ def _renamed(error: OSError, path: Path, temporary: Path) -> OSError | None:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`; flush and rename it there on success, remove it on failure.
 
-    Whatever stood at `path` stays untouched until the rename.
+    An existing file at `path` stays untouched until the rename.
 
     Raises:
         SopError: `path` is a directory, a device or a pipe.
-        OSError: the place cannot be written, or is full; it names `path`.
+        OSError: the folder cannot be written, or the disk is full; the error names `path`.
     """
     require_writable(path)
     temporary, descriptor = _make_temporary(path, lambda file: file.touch(exist_ok=False))
@@ -315,12 +316,12 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary directory; flush every file in it and rename it to `path` on success, remove it on failure.
 
     Args:
-        path: where the directory shall stand.
-        overwrite: replace what stands there (moved aside first, removed after the rename).
+        path: where the directory goes.
+        overwrite: replace an existing one (moved aside first, removed after the rename).
 
     Raises:
         SopError: `path` exists, is not empty, and `overwrite` is off; or it is `.` or `..`.
-        OSError: the place cannot be written, or is full; it names `path`, or the file in it.
+        OSError: the folder cannot be written, or the disk is full; the error names `path`, or the file in it.
     """
     if not overwrite:
         refuse_occupied(path)
@@ -341,7 +342,7 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a directory to `path`; what stands there is moved aside, and back if that fails."""
+    """Rename a directory to `path`; an existing one is moved aside, and back if renaming fails."""
     if not path.exists():
         temporary.rename(path)
         return
@@ -358,13 +359,13 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """The sha256 of a file's bytes, as 64 hex digits."""
+    """Return the sha256 of a file's bytes, as 64 hex digits."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as indented JSON, atomically. NaN and infinity are refused (they are not JSON)."""
+    """Write `content` as indented JSON, atomically; raise ValueError at NaN and infinity, which are not JSON."""
     with atomic_file(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -382,11 +383,13 @@ def read_json(path: Path) -> Any:
     except PermissionError:
         raise _may_not_be_read(path) from None
     except (OSError, ValueError, RecursionError) as error:  # not JSON or UTF-8, thousands of digits, or deeply nested
-        raise SopError(f"{path} cannot be read as JSON ({not_json(error)}); it is damaged or of another kind") from None
+        raise SopError(
+            f"{path} cannot be read as JSON ({not_json(error)}); it is damaged, or not a JSON file"
+        ) from None
 
 
 def not_json(error: Exception) -> str:
-    """Why a file or a text could not be read as JSON."""
+    """Return why a file or a text could not be read as JSON."""
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno}: {error.msg}"
     if isinstance(error, UnicodeError):
@@ -395,4 +398,4 @@ def not_json(error: Exception) -> str:
         return "nested too deeply"
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
-    return "a number of too many digits"
+    return "a number has too many digits"

@@ -1,4 +1,4 @@
-"""What stands at a path that a user has named, without reading it: nothing, a pipe, a loop of links."""
+"""What a path that a user has named leads to, without reading it: nothing, a file, a pipe, a loop of links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KINDS = (
 
 
 def path_state(path: str | Path) -> str:
-    """Say what stands at a path in place of what was wanted, as the end of a sentence that begins with the path."""
+    """Return what a path leads to instead of what was wanted, as the end of a sentence that begins with the path."""
     try:
         mode = Path(path).stat().st_mode
     except OSError as error:
@@ -28,10 +28,10 @@ def path_state(path: str | Path) -> str:
             return "does not exist" + (" (a link to nowhere)" if os.path.islink(path) else "")  # noqa: PTH114
         return f"cannot be reached ({(error.strerror or 'unknown error').lower()})"
     except ValueError:  # a NUL in it
-        return "is no path"
+        return "is not a path"
     return next((text for is_kind, text in _KINDS if is_kind(mode)), "is a device")
 
 
 def real_path(path: str | Path) -> Path:
-    """The absolute path with links followed; a link that leads back to itself stays, where `Path.resolve` fails."""
+    """Return the absolute path with links followed; keep a link that leads to itself, at which `Path.resolve` fails."""
     return Path(os.path.realpath(path))

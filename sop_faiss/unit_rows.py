@@ -1,4 +1,4 @@
-"""The check that stands before every cosine: rows are finite vectors of norm 1."""
+"""The check before every cosine similarity: rows are finite vectors of norm 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sop_faiss.errors import FeatureError
 __all__ = ["UNIT_NORM_TOLERANCE", "require_unit_rows"]
 
 UNIT_NORM_TOLERANCE = 1e-3
-"""How far a row's norm may be from 1: twice what rounding to float16 can do."""
+"""How far a row's norm may be from 1: twice what rounding to float16 can change."""
 
 
 def require_unit_rows(
@@ -26,16 +26,16 @@ def require_unit_rows(
     """Check that every row is a finite vector of norm 1; never repair one, as that would hide a mistake upstream.
 
     Args:
-        rows: one vector per row; none at all is fine.
-        what: what they are, in the plural, for the message.
+        rows: one vector per row; zero rows are fine.
+        what: what the rows are, in the plural, for the message.
         tolerance: how far a norm may be from 1.
-        names: of the rows, for the message; their numbers if None.
-        remedy: what to do, for the message.
+        names: of the rows, for the message; None: their numbers.
+        remedy: what the user can do, for the message.
 
     Raises:
         FeatureError: a row is NaN, infinite, zero or of another norm; names the first.
     """
-    # Sums in float32 are several times faster, and near 1 wrong by at most d 2^-24: enough where rows are as wanted.
+    # Sums in float32 are several times faster, and near 1 off by at most d 2^-24: precise enough to accept rows.
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("nd,nd->n", rows, rows)
     if rows.shape[1] * 2.0**-24 <= tolerance and (np.abs(squares - 1) <= tolerance).all():

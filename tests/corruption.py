@@ -20,7 +20,7 @@ import sop_faiss.index.search as search_module
 from sop_faiss.errors import IndexMismatchError
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
-from tests.test_index import DIMENSION, FILES, blank, cut, flip, grow, make_store
+from tests.test_search import DIMENSION, FILES, blank, cut, flip, grow, make_store
 
 KINDS = ("Flat", "IVF4,Flat", "IVF4,SQ8", "HNSW8")
 QUERY_ROWS = [0, 7, 31]
@@ -94,7 +94,7 @@ class Bench:
         finally:
             for file in damaged:
                 (directory / file).write_bytes(content[file])
-        # Indices of two kinds of the same pictures may have the same ids: their other two files are all of an index.
+        # Indices of two kinds of the same images may have the same ids: their other two files are all of an index.
         same = [other for other, files in self.whole.items() if files == content | damaged]
         assert same, f"case {seed}: {sorted(map(str, damaged))} of {name} were believed"
         assert told == self.answers[same[0]], f"case {seed}: answers of {name} are others"

@@ -14,7 +14,7 @@ from torch import nn
 
 from sop_faiss.config import Config, ModelConfig, ViewsConfig, to_yaml
 from sop_faiss.files import sha256_file
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.checkpoint import FORMAT
 
 TINY_MODEL = ModelConfig(
@@ -47,7 +47,7 @@ def write_run(run: Path, config: Config | None = None, step: int = 10) -> Path:
         tensors = {f"backbone.{name}": value for name, value in backbone.state_dict().items()}
         tensors["projector.layers.0.weight"] = torch.zeros(16, 32)
         save_file(tensors, checkpoint / f"{role}.safetensors")
-    for name in ("optimizer", "memories"):
+    for name in ("optimizer", "objective"):
         save_file({"unread": torch.zeros(1)}, checkpoint / f"{name}.safetensors")
     sums = {file.name: sha256_file(file) for file in checkpoint.glob("*.safetensors")}
     counters = {"images_seen": 0, "bad_samples": 0, "best_score": None}
@@ -80,7 +80,7 @@ def write_official(path: Path, networks: dict[str, nn.Module], **extra: Any) -> 
 
 
 def random_images(side: int = 32, count: int = 3, width: int | None = None) -> torch.Tensor:
-    """Normalised images, always the same."""
+    """Normalized images, always the same."""
     return torch.randn(count, 3, side, width or side, generator=torch.Generator().manual_seed(0))
 
 

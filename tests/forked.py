@@ -17,7 +17,7 @@ from unittest import mock
 from tests.test_distributed import free_port
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["sop_faiss.cli.train", "sop_faiss.pipeline.train", "tests.forked"])
+_context.set_forkserver_preload(["sop_faiss.cli.train", "sop_faiss.verbs.training.train", "tests.forked"])
 
 KillPoint = tuple[str, str, int, str]
 """Module, function, which call of it, and when the process kills itself: `before`, `after` or `midway`."""

@@ -1,4 +1,4 @@
-"""Small pictures, folders and shards for tests. Deterministic: equal arguments give equal bytes."""
+"""Small images, folders and shards for tests. Deterministic: equal arguments give equal bytes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from PIL import Image
 
 
 def make_image(rng: np.random.Generator, size: int | tuple[int, int] = 32, label: int | None = None) -> np.ndarray:
-    """A smooth random RGB picture, uint8 (height, width, 3); pictures of one `label` share colour and stripes."""
+    """A smooth random RGB image, uint8 (height, width, 3); images of one `label` share color and stripes."""
     height, width = (size, size) if isinstance(size, int) else size
     rows, columns = np.mgrid[0:height, 0:width] / max(height, width)
     style = rng if label is None else np.random.default_rng(1000 + label)
-    colours = style.uniform(40, 215, (2, 3))
+    colors = style.uniform(40, 215, (2, 3))
     angle, frequency = style.uniform(0, np.pi), style.uniform(2, 5)
     phase = rng.uniform(0, 2 * np.pi)
     wave = 0.5 + 0.5 * np.sin(2 * np.pi * frequency * (np.cos(angle) * columns + np.sin(angle) * rows) + phase)
-    picture = colours[0] * wave[..., None] + colours[1] * (1 - wave[..., None])
-    picture = picture + rng.uniform(-15, 15, 3) + rng.normal(0, 4, picture.shape)
-    return np.clip(picture, 0, 255).astype(np.uint8)
+    image = colors[0] * wave[..., None] + colors[1] * (1 - wave[..., None])
+    image = image + rng.uniform(-15, 15, 3) + rng.normal(0, 4, image.shape)
+    return np.clip(image, 0, 255).astype(np.uint8)
 
 
 def encode(image: np.ndarray | Image.Image, format: str = "JPEG", **options: Any) -> bytes:
-    """The picture as the bytes of a file; `options` go to PIL's `save`."""
-    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    """The image as the bytes of a file; `options` go to PIL's `save`."""
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     if format.upper() == "JPEG":
         options = {"quality": 90} | options
     stream = io.BytesIO()
-    picture.save(stream, format=format, **options)
+    image.save(stream, format=format, **options)
     return stream.getvalue()
 
 
@@ -46,15 +46,15 @@ def write_folder(
 ) -> Path:
     """Write `path/class_0/0000.jpg` and so on (class_: `prefix`).
 
-    With `classes=0` the `per_class` pictures lie in `path` itself.
+    With `classes=0` the `per_class` images lie in `path` itself.
     """
     rng = np.random.default_rng(seed)
     for label in range(max(classes, 1)):
         folder = path / f"{prefix}{label}" if classes else path
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(per_class):
-            picture = make_image(rng, size, label if classes else None)
-            (folder / f"{number:04d}.jpg").write_bytes(encode(picture))
+            image = make_image(rng, size, label if classes else None)
+            (folder / f"{number:04d}.jpg").write_bytes(encode(image))
     return path
 
 
@@ -101,15 +101,15 @@ def write_shards(
     return path
 
 
-def write_bad_pictures(folder: Path) -> Path:
-    """One bad picture of each kind: `cut.jpg`, `text.jpg`, `empty.png`, `gone.jpg` (a link to nowhere), and `huge.png`.
+def write_bad_images(folder: Path) -> Path:
+    """One bad image of each kind: `cut.jpg`, `text.jpg`, `empty.png`, `gone.jpg` (a link to nowhere), and `huge.png`.
 
     The last, of 300 x 300 pixels, is bad only where fewer are allowed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     good = encode(make_image(np.random.default_rng(0), 64))
     (folder / "cut.jpg").write_bytes(good[: len(good) // 2])
-    (folder / "text.jpg").write_text("not a picture")
+    (folder / "text.jpg").write_text("not an image")
     (folder / "empty.png").write_bytes(b"")
     (folder / "huge.png").write_bytes(encode(Image.new("1", (300, 300)), "PNG"))
     (folder / "gone.jpg").symlink_to(folder / "nowhere.jpg")

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from sop_faiss.sop import kernel, loss
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 from sop_faiss.sop.prototypes import contributions
 from tests.oracle import dense_assignment
 
@@ -42,24 +42,24 @@ def on_the_kernel(monkeypatch):
 def check(u: torch.Tensor, members: torch.Tensor, weights: torch.Tensor, temperature: float) -> None:
     """P, the loss and its gradient against the oracle, in every row."""
     count = len(members)
-    shares = MemberShares.of(members, weights)
+    member_weights = MemberWeights.of(members, weights)
     targets = torch.softmax(5 * unit(len(u), count, seed=7), dim=1)
     row_weights = torch.linspace(0.1, 1.0, len(u))
     ours, theirs = u.clone().requires_grad_(), u.double().requires_grad_()
 
     exact = dense_assignment(theirs, members.double(), weights.double(), temperature)
     with torch.no_grad():
-        assigned = log_assignment(u, shares, temperature).exp()
+        assigned = log_assignment(u, member_weights, temperature).exp()
     torch.testing.assert_close(assigned.double(), exact.detach(), rtol=tolerance(temperature), atol=1e-8)
     torch.testing.assert_close(assigned.sum(1), torch.ones(len(u)), rtol=0, atol=tolerance(temperature))
 
-    value = assignment_cross_entropy(ours, targets, row_weights, shares, temperature)
+    value = assignment_cross_entropy(ours, targets, row_weights, member_weights, temperature)
     oracle = -(row_weights.double()[:, None] * targets.double() * exact.log()).sum()
     value.backward()
     oracle.backward()
     torch.testing.assert_close(value.detach().double(), oracle.detach(), rtol=1e-5, atol=0)
     error = (ours.grad.double() - theirs.grad).norm(dim=1)
-    # A row's gradient is weight/temperature times a sum of shares p that may cancel; each has the error above.
+    # A row's gradient is weight/temperature times a sum of member_weights p that may cancel; each has the error above.
     rounding = 1e-7 / temperature * row_weights / temperature
     assert (error <= tolerance(temperature) * theirs.grad.norm(dim=1) + rounding).all()
 
@@ -93,26 +93,26 @@ def test_members_may_be_equal():
 
 def test_half_precision_embeddings_are_computed_in_float32():
     members, weights, u = unit(20, 2, 16, seed=1), torch.full((20, 2), 0.8), unit(5, 16, seed=2).bfloat16()
-    shares = MemberShares.of(members, weights)
+    member_weights = MemberWeights.of(members, weights)
     with torch.no_grad():
-        assigned = log_assignment(u, shares, 0.1)
+        assigned = log_assignment(u, member_weights, 0.1)
     assert assigned.dtype == torch.float32
     exact = dense_assignment(u.double(), members.double(), weights.double(), 0.1)
     torch.testing.assert_close(assigned.double(), exact.log(), rtol=1e-5, atol=1e-5)
     leaf = u.clone().requires_grad_()
-    assignment_cross_entropy(leaf, assigned.exp(), torch.ones(5), shares, 0.2).backward()
+    assignment_cross_entropy(leaf, assigned.exp(), torch.ones(5), member_weights, 0.2).backward()
     assert leaf.grad.dtype == torch.bfloat16
     assert torch.isfinite(leaf.grad).all()
 
 
 def test_finite_where_the_dense_formula_underflows():
     members = torch.stack([unit(4, seed=1), -unit(4, seed=1)]).unsqueeze(1)
-    shares = MemberShares.of(members, torch.ones(2, 1))
+    member_weights = MemberWeights.of(members, torch.ones(2, 1))
     u = members[0].clone().requires_grad_()
     with torch.no_grad():
-        assigned = log_assignment(u, shares, 0.005)
+        assigned = log_assignment(u, member_weights, 0.005)
     assert assigned[0, 1].item() == pytest.approx(-400.0, rel=1e-4)
-    value = assignment_cross_entropy(u, torch.tensor([[0.0, 1.0]]), torch.ones(1), shares, 0.005)
+    value = assignment_cross_entropy(u, torch.tensor([[0.0, 1.0]]), torch.ones(1), member_weights, 0.005)
     value.backward()
     assert value.item() == pytest.approx(400.0, rel=1e-4)
     assert torch.isfinite(u.grad).all()
@@ -120,12 +120,12 @@ def test_finite_where_the_dense_formula_underflows():
 
 def test_the_cut_into_programs_does_not_change_the_result(monkeypatch):
     members, u = unit(100, 2, 8, seed=1), unit(9, 8, seed=2)
-    shares = MemberShares.of(members, torch.full((100, 2), 0.9))
+    member_weights = MemberWeights.of(members, torch.full((100, 2), 0.9))
     targets = torch.softmax(5 * unit(9, 100, seed=3), dim=1)
     results = []
     for programs in (1, 3, 1000):
         monkeypatch.setattr(kernel, "_PROGRAMS_OF_THE_INTERPRETER", programs)
-        results.append(kernel.cross_entropy(u, targets, torch.ones(9), shares, 0.1, True))
+        results.append(kernel.cross_entropy(u, targets, torch.ones(9), member_weights, 0.1, True))
     for value, gradient in results[1:]:
         torch.testing.assert_close(value, results[0][0], rtol=1e-6, atol=0)
         torch.testing.assert_close(gradient, results[0][1], rtol=1e-5, atol=1e-5)

@@ -13,8 +13,8 @@ def drifting_stores(
     images: int, dim: int, sizes: range, steps: int, generator: torch.Generator, drift: float = 0.02
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Embeddings of clustered images by a linear encoder that turns a little every step, with some exact copies."""
-    centres = torch.randn(6, dim, generator=generator)
-    inputs = centres[torch.arange(images) % 6] + 0.5 * torch.randn(images, dim, generator=generator)
+    centers = torch.randn(6, dim, generator=generator)
+    inputs = centers[torch.arange(images) % 6] + 0.5 * torch.randn(images, dim, generator=generator)
     encoder = torch.randn(dim, dim, generator=generator)
     for step in range(steps):
         encoder = (1 - drift**2) ** 0.5 * encoder + drift * torch.randn(dim, dim, generator=generator)

@@ -1,4 +1,4 @@
-"""Nearest neighbours by looking at every one, in float64."""
+"""Nearest neighbors by looking at every one, in float64."""
 
 from __future__ import annotations
 

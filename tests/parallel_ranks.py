@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from sop_faiss import distributed
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
 from sop_faiss.errors import RunStoppedError
 from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.train.agreement import check_ranks_agree
+from sop_faiss.train.checkpoints.saver import CheckpointSaver
+from sop_faiss.train.log.stopped import STOPPED_FILE, _norms_by_block
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.parallel import copy_weights, whole
-from sop_faiss.train.saver import CheckpointSaver
+from sop_faiss.train.rank_agreement import check_ranks_agree
 from sop_faiss.train.state import RunState
-from sop_faiss.train.stopped import STOPPED_FILE, _norms_by_block
 from tests.runs import tiny_config
 
 CPU = torch.device("cpu")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sop_faiss.config import Config, load_config
+from sop_faiss.model.networks import Network, build_student_and_teacher
+from sop_faiss.objectives.choose import choose_objective
 
 TINY = """
 data: {workers: 0}
@@ -19,10 +21,9 @@ model:
   drop_path: 0.1
   projector_hidden: 16
   embedding_dim: 8
-memory: {cls_capacity: 40, patch_capacity: 24}
 sop:
-  cls: {num_anchors: 8, num_supports: 3, tasks: 2}
-  patch: {num_anchors: 6, num_supports: 0, tasks: 1}
+  cls: {capacity: 40, num_anchors: 8, num_supports: 3, tasks: 2}
+  patch: {capacity: 24, num_anchors: 6, num_supports: 0, tasks: 1}
 optim: {base_lr: 0.01, warmup_epochs: 1.0}
 train: {epochs: 6.0, batch_size: 6, checkpoint_every_steps: 3, log_every_steps: 1, device: cpu}
 """
@@ -40,8 +41,13 @@ def tiny_config(folder: Path, *overrides: str) -> Config:
     return load_config(tiny_config_file(folder), overrides)
 
 
+def networks_of(config: Config) -> tuple[Network, Network]:
+    """Student and teacher as a run starts with them."""
+    return build_student_and_teacher(config, choose_objective(config).heads)
+
+
 def conv_config(folder: Path, *overrides: str) -> Config:
     """The configuration above for a small ResNet on views of 64 and 32 pixels, without masks."""
     plain = [f"model.{name}=null" for name in ("patch_size", "embed_dim", "depth", "num_heads")]
-    views = ["views.global_size=64", "views.local_size=32", "masks.kind=none", "loss.patch_weight=0"]
+    views = ["views.global_size=64", "views.local_size=32", "masks.kind=none", "sop.patch.weight=0"]
     return tiny_config(folder, "model.backbone=test_resnet", "model.drop_path=0", *plain, *views, *overrides)

@@ -1,4 +1,4 @@
-"""An index with its pictures and its run, and `sop-index serve` over it in a process of its own."""
+"""An index with its images and its run, and `sop-index serve` over it in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
-from sop_faiss.model.encoder import load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from tests.encoders import write_run
 from tests.images import write_folder
 

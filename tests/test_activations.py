@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.model import backbone as backbone_module
-from sop_faiss.model.build_backbone import seeded_backbone
-from sop_faiss.model.teacher import build_student_and_teacher
-from sop_faiss.train import compiled
+from sop_faiss.model.backbones import backbone as backbone_module
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.train import compile as compiled
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
 from tests.images import write_shards
-from tests.runs import conv_config, tiny_config
+from tests.runs import conv_config, networks_of, tiny_config
 from tests.test_backbone import SWIN
 
 CPU = torch.device("cpu")
@@ -28,7 +27,7 @@ def train(tmp_path, *overrides: str) -> tuple[RunState, list[dict[str, float]]]:
     config = tiny_config(tmp_path, *overrides)
     state = RunState(config, CPU, len(source))
     batches = Batches(source, np.arange(len(source)), config, 4)
-    return state, [{k: float(v) for k, v in train_step(state, batches[step]).items()} for step in range(2)]
+    return state, [{k: float(v) for k, v in train_step(state, batches[step]).metrics.items()} for step in range(2)]
 
 
 @pytest.fixture
@@ -95,9 +94,9 @@ def test_compiled_networks_give_the_same_steps(tmp_path, kind):
 
 def test_a_network_without_blocks_is_not_compiled_by_blocks(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
-    student, teacher = build_student_and_teacher(conv_config(tmp_path))
+    student, teacher = networks_of(conv_config(tmp_path))
     assert not compiled.compile_networks("backbone", (student, teacher), torch.device("cpu"))
-    assert "has no blocks to compile here, going on without: set it to step" in caplog.text
+    assert "finds no blocks to compile" in caplog.text
 
 
 def test_without_a_compiler_a_line_says_so_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
@@ -108,5 +107,5 @@ def test_without_a_compiler_a_line_says_so_and_the_run_goes_on(tmp_path, monkeyp
     caplog.set_level(logging.WARNING)
     _, told = train(tmp_path, "train.compile=step")
     assert len(told) == 2
-    expected = "train.compile = step cannot work here, going on without it: no C++ compiler found"
+    expected = "train.compile = step cannot work here, so training continues without it: no C++ compiler found"
     assert [record.getMessage() for record in caplog.records] == [expected]

@@ -13,18 +13,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import faiss  # isort: skip  (after torch: one OpenMP runtime)
-from sop_faiss.config import LevelConfig, NeighborsConfig
+from sop_faiss.config import NeighborsConfig, TermConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.neighbors import approximate
 from sop_faiss.neighbors.approximate import ApproximateSearch, count_lists, index_bytes, index_pays
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror
-from sop_faiss.pipeline.train import describe_run, run_training
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.images import write_shards
 from tests.memories import drifting_stores
+from tests.memory_use import LargestTensor
 from tests.oracle import brute_force_supports
 from tests.runs import tiny_config
 
@@ -50,7 +51,7 @@ def unit_rows(count: int, dim: int, seed: int) -> Tensor:
     return F.normalize(torch.randn(count, dim, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def assert_true_and_in_order(found: Neighbors, queries: Tensor, memory: Memory) -> None:
+def assert_true_and_in_order(found: NearestRows, queries: Tensor, memory: Memory) -> None:
     """k different rows that exist, with the similarities that they have now, falling, ties by rising row."""
     assert int(found.rows.min()) >= 0
     exact = queries.double() @ memory.embeddings.double().T
@@ -179,7 +180,7 @@ def test_where_it_comes_upon_too_few_rows_it_searches_exactly(caplog, kind, k):
         assert found.rows.shape == (20, k)
         assert_true_and_in_order(found, queries, memory)
         memory.store(unit_rows(10, 8, 20 + step), torch.arange(10))
-    told = [message for message in caplog.messages if "are made exactly" in message]
+    told = [message for message in caplog.messages if "repeated exactly" in message]
     assert len(told) <= 1
     if k == 300:
         assert told
@@ -187,7 +188,7 @@ def test_where_it_comes_upon_too_few_rows_it_searches_exactly(caplog, kind, k):
         found = memory.search(queries, k)
         torch.testing.assert_close(found.similarities.double(), exact, rtol=0, atol=TIE)
     for wrong in (0, 301):
-        with pytest.raises(ConfigError, match=f"{wrong} neighbours asked of a memory of 300 rows"):
+        with pytest.raises(ConfigError, match=f"{wrong} neighbors wanted from a memory of 300 rows"):
             memory.search(queries, wrong)
 
 
@@ -200,14 +201,15 @@ def test_equal_rows(kind):
     assert memory.neighbor_recall == 1.0
 
 
-def test_similarities_are_computed_in_blocks(monkeypatch):
-    memory = indexed_memory(200, 6, 4, EVERYWHERE["ivf"])
-    queries = unit_rows(30, 6, 5)
-    whole = memory.search(queries, 5)
-    monkeypatch.setattr(approximate, "_BLOCK_ELEMENTS", 300)
-    blocks = memory.search(queries, 5)
-    assert torch.equal(whole.rows, blocks.rows)
-    assert torch.equal(whole.similarities, blocks.similarities)
+def test_similarities_are_computed_in_blocks():
+    memory = indexed_memory(500, 64, 4, EVERYWHERE["ivf"])
+    queries = unit_rows(3000, 64, 5)
+    with LargestTensor() as seen:
+        together = memory.search(queries, 200)
+    assert seen.elements <= 2**24 < 3000 * 200 * 64
+    parts = [memory.search(part, 200) for part in queries.split(700)]
+    assert torch.equal(together.rows, torch.cat([part.rows for part in parts]))
+    assert torch.equal(together.similarities, torch.cat([part.similarities for part in parts]))
 
 
 def make_maker(
@@ -217,7 +219,7 @@ def make_maker(
     memory.use_index(settings, 4)
     return PrototypeMaker(
         memory,
-        LevelConfig(num_anchors=16, num_supports=4, tasks=2),
+        TermConfig(num_anchors=16, num_supports=4, tasks=2),
         contributions="similarity",
         eps=0.1,
         anchors=anchors,
@@ -393,7 +395,7 @@ def test_a_run_trains_tells_its_recall_and_resumes_exactly(tmp_path, shards, cap
     )  # fmt: skip
     assert run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole").finished
     run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=5"), tmp_path / "parts")
-    assert "cls.memory.index_former_rows" in read_tensors(find_checkpoint(tmp_path / "parts"), "memories")
+    assert "cls.memory.index_former_rows" in read_tensors(find_checkpoint(tmp_path / "parts"), "objective")
     run_training(tiny_config(tmp_path, *overrides), tmp_path / "parts", resume=True)
     lines = records(tmp_path / "whole")
     assert len(lines) == 8
@@ -401,7 +403,7 @@ def test_a_run_trains_tells_its_recall_and_resumes_exactly(tmp_path, shards, cap
     assert not any("neighbor_recall_patch" in line for line in lines)  # no supports, no search
     assert records(tmp_path / "parts") == lines
     assert f"neighbors.index={kind} cannot save time in the 24 rows of the cls memory" in caplog.text
-    one, two = (read_tensors(find_checkpoint(tmp_path / name), "memories") for name in ("whole", "parts"))
+    one, two = (read_tensors(find_checkpoint(tmp_path / name), "objective") for name in ("whole", "parts"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
 

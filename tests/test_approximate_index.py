@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError, SopError
-from sop_faiss.index.trained import forget_training, trained_once
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
-from sop_faiss.neighbors.choice import (
+from sop_faiss.index.resume_build import forget_training, trained_once
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.disk.auto_factory import (
     choose_factory,
     exact_similarities,
     near_by_table,
     near_by_vectors,
-    tune_effort,
+    tune_search,
 )
+from sop_faiss.neighbors.disk.factories import append
 from sop_faiss.neighbors.exact import nearest_rows
-from sop_faiss.neighbors.factories import append
 from tests.messages import assert_one_line
 from tests.oracle_neighbors import brute_force, unit_rows
 
@@ -30,8 +30,8 @@ FINE = ("IVF8,Flat", "IVF8,SQ8", "HNSW8", "SQ8", "IVF8,Flat,RFlat")
 @pytest.fixture(scope="module")
 def rows() -> np.ndarray:
     rng = np.random.default_rng(0)
-    centres = unit_rows(rng, 10, DIMENSION)
-    rows = centres[rng.integers(0, 10, COUNT)] + 0.3 * unit_rows(rng, COUNT, DIMENSION)
+    centers = unit_rows(rng, 10, DIMENSION)
+    rows = centers[rng.integers(0, 10, COUNT)] + 0.3 * unit_rows(rng, COUNT, DIMENSION)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     rows[50:60] = rows[7]  # copies
     return rows.astype(np.float32)
@@ -45,16 +45,16 @@ def make(factory: str, rows: np.ndarray) -> ApproximateIndex:
 
 
 @pytest.mark.parametrize("factory", FINE)
-def test_with_all_effort_it_is_brute_force(factory: str, rows: np.ndarray) -> None:
+def test_with_the_largest_search_setting_it_is_brute_force(factory: str, rows: np.ndarray) -> None:
     index = make(factory, rows)
-    if index.knob:
-        index.effort = index.efforts()[-1]
+    if index.setting_name:
+        index.search_setting = index.search_settings()[-1]
     queries = unit_rows(np.random.default_rng(1), 20, DIMENSION)
     found = index.search(queries, 10)
     wanted, _ = brute_force(queries, rows, 10)
     scores = np.einsum("qd,qkd->qk", queries, rows[found.rows])
     tolerance = 1e-5 if "SQ" not in factory else 0.02
-    np.testing.assert_allclose(scores, wanted, atol=tolerance)  # as near as the true neighbours, which may tie
+    np.testing.assert_allclose(scores, wanted, atol=tolerance)  # as near as the true neighbors, which may tie
     np.testing.assert_allclose(found.similarities, scores, atol=tolerance)
 
 
@@ -79,7 +79,7 @@ def test_written_and_read(factory: str, rows: np.ndarray, tmp_path: Path) -> Non
     index.write(tmp_path / "index.faiss")
     for mapped in (True, False):
         again = read_approximate_index(tmp_path / "index.faiss", factory, DIMENSION, COUNT, mapped=mapped)
-        assert again.effort == index.effort  # the least there is
+        assert again.search_setting == index.search_setting  # the least there is
         assert np.array_equal(again.search(queries, 7).rows, index.search(queries, 7).rows)
         np.testing.assert_array_equal(again.features(np.array([5, 399])), index.features(np.array([5, 399])))
         assert again.features(np.array([], np.int64)).shape == (0, DIMENSION)
@@ -100,8 +100,8 @@ def test_rows_are_removed(factory: str, rows: np.ndarray) -> None:
     index.keep(kept)
     assert index.count == kept.sum()
     np.testing.assert_array_equal(index.features(np.arange(index.count)), before)
-    if index.knob:
-        index.effort = index.efforts()[-1]
+    if index.setting_name:
+        index.search_setting = index.search_settings()[-1]
     assert sorted(index.search(rows[:1], index.count).rows[0]) == list(range(index.count))
 
 
@@ -131,14 +131,14 @@ def test_codes_of_an_index_trained_alike_are_taken_over(rows: np.ndarray) -> Non
     assert index.takes_codes_of(other)
     index.take_codes_of(other)
     np.testing.assert_array_equal(index.features(np.arange(COUNT)), whole.features(np.arange(COUNT)))
-    for effort in (1, 8):
-        index.effort = whole.effort = effort
+    for setting in (1, 8):
+        index.search_setting = whole.search_setting = setting
         assert np.array_equal(index.search(rows[:30], 5).rows, whole.search(rows[:30], 5).rows)
 
 
 def test_all_above_a_similarity(rows: np.ndarray) -> None:
     index = make("IVF8,Flat", rows)
-    index.effort = 8
+    index.search_setting = 8
     for query, found in zip(rows[:9], index.search_above(rows[:9], 0.8), strict=True):
         scores = rows.astype(np.float64) @ query
         certain = set(np.flatnonzero(scores > 0.8 + 1e-5))
@@ -162,9 +162,9 @@ def test_what_users_ask_wrongly(rows: np.ndarray) -> None:
             index.search(rows[:1], k)
     with pytest.raises(FeatureError, match="dimension 5, the index 16"):
         index.search(np.ones((1, 5), np.float32), 1)
-    for effort in (0, 9):
-        with pytest.raises(ConfigError, match="a nprobe of 1 to 8"):
-            index.effort = effort
+    for setting in (0, 9):
+        with pytest.raises(ConfigError, match=f"nprobe = {setting} .*1 to 8"):
+            index.search_setting = setting
     with pytest.raises(ConfigError, match="cannot be trained on 400 vectors"):
         make("IVF500,Flat", rows)
 
@@ -214,24 +214,24 @@ def test_exact_similarities_by_blocks(rows: np.ndarray) -> None:
     np.testing.assert_allclose(found, brute_force(queries, rows, 12)[0], atol=1e-6)
 
 
-def test_the_least_effort_that_is_enough(rows: np.ndarray) -> None:
+def test_the_smallest_search_setting_that_is_enough(rows: np.ndarray) -> None:
     rng = np.random.default_rng(7)
     queries = rows[rng.integers(0, COUNT, 60)] + 0.2 * unit_rows(rng, 60, DIMENSION)
     queries = (queries / np.linalg.norm(queries, axis=1, keepdims=True)).astype(np.float32)
     index, order = make("IVF16,Flat", rows), np.arange(COUNT)
     nearest = exact_similarities(queries, iter((rows,)), 10)
-    by_effort = {}
-    for effort in index.efforts():  # the oracle: try them all
-        index.effort = effort
+    recall_by_setting = {}
+    for setting in index.search_settings():  # the oracle: try them all
+        index.search_setting = setting
         found = index.search(queries, 10).rows
         scores = np.einsum("qd,qkd->qk", queries.astype(np.float64), rows[found])
-        by_effort[effort] = float((scores >= nearest[:, -1:] - 1e-6).mean())
-    assert by_effort[1] < 0.9 < by_effort[16] == 1
+        recall_by_setting[setting] = float((scores >= nearest[:, -1:] - 1e-6).mean())
+    assert recall_by_setting[1] < 0.9 < recall_by_setting[16] == 1
     judges = [near_by_vectors(queries, nearest, rows, order), near_by_table(nearest_rows(queries, rows, 40), 10)]
     for judge in judges:
-        recall = tune_effort(index, queries, 10, judge, 0.9)
-        assert index.effort == min(effort for effort, share in by_effort.items() if share >= 0.9)
-        assert recall.share == by_effort[index.effort] and (recall.k, recall.queries) == (10, 60)
+        recall = tune_search(index, queries, 10, judge, 0.9)
+        assert index.search_setting == min(setting for setting, share in recall_by_setting.items() if share >= 0.9)
+        assert recall.share == recall_by_setting[index.search_setting] and (recall.k, recall.queries) == (10, 60)
 
 
 # trained once
@@ -272,7 +272,7 @@ def test_files_of_others_in_the_place_of_a_training_stay(rows: np.ndarray, tmp_p
     mine = place if kind == "file" else place / "mine.txt"
     mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
-    with pytest.raises(SopError, match=r"trained is wanted for what was trained, and holds .*: move it away"):
+    with pytest.raises(SopError, match=r"trained is needed for what was trained, but contains .*: move it away"):
         trained_once(make_approximate_index("IVF8,SQ8", DIMENSION), rows, tmp_path / "photos.index")
     forget_training(tmp_path / "photos.index")
     assert mine.read_text() == "mine" and sum(path.is_file() for path in tmp_path.rglob("*")) == 1

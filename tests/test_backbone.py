@@ -9,7 +9,7 @@ import torch
 
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.build_backbone import build_backbone, seeded_backbone
+from sop_faiss.model.backbones.build import build_backbone, seeded_backbone
 
 TINY_VIT = ModelConfig(backbone="vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=2, num_heads=2)
 SWIN = ModelConfig(backbone="swin_tiny_patch4_window7_224", window_size=14)
@@ -98,7 +98,7 @@ def test_the_scale_of_the_first_class_token():
     ("config", "message"),
     [
         (ModelConfig(backbone="vit_smal_patch16_224"), "did you mean vit_small_patch16_224"),
-        (ModelConfig(backbone="beit_base_patch16_224"), r"wanted a timm vit_\*, deit\*, swin_\* or convolutional"),
+        (ModelConfig(backbone="beit_base_patch16_224"), "model.backbone is a Beit"),
         (ModelConfig(backbone="swin_tiny_patch4_window7_224", embed_dim=12), "does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", window_size=7), "does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", patch_size=64), "exceeds views.global_size"),

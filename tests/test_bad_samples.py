@@ -11,8 +11,8 @@ import pytest
 
 from sop_faiss.data.batch import BadSample
 from sop_faiss.errors import DataError
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train.bad_samples import BadSampleLog, check_bad_share
+from sop_faiss.train.log.bad_samples import BadSampleLog, check_bad_share
+from sop_faiss.verbs.training.train import run_training
 from tests.images import encode, make_image, write_tar
 from tests.runs import tiny_config
 
@@ -79,8 +79,8 @@ def test_a_resumed_run_repeats_no_line_and_goes_on_counting(tmp_path: Path, capl
 
 def test_a_run_killed_after_its_checkpoint_lists_each_once(tmp_path: Path) -> None:
     """Steps 4 and 5 are made twice: their lines are those of the second time."""
-    picture = encode(make_image(np.random.default_rng(0), 20))
-    members = [(f"{number:02d}.jpg", picture if number % 4 else b"text") for number in range(24)]
+    image = encode(make_image(np.random.default_rng(0), 20))
+    members = [(f"{number:02d}.jpg", image if number % 4 else b"text") for number in range(24)]
     shard = write_tar(tmp_path / "x.tar", members)
     common = (f"data.train={shard}", "data.max_bad_fraction=1", "train.epochs=3")
     run_training(tiny_config(tmp_path, *common), tmp_path / "whole")

@@ -18,7 +18,7 @@ from sop_faiss.index import change
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.change import add_to_index, merge_indices, remove_from_index
 from sop_faiss.index.search import FeatureIndex
-from tests.test_index import make_store
+from tests.test_search import make_store
 
 FACTORIES = ["Flat", "IVF2,Flat", "IVF2,SQ8", "HNSW8"]
 
@@ -44,7 +44,7 @@ def digest(directory: Path) -> list[tuple[str, str]]:
 
 
 def assert_holds(directory: Path, stores: list[FeatureStore], tolerance: float = 1e-6) -> None:
-    """Each picture of the stores is in the index, with its own vector, place and class, and no other is."""
+    """Each image of the stores is in the index, with its own vector, place and class, and no other is."""
     index = FeatureIndex.open(directory)
     assert len(index) == sum(map(len, stores))
     for store in stores:
@@ -167,7 +167,7 @@ def test_what_cannot_be_removed(store: FeatureStore, tmp_path: Path) -> None:
         (["bild-0001", "no\nsuch"], r"key 'no\\nsuch' is not in"),
         (["bild-0001.jpg"], r"nothing was removed; did you mean 'bild-0001'\?"),
         (["bild-0001", "no\nsuch", "other"], r"2 keys are not in .* \(first 'no\\nsuch'\)"),
-        (store.keys, "all 60 pictures"),
+        (store.keys, "all 60 images"),
     ):
         with pytest.raises(ConfigError, match=message) as error:
             remove_from_index(tmp_path / "index", keys)

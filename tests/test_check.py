@@ -15,7 +15,7 @@ from sop_faiss.data.pack import pack
 from sop_faiss.errors import ConfigError, DataError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar
 
-PICTURE = encode(make_image(np.random.default_rng(0), 32))
+IMAGE = encode(make_image(np.random.default_rng(0), 32))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_good_shards(packed: Path) -> None:
     calls: list[tuple[int, int]] = []
     report = check(packed, progress=lambda *call: calls.append(call))
     assert report.problems == [] and report.has_manifest
-    assert (report.shards, report.samples, report.good, report.labelled) == (3, 12, 12, 12)
+    assert (report.shards, report.samples, report.good, report.labeled) == (3, 12, 12, 12)
     assert report.label_counts == {0: 4, 1: 4, 2: 4} and report.formats == {"JPEG": 12}
     assert report.bytes == sum(path.stat().st_size for path in packed.glob("*.tar"))
     assert report.shorter_side is not None
@@ -44,7 +44,7 @@ def test_folders_lists_and_shards_without_a_manifest(tmp_path: Path) -> None:
     (photos / "class_0" / "bad.jpg").write_text("text")
     report = check(photos)
     assert (report.samples, report.good, report.shards) == (5, 4, 0)
-    assert report.problems == ["1 pictures are bad: not-an-image"] and report.bad[0].member == "class_0/bad.jpg"
+    assert report.problems == ["1 images are bad: not-an-image"] and report.bad[0].member == "class_0/bad.jpg"
     report = check(f"{write_shards(tmp_path / 'shards')}/photos-*.tar")
     assert report.problems == [] and not report.has_manifest
 
@@ -61,9 +61,9 @@ def test_one_flipped_byte_is_found(packed: Path) -> None:
 
 def test_a_cut_shard_does_not_hide_the_others(packed: Path) -> None:
     os.truncate(packed / "photos-000001.tar", 1500)
-    write_tar(packed / "photos-000002.tar", [("a.jpg", PICTURE), ("b.jpg", PICTURE[:-40]), ("c.jpg", b"")])
+    write_tar(packed / "photos-000002.tar", [("a.jpg", IMAGE), ("b.jpg", IMAGE[:-40]), ("c.jpg", b"")])
     (packed / "photos-000000.tar").unlink()
-    write_tar(packed / "extra.tar", [("a.jpg", PICTURE)])
+    write_tar(packed / "extra.tar", [("a.jpg", IMAGE)])
     report = check(packed)
     expected = [
         "photos-000001.tar is cut off: at offset",
@@ -71,8 +71,8 @@ def test_a_cut_shard_does_not_hide_the_others(packed: Path) -> None:
         "photos-000002.tar has 3 samples, the manifest says 2",
         "photos-000000.tar is in the manifest but missing",
         "extra.tar is not in the manifest",
-        "1 pictures are bad: truncated",
-        "1 pictures are bad: empty",
+        "1 images are bad: truncated",
+        "1 images are bad: empty",
     ]
     for part in expected:
         assert any(part in problem for problem in report.problems), (part, report.problems)
@@ -82,7 +82,7 @@ def test_a_cut_shard_does_not_hide_the_others(packed: Path) -> None:
 
 def test_members_that_are_never_read_are_counted(tmp_path: Path) -> None:
     trap = pickle.dumps(PickleTrap(tmp_path / "sprung"))
-    members = [("a.jpg", PICTURE), ("a.pkl", trap), ("b.pth", trap), ("a.json", b"{}")]
+    members = [("a.jpg", IMAGE), ("a.pkl", trap), ("b.pth", trap), ("a.json", b"{}")]
     report = check(write_tar(tmp_path / "x.tar", members))
     assert report.ignored_members == {".pkl": 1, ".pth": 1}
     assert report.problems == [] and not (tmp_path / "sprung").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import io
 import logging
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -18,9 +20,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from sop_faiss import errors
 from sop_faiss.cli import common
-from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written, with_options
 from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, WorkerDiedError, one_line
+
+COMMANDS = ("data", "demo", "doctor", "embed", "export", "index", "knn", "linear", "report", "retrieve", "train")
 
 
 def run(error: BaseException) -> tuple[int, str, str]:
@@ -37,7 +42,7 @@ def run(error: BaseException) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (DataError("two\nlines  and \x1b[31mcolour"), 1, "error: two lines and ?[31mcolour\n"),
+        (DataError("two\nlines  and \x1b[31mcolor"), 1, "error: two lines and ?[31mcolor\n"),
         (CheckpointError("x"), 1, "error: x\n"),
         (RunStoppedError("collapse at step 7"), 3, "error: collapse at step 7\n"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.tar"), 1, "error: No space left on device: out.tar\n"),
@@ -237,11 +242,11 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_plain_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress_reporter("packing", "pictures") as progress:
+    with progress_reporter("packing", "images") as progress:
         for done in range(1, 1001):
             progress(done, 1000)
     out, err = capsys.readouterr()
-    assert out == "" and err == "packing: 1,000 of 1,000 pictures, 0 s\n"
+    assert out == "" and err == "packing: 1,000 of 1,000 images, 0 s\n"
     monkeypatch.setattr(common, "PLAIN_INTERVAL_SECONDS", 0.0)
     with progress_reporter("x", "y") as progress:
         progress(1, 2)
@@ -293,7 +298,7 @@ def test_written_files_are_told_on_stderr(capsys: pytest.CaptureFixture[str]) ->
 
 def test_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress_reporter("packing", "pictures") as progress:
+    with progress_reporter("packing", "images") as progress:
         progress(3, 7)
     out, err = capsys.readouterr()
     assert out == "" and "packing" in err and "3/7" in err
@@ -312,3 +317,51 @@ def test_log_messages_go_where_a_bar_has_put_itself(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(sys, "stderr", bar)
         handler.emit(logging.LogRecord("x", logging.INFO, "x.py", 1, "step %d", (3,), None))
         assert bar.getvalue() == "step 3\n"
+
+
+def library_messages() -> list[str]:
+    """Return every text of the library that names an argument in backquotes, docstrings aside."""
+    texts = []
+    for file in sorted(Path(errors.__file__).parent.rglob("*.py")):
+        if "cli" in file.parts:
+            continue
+        tree = ast.parse(file.read_text())
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in prose or not isinstance(node, ast.Constant | ast.JoinedStr):
+                continue
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts))
+    return sorted({text for text in texts if DataError(text).arguments})
+
+
+def all_commands() -> list[click.Command]:
+    mains = [import_module(f"sop_faiss.cli.{name}").main for name in COMMANDS]
+    return [each for main in mains for each in (main.commands.values() if isinstance(main, click.Group) else [main])]
+
+
+def test_a_message_shows_no_option_that_the_command_lacks():
+    commands, messages = all_commands(), library_messages()
+    assert len(commands) > 15
+    assert len(messages) > 50
+    for command in commands:
+        own = {option for parameter in command.params for option in parameter.opts}
+        with click.Context(command):
+            for message in messages:
+                shown = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", with_options(message)))
+                assert shown <= own | set(re.findall(r"--[a-z][a-z-]*", message)), message
+
+
+def test_arguments_are_shown_as_the_command_has_them():
+    @click.command()
+    @click.argument("index")
+    @click.option("--json", "json_file")
+    @click.option("--max-bad-fraction", "-m")
+    def command() -> None: ...
+
+    with click.Context(command):
+        assert with_options("give `json=FILE`, or `json_file`") == "give --json FILE, or --json"
+        assert with_options("raise `max_bad_fraction=0.1`") == "raise --max-bad-fraction 0.1"
+        assert with_options("`index` is empty") == "INDEX is empty"
+        assert with_options("a `path`, or `output=DIR`") == "a `path`, or `output=DIR`"
+    assert with_options("give `json=FILE`") == "give `json=FILE`"

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from sop_faiss.cli.data import main
-from sop_faiss.data.source import open_source
-from tests.images import write_bad_pictures, write_folder, write_shards
+from sop_faiss.data.images.source import open_source
+from tests.images import write_bad_images, write_folder, write_shards
 from tests.runs import tiny_config_file
 
 
@@ -39,13 +39,13 @@ def test_help_explains_itself_with_an_example(command: list[str]) -> None:
 
 def test_pack_then_check(tmp_path: Path) -> None:
     photos = write_folder(tmp_path / "photos", classes=2, per_class=3)
-    write_bad_pictures(photos)
+    write_bad_images(photos)
     result = run("pack", photos, tmp_path / "out", "--samples-per-shard", "4", "--resize", "16")
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith("packed 7 pictures into 2 shards")
-    assert "labelled 6 in 2 classes; resized 7" in result.stdout
+    assert result.stdout.startswith("packed 7 images into 2 shards")
+    assert "labeled 6 in 2 classes; resized 7" in result.stdout
     assert "dropped 4 (" in result.stdout and "truncated 1" in result.stdout and "cut.jpg: truncated" in result.stdout
-    assert re.fullmatch(r"packing: 11 of 11 pictures, \d+ s\n", result.stderr)
+    assert re.fullmatch(r"packing: 11 of 11 images, \d+ s\n", result.stderr)
     result = run("check", tmp_path / "out", "--json", tmp_path / "report.json")
     assert result.exit_code == 0 and result.stdout.endswith("manifest.json agrees\nno problems\n")
     report = json.loads((tmp_path / "report.json").read_text())
@@ -57,7 +57,7 @@ def test_check_reports_before_it_fails(tmp_path: Path) -> None:
     os.truncate(shards / "photos-000001.tar", 2000)
     result = run("check", shards, "--json", tmp_path / "report.json")
     assert result.exit_code == 1
-    assert "6 pictures in 2 shards" in result.stdout and result.stdout.endswith("\n1 problem\n")
+    assert "6 images in 2 shards" in result.stdout and result.stdout.endswith("\n1 problem\n")
     assert "problem: shard" in result.stdout and "photos-000001.tar is cut off: at offset" in result.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     assert not report["ok"] and len(report["problems"]) == 1
@@ -71,9 +71,9 @@ def test_duplicates_are_told_and_left_out_where_asked(tmp_path: Path) -> None:
     result = run("check", tmp_path / "all", "--duplicates", "--json", tmp_path / "report.json")
     assert result.exit_code == 0 and "duplicates: exact 1, near 0" in result.stdout
     found = json.loads((tmp_path / "report.json").read_text())["duplicates"]["exact"]["found"]
-    assert found[0]["pictures"] == ["0001.jpg in photos-000000.tar", "copy.jpg in photos-000000.tar"]
+    assert found[0]["images"] == ["0001.jpg in photos-000000.tar", "copy.jpg in photos-000000.tar"]
     result = run("pack", photos, tmp_path / "once", "--drop-exact-duplicates")
-    assert "packed 3 pictures" in result.stdout and "duplicates: 1 exact (left out)" in result.stdout
+    assert "packed 3 images" in result.stdout and "duplicates: 1 exact (left out)" in result.stdout
 
 
 def test_preview(tmp_path: Path) -> None:
@@ -85,23 +85,23 @@ def test_preview(tmp_path: Path) -> None:
     assert result.stdout.startswith("drew 4 images with 5 views each") or "0002: not-an-image" in result.stdout
     result = run("preview", photos, "--config", config, "--out", tmp_path / "all.png", "--images", "9", "--seed", "3")
     assert "drew 5 images with 3 views each" in result.stdout and "0002: not-an-image" in result.stdout
-    with Image.open(tmp_path / "all.png") as picture:
-        assert picture.format == "PNG"
+    with Image.open(tmp_path / "all.png") as image:
+        assert image.format == "PNG"
     common = ("--config", config, "--out", tmp_path / "no.png")
     assert_error(run("preview", tmp_path / "nothing", *common), "does not exist")
     assert_error(run("preview", photos, *common, "--images", "0"), "wanted 1 or more")
     for epoch in (10**23, -(10**23)):
         assert_error(run("preview", photos, *common, f"--epoch={epoch}"), str(epoch))
     assert_error(run("preview", photos, *common, "views.global_size=18"), "not divisible")
-    assert_error(run("preview", photos, *common, "views.colour_of_money=1"), "views")
+    assert_error(run("preview", photos, *common, "views.color_of_money=1"), "views")
     assert_error(run("preview", photos, "--config", config, "--out", photos), "is a directory")
-    assert_error(run("preview", photos, "--config", config, "--out", photos / "0001.jpg"), "is data by its ending")
+    assert_error(run("preview", photos, "--config", config, "--out", photos / "0001.jpg"), "0001.jpg")
     assert not (tmp_path / "no.png").exists()
 
 
 def test_demo(tmp_path: Path) -> None:
     result = run("demo", tmp_path / "digits")
-    assert result.exit_code == 0 and "1,397 pictures" in result.stdout and "100 queries" in result.stdout
+    assert result.exit_code == 0 and "1,397 images" in result.stdout and "100 queries" in result.stdout
     assert len(open_source(tmp_path / "digits" / "test")) == 400
     assert_error(run("demo", tmp_path / "digits"), "not empty")
     assert_error(run("check", tmp_path / "digits"), "name one, such as")
@@ -121,9 +121,9 @@ def test_bad_input_of_pack(tmp_path: Path) -> None:
     assert_error(run("pack", photos, photos / "0000.jpg" / "out"), "0000.jpg")
     (tmp_path / "list.txt").write_text("photos/0000.jpg\nphotos/0009.jpg\n")
     assert_error(run("pack", tmp_path / "list.txt", out), "line 2")
-    for picture in photos.iterdir():
-        picture.write_text("text")
-    assert_error(run("pack", photos, out), "2 of the 2 pictures", "not-an-image 2")
+    for image in photos.iterdir():
+        image.write_text("text")
+    assert_error(run("pack", photos, out), "2 of the 2 images", "not-an-image 2")
     (tmp_path / "empty").mkdir()
     assert_error(run("pack", tmp_path / "empty", out), "is empty")
     assert run("pack", photos).exit_code == 2
@@ -161,6 +161,6 @@ def test_the_installed_command(tmp_path: Path) -> None:
     photos = write_folder(tmp_path / "photos", classes=0, per_class=2)
     command = [sys.executable, "-m", "sop_faiss.cli.data"]
     done = subprocess.run([*command, "pack", photos, tmp_path / "out"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.startswith("packed 2 pictures into 1 shard")
+    assert done.returncode == 0 and done.stdout.startswith("packed 2 images into 1 shard")
     done = subprocess.run([*command, "check", tmp_path / "gone"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stdout == "" and done.stderr.startswith("error: source")

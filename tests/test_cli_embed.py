@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from sop_faiss.cli.embed import main  # type: ignore[import-not-found]
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import EncoderSpec
+from sop_faiss.model.encoders.spec import EncoderSpec
 from tests.encoders import timm_network, write_run
 from tests.images import write_folder, write_shards
 
@@ -80,14 +80,14 @@ def test_random_weights_of_a_config(run: Path, photos: Path, tmp_path: Path) -> 
     assert "random weights, seed 0" in result.stdout
 
 
-def test_dropped_pictures_are_told(run: Path, tmp_path: Path) -> None:
+def test_dropped_images_are_told(run: Path, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "photos", classes=0, per_class=5)
     (folder / "0001.jpg").write_bytes(b"")
     arguments = ["--model", run, "--data", folder, "--out", tmp_path / "f"]
-    assert_one_line_error(invoke(*arguments), "1 of 5 pictures are unusable")
+    assert_one_line_error(invoke(*arguments), "1 of 5 images are unusable")
     assert not (tmp_path / "f").exists()
     result = invoke(*arguments, "--max-bad-fraction", 0.2)
-    assert result.exit_code == 0 and "1 pictures dropped (empty 1)" in result.stdout
+    assert result.exit_code == 0 and "1 images dropped (empty 1)" in result.stdout
 
 
 def test_occupied_output_is_refused_before_anything_is_computed(
@@ -96,7 +96,7 @@ def test_occupied_output_is_refused_before_anything_is_computed(
     def load(spec: EncoderSpec) -> None:
         raise AssertionError("the encoder was loaded first")
 
-    monkeypatch.setattr("sop_faiss.pipeline.embed.encoder_of_spec", load)
+    monkeypatch.setattr("sop_faiss.verbs.finding.embed.encoder_of_spec", load)
     (tmp_path / "mine.txt").write_text("mine")
     result = invoke("--model", "runs/none", "--data", photos, "--out", tmp_path)
     assert_one_line_error(result, "not empty")
@@ -110,7 +110,7 @@ def test_occupied_output_is_refused_before_anything_is_computed(
         ({"--model": "timm:resnet5"}, "did you mean"),
         ({"--model": "timm:test_vit"}, "comes without weights"),
         ({"--data": "no/such/photos"}, "does not exist"),
-        ({"--batch-size": "0"}, "batch_size = 0"),
+        ({"--batch-size": "0"}, "--batch-size 0"),
         ({"--feature-dtype": "int8"}, "wanted one of float32, float16"),
         ({"--max-bad-fraction": "2"}, "a share between 0 and 1"),
         ({"--size": "30"}, "take 24 or 32"),
@@ -136,4 +136,4 @@ def test_as_a_user_types_it(run: Path, photos: Path, tmp_path: Path) -> None:
     done = subprocess.run([*command, "--out", str(tmp_path / "f")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("12 features")
-    assert "embedding: 12 of 12 pictures" in done.stderr
+    assert "embedding: 12 of 12 images" in done.stderr

@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 
 from sop_faiss.cli import index_output
 from sop_faiss.cli.index import main
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import load_encoder
+from sop_faiss.model.encoders.load import load_encoder
 from tests.encoders import tiny_config, write_run
 from tests.images import encode, make_image, write_folder, write_shards
 from tests.oracle_neighbors import brute_force
@@ -28,7 +28,7 @@ from tests.oracle_neighbors import brute_force
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, pictures in class folders, their features, an index of them, and one of shards."""
+    """A run, images in class folders, their features, an index of them, and one of shards."""
     root = tmp_path_factory.mktemp("place")
     write_run(root / "run")
     write_folder(root / "photos", classes=3, per_class=4)
@@ -62,7 +62,7 @@ def test_help_explains_itself(command: list[str]) -> None:
 # build
 
 
-def test_build_of_features_and_of_pictures_agree(place: Path, tmp_path: Path) -> None:
+def test_build_of_features_and_of_images_agree(place: Path, tmp_path: Path) -> None:
     result = invoke("build", "--model", place / "run", "--data", place / "photos", "--out", tmp_path / "index", ok=True)
     assert result.stdout.startswith("12 vectors of dimension 32, Flat index in ") and result.stdout.count("\n") == 1
     ours, theirs = FeatureIndex.open(tmp_path / "index"), FeatureIndex.open(place / "photos.index")
@@ -71,11 +71,11 @@ def test_build_of_features_and_of_pictures_agree(place: Path, tmp_path: Path) ->
     assert ours.manifest.class_names == ["class_0", "class_1", "class_2"]
 
 
-def test_bad_pictures_are_counted(place: Path, tmp_path: Path) -> None:
+def test_bad_images_are_counted(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "photos", tmp_path / "photos")
-    (tmp_path / "photos" / "class_0" / "0000.jpg").write_bytes(b"not a picture")
+    (tmp_path / "photos" / "class_0" / "0000.jpg").write_bytes(b"not an image")
     arguments = ("build", "--model", place / "run", "--data", tmp_path / "photos", "--out", tmp_path / "index")
-    assert_one_line_error(invoke(*arguments), "1 of 12 pictures are unusable")
+    assert_one_line_error(invoke(*arguments), "1 of 12 images are unusable")
     assert not (tmp_path / "index").exists()
     result = invoke(*arguments, "--max-bad-fraction", 0.1, ok=True)
     assert "11 vectors" in result.stdout and "not-an-image 1 left out" in result.stdout
@@ -92,11 +92,11 @@ def test_bad_pictures_are_counted(place: Path, tmp_path: Path) -> None:
         (["--features", "{features}", "--size", "64"], "no --model"),
         (["--features", "{features}", "--factory", "IVF16,Flat"], "IVF16,Flat"),
         (["--features", "{place}/absent"], "does not exist"),
-        (["--features", "{photos}"], "no feature store"),
+        (["--features", "{photos}"], "not a feature store"),
         (["--features", "{place}/photos.index"], "not the manifest of a feature store"),
         (["--model", "{place}/absent", "--data", "{photos}"], "does not exist"),
         (["--model", "{run}", "--data", "{place}/absent"], "does not exist"),
-        (["--model", "{run}", "--data", "{photos}", "--batch-size", "0"], "batch_size = 0"),
+        (["--model", "{run}", "--data", "{photos}", "--batch-size", "0"], "--batch-size 0"),
     ],
 )
 def test_build_refuses_in_one_line(place: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -107,7 +107,7 @@ def test_build_refuses_in_one_line(place: Path, tmp_path: Path, arguments: list[
 
 
 @pytest.mark.parametrize(
-    ("option", "field"), [("--batch-size=0", "batch_size"), ("--max-bad-fraction=7", "max_bad_fraction")]
+    ("option", "field"), [("--batch-size=0", "--batch-size"), ("--max-bad-fraction=7", "--max-bad-fraction")]
 )
 def test_bad_values_are_refused_where_they_are_not_used(place: Path, tmp_path: Path, option: str, field: str) -> None:
     """With features or keys nothing is encoded, and a bad number is a mistake all the same."""
@@ -152,7 +152,7 @@ def test_features_with_nan_are_refused(place: Path, tmp_path: Path) -> None:
 # search
 
 
-def test_search_by_pictures_is_brute_force(place: Path, tmp_path: Path) -> None:
+def test_search_by_images_is_brute_force(place: Path, tmp_path: Path) -> None:
     files = [place / "photos" / "class_1" / "0002.jpg", place / "photos" / "class_0" / "0001.jpg"]
     arguments = ("search", place / "photos.index", *files, files[0], "--model", place / "run", "-k", 5)
     result = invoke(*arguments, "--json", tmp_path / "found.json", "--csv", tmp_path / "found.csv", ok=True)
@@ -227,7 +227,7 @@ def test_threshold(place: Path) -> None:
     assert "nothing above the threshold" in invoke(*arguments, 1.0, ok=True).stdout
 
 
-def test_moved_pictures(place: Path, tmp_path: Path) -> None:
+def test_moved_images(place: Path, tmp_path: Path) -> None:
     for name in ("photos", "photos.index"):
         shutil.copytree(place / name, tmp_path / name)
     opened = FeatureIndex.open(tmp_path / "photos.index")
@@ -273,15 +273,15 @@ def test_names_that_terminals_would_obey(place: Path, tmp_path: Path) -> None:
     write_folder(folder, classes=2, per_class=2)
     for number in (0, 1):
         (folder / f"class_{number}").rename(folder / f"{HOSTILE}{number}")
-    picture = folder / f"{HOSTILE}0" / f"{HOSTILE}.jpg"
-    (folder / f"{HOSTILE}0" / "0000.jpg").rename(picture)
+    image = folder / f"{HOSTILE}0" / f"{HOSTILE}.jpg"
+    (folder / f"{HOSTILE}0" / "0000.jpg").rename(image)
     index = tmp_path / f"index{HOSTILE}"
     write_run(tmp_path / f"run{HOSTILE}")
     shown = [
         invoke("build", "--model", tmp_path / f"run{HOSTILE}", "--data", folder, "--out", index, ok=True),
         invoke("info", index, ok=True),
         invoke("search", index, "--key", HOSTILE, "-k", 3, ok=True),
-        invoke("search", index, picture, "--model", place / "run", "-k", 3, ok=True),
+        invoke("search", index, image, "--model", place / "run", "-k", 3, ok=True),
         invoke("search", index, "--key", "nobody"),
         invoke("search", tmp_path / HOSTILE, "--key", "nobody"),
     ]
@@ -304,53 +304,53 @@ def test_csv_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         (["{index}"], "name the queries in one way"),
-        (["{index}", "{picture}", "--key", "x"], "name the queries in one way"),
-        (["{index}", "{picture}"], "pictures need --model"),
+        (["{index}", "{image}", "--key", "x"], "name the queries in one way"),
+        (["{index}", "{image}"], "images need --model"),
         (["{index}", "--key", "0000", "--model", "{run}"], "--key needs no encoder"),
         (["{index}", "--key", "nobody"], "key 'nobody' is not in the index"),
         (["{index}", "--key", "class_0/0000", "-k", "12"], "wanted 1 <= k <= 11"),
-        (["{index}", "{picture}", "--model", "{run}", "-k", "13"], "wanted 1 <= k <= 12"),
-        (["{index}", "{picture}", "--model", "{run}", "-k", "0"], "wanted 1 <= k <= 12"),
-        (["{index}", "{picture}", "--model", "{run}", "--batch-size", "-1"], "batch_size = -1"),
-        (["{index}", "{picture}", "--model", "{run}", "--threshold", "1.5"], "threshold = 1.5"),
-        (["{index}", "{picture}", "--model", "{run}", "--threshold", "nan"], "threshold = nan"),
-        (["{index}", "{picture}", "--model", "{run}", "--student"], "fingerprint"),
-        (["{index}", "{picture}", "--model", "{run}", "--size", "48"], "crop 48 instead of 32"),
-        (["{index}", "{picture}", "--model", "{run}", "--pooling", "mean"], "pools by 'mean'"),
-        (["{index}", "{picture}", "--model", "{place}/absent"], "does not exist"),
+        (["{index}", "{image}", "--model", "{run}", "-k", "13"], "wanted 1 <= k <= 12"),
+        (["{index}", "{image}", "--model", "{run}", "-k", "0"], "wanted 1 <= k <= 12"),
+        (["{index}", "{image}", "--model", "{run}", "--batch-size", "-1"], "--batch-size -1"),
+        (["{index}", "{image}", "--model", "{run}", "--threshold", "1.5"], "threshold = 1.5"),
+        (["{index}", "{image}", "--model", "{run}", "--threshold", "nan"], "threshold = nan"),
+        (["{index}", "{image}", "--model", "{run}", "--student"], "fingerprint"),
+        (["{index}", "{image}", "--model", "{run}", "--size", "48"], "crop 48 instead of 32"),
+        (["{index}", "{image}", "--model", "{run}", "--pooling", "mean"], "'mean' instead of"),
+        (["{index}", "{image}", "--model", "{place}/absent"], "does not exist"),
         (["{index}", "{place}/absent.jpg", "--model", "{run}"], "absent.jpg does not exist"),
         (["{index}", "{photos}", "--model", "{run}"], "name a folder with --data"),
         (["{index}", "--data", "{place}/absent", "--model", "{run}"], "does not exist"),
-        (["{index}", "{place}/bad.jpg", "{picture}", "--model", "{run}"], "not-an-image 1"),
+        (["{index}", "{place}/bad.jpg", "{image}", "--model", "{run}"], "not-an-image 1"),
         (["{place}/absent", "--key", "x"], "does not exist"),
         (["{features}", "--key", "x"], "not the manifest of an index"),
     ],
 )
 def test_search_refuses_in_one_line(place: Path, arguments: list[str], message: str) -> None:
-    (place / "bad.jpg").write_bytes(b"not a picture")
+    (place / "bad.jpg").write_bytes(b"not an image")
     places = {
         "place": place,
         "index": place / "photos.index",
         "run": place / "run",
         "photos": place / "photos",
         "features": place / "features",
-        "picture": place / "photos" / "class_0" / "0000.jpg",
+        "image": place / "photos" / "class_0" / "0000.jpg",
     }
     assert_one_line_error(invoke("search", *(argument.format(**places) for argument in arguments)), message)
 
 
-def test_a_picture_of_any_kind_can_be_asked(place: Path, tmp_path: Path) -> None:
-    grey = make_image(np.random.default_rng(0), (50, 20))[..., 0]
-    (tmp_path / "grey.png").write_bytes(encode(grey, "PNG"))
-    result = invoke("search", place / "photos.index", tmp_path / "grey.png", "--model", place / "run", "-k", 1, ok=True)
-    assert result.stdout.startswith("grey\n   1  ")
+def test_a_image_of_any_kind_can_be_asked(place: Path, tmp_path: Path) -> None:
+    gray = make_image(np.random.default_rng(0), (50, 20))[..., 0]
+    (tmp_path / "gray.png").write_bytes(encode(gray, "PNG"))
+    result = invoke("search", place / "photos.index", tmp_path / "gray.png", "--model", place / "run", "-k", 1, ok=True)
+    assert result.stdout.startswith("gray\n   1  ")
 
 
 def test_another_run_is_refused(place: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "other", tiny_config(depth=1))
-    picture = place / "photos" / "class_0" / "0000.jpg"
+    image = place / "photos" / "class_0" / "0000.jpg"
     assert_one_line_error(
-        invoke("search", place / "photos.index", picture, "--model", tmp_path / "other"), "build the index again"
+        invoke("search", place / "photos.index", image, "--model", tmp_path / "other"), "build the index again"
     )
 
 
@@ -362,7 +362,7 @@ def test_info(place: Path, tmp_path: Path) -> None:
     for words in ("12 of dimension 32, Flat", "every byte verified", "12 of 12, 3 class names", "pooling cls"):
         assert words in text
     facts = json.loads(invoke("info", place / "photos.index", "--json", ok=True).stdout)
-    assert (facts["count"], facts["dimension"], facts["labelled"], facts["verified"]) == (12, 32, 12, True)
+    assert (facts["count"], facts["dimension"], facts["labeled"], facts["verified"]) == (12, 32, 12, True)
     assert facts["root_exists"] is True
     result = invoke("info", place / "photos.index", "--json", tmp_path / "facts.json", ok=True)
     assert result.stderr == f"JSON: {tmp_path / 'facts.json'}\n"
@@ -395,11 +395,11 @@ def test_a_reader_that_leaves_early(place: Path) -> None:
     assert process.returncode == 1
 
 
-def test_an_index_of_fewer_than_ten_pictures_is_searched_without_k(place: Path, tmp_path: Path) -> None:
+def test_an_index_of_fewer_than_ten_images_is_searched_without_k(place: Path, tmp_path: Path) -> None:
     photos = write_folder(tmp_path / "photos", classes=1, per_class=4)
     invoke("build", "--model", place / "run", "--data", photos, "--out", tmp_path / "index", ok=True)
-    picture = photos / "class_0" / "0002.jpg"
-    result = invoke("search", tmp_path / "index", picture, "--model", place / "run", "--json", "-", ok=True)
+    image = photos / "class_0" / "0002.jpg"
+    result = invoke("search", tmp_path / "index", image, "--model", place / "run", "--json", "-", ok=True)
     assert len(json.loads(result.stdout)["queries"][0]["neighbors"]) == 4
     result = invoke("search", tmp_path / "index", "--key", "0002", "--json", "-", ok=True)
     assert len(json.loads(result.stdout)["queries"][0]["neighbors"]) == 3

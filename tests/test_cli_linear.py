@@ -36,7 +36,7 @@ def test_two_feature_stores(stores: tuple[Path, Path], tmp_path: Path) -> None:
     outputs = ("--json", files["l.json"], "--per-class", files["l.csv"], "--confusion", files["l.png"])
     result = run("--train", stores[0], "--test", stores[1], *QUICK, *outputs)
     assert result.exit_code == 0, result.output
-    assert "chosen" in result.stdout and "30 test and 30 training pictures, 3 classes" in result.stdout
+    assert "chosen" in result.stdout and "30 test and 30 training images, 3 classes" in result.stdout
     assert "is the first or last of those tried" in result.stderr
     content = json.loads(files["l.json"].read_text())
     assert content["command"] == "sop-linear" and content["metrics"] == {"top1": 100.0}
@@ -55,7 +55,7 @@ def test_part_of_the_labels(stores: tuple[Path, Path], tmp_path: Path) -> None:
     assert (protocol["train_images"], protocol["train_images_per_class"]) == (12, [4, 4])
 
 
-def test_pictures(tmp_path: Path) -> None:
+def test_images(tmp_path: Path) -> None:
     train, test = write_folder(tmp_path / "a", per_class=6, seed=1), write_folder(tmp_path / "b", per_class=2, seed=2)
     result = run(*RESNET, "--train", train, "--test", test, *QUICK)
     assert result.exit_code == 0, result.output
@@ -67,7 +67,7 @@ def test_what_a_user_gets_wrong(stores: tuple[Path, Path], tmp_path: Path) -> No
     assert "epochs = 0" in fails(*sets, "--epochs", 0)
     assert "each above 0" in fails(*sets, "--lr", 0)
     assert "held_out = 2.0" in fails(*sets, "--held-out", 2)
-    assert "every picture would find itself" in fails("--train", stores[0], "--test", stores[0])
+    assert "every image would find itself" in fails("--train", stores[0], "--test", stores[0])
     assert "a linear probe needs a label" in fails("--train", write_store(tmp_path / "n", 3, None), "--test", stores[1])
     assert "name one rate" in fails(*sets, "--images-per-class", 1)
     assert "no --model" in fails("--size", 32, *sets)

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from torch import Tensor
 
 from sop_faiss.cli.retrieve import main
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoders.encoder import Encoder
 from tests.images import encode, make_image
 from tests.messages import command_fails
 
@@ -54,7 +54,7 @@ def graded_gnd() -> dict[str, Any]:
 
 
 def write_set(root: Path, gnd: dict[str, Any], size: tuple[int, int] = (30, 40)) -> Path:
-    """A data set in jpg/ whose pictures of one class look alike; a query is the left part of a class's picture."""
+    """A data set in jpg/ whose images of one class look alike; a query is the left part of a class's image."""
     rng = np.random.default_rng(0)
     (root / "jpg").mkdir(parents=True)
     for name in gnd["imlist"]:
@@ -83,7 +83,7 @@ def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
     outputs = ("--json", files["r.json"], "--html", files["r.html"], "--per-query", files["r.csv"], "--top", 5)
     result = run(*RESNET, "--dataset", plain, *outputs)
     assert result.exit_code == 0, result.output
-    assert "3 queries in 12 pictures" in result.stdout and "protocol plain" in result.stdout
+    assert "3 queries in 12 images" in result.stdout and "protocol plain" in result.stdout
     assert "embedding" in result.stderr and "embedding" not in result.stdout
     assert result.stderr.splitlines()[-3:] == [
         f"JSON: {files['r.json']}",
@@ -119,8 +119,8 @@ def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
 
 
 def test_page_marks_relevant_wrong_and_junk(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sop_faiss.pipeline import retrieve_output
     from sop_faiss.report.contact_sheet import Strip, Verdict
+    from sop_faiss.verbs.scoring import retrieve_output
 
     shown: list[Strip] = []
     monkeypatch.setattr(retrieve_output, "write_contact_sheet", lambda path, title, strips, **_: shown.extend(strips))
@@ -134,7 +134,7 @@ def test_page_marks_relevant_wrong_and_junk(graded: Path, tmp_path: Path, monkey
         label = strip.query.name[1:]
         assert len(strip.hits) == 12
         for hit in strip.hits:
-            own, number = hit.picture.name.split("-")
+            own, number = hit.image.name.split("-")
             wanted = Verdict.WRONG if own != label else Verdict.JUNK if number == "3" else Verdict.RIGHT
             assert hit.verdict is wanted
         similarities = [hit.similarity for hit in strip.hits]
@@ -171,7 +171,7 @@ def seen_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-def test_the_encoder_sees_cropped_queries_and_whole_pictures(graded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_encoder_sees_cropped_queries_and_whole_images(graded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = seen_shapes(monkeypatch)
     assert run(*RESNET, "--dataset", graded).exit_code == 0
     assert shapes[1:] == [(3, 3, 32, 32), (12, 3, 24, 32)]  # the first is the encoder's own trial
@@ -187,7 +187,7 @@ def test_another_ground_truth(plain: Path, tmp_path: Path) -> None:
     other.write_bytes(pickle.dumps(gnd))
     result = run(*RESNET, "--dataset", plain, "--gnd", other)
     assert result.exit_code == 0, result.output
-    assert "1 queries in 12 pictures" in result.stdout
+    assert "1 queries in 12 images" in result.stdout
 
 
 def test_help_shows_an_example_and_a_ground_truth_that_works(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_help_shows_an_example_and_a_ground_truth_that_works(tmp_path: Path) -> 
             (root / folder / name).write_bytes(encode(image))
     (root / "gnd.json").write_text(shown.group())
     result = run(*RESNET, "--dataset", root)
-    assert result.exit_code == 0 and "2 queries in 4 pictures" in result.stdout
+    assert result.exit_code == 0 and "2 queries in 4 images" in result.stdout
     for entry, query in zip(gnd["gnd"], gnd["qimlist"], strict=True):  # it says what its names say
         kind = query.partition("_")[0]
         alike = {place for place, name in enumerate(gnd["imlist"]) if name.startswith(kind)}
@@ -246,22 +246,22 @@ def test_data_sets_that_are_not_there(plain: Path, tmp_path: Path) -> None:
     assert "is not a directory" in fails(*RESNET, "--dataset", plain / "gnd.json")
     assert "does not exist" in fails(*RESNET, "--dataset", plain, "--gnd", tmp_path / "nowhere.json")
     (plain / "jpg" / "0-1.jpg").unlink()
-    assert "1 of 12 database pictures are missing" in fails(*RESNET, "--dataset", plain)
+    assert "1 of 12 database images are missing" in fails(*RESNET, "--dataset", plain)
     (plain / "gnd.json").write_text("{")
     assert "not JSON" in fails(*RESNET, "--dataset", plain)
     (plain / "gnd.json").unlink()
     assert "neither gnd.json nor gnd_*.pkl" in fails(*RESNET, "--dataset", plain)
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", "cut"])
-def test_one_unusable_picture_is_an_error(plain: Path, content: bytes | str) -> None:
-    picture = plain / "jpg" / "1-2.jpg"
-    picture.write_bytes(picture.read_bytes()[:300] if isinstance(content, str) else content)
+@pytest.mark.parametrize("content", [b"", b"no image", "cut"])
+def test_one_unusable_image_is_an_error(plain: Path, content: bytes | str) -> None:
+    image = plain / "jpg" / "1-2.jpg"
+    image.write_bytes(image.read_bytes()[:300] if isinstance(content, str) else content)
     message = fails(*RESNET, "--dataset", plain)
     assert "1-2" in message and "1 of 12" in message
 
 
-def test_a_box_outside_its_picture(graded: Path) -> None:
+def test_a_box_outside_its_image(graded: Path) -> None:
     gnd = graded_gnd()
     gnd["gnd"][1]["bbx"] = [500, 500, 600, 600]
     (graded / "gnd.json").write_text(json.dumps(gnd))
@@ -278,9 +278,9 @@ def test_features_with_nan(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the ground truth is a published one, known by its checksum; every difference of protocol is named."""
     from sop_faiss.files import sha256_file
-    from sop_faiss.pipeline import retrieve_output
+    from sop_faiss.verbs.scoring import retrieve_output
 
-    assert "beside published values" not in run(*RESNET, "--dataset", graded).stdout
+    assert "next to published values" not in run(*RESNET, "--dataset", graded).stdout
     monkeypatch.setattr(retrieve_output, "KNOWN_SETS", {"rparis6k": sha256_file(graded / "gnd.json")})
     page = tmp_path / "page.html"
     shown = run(*RESNET, "--dataset", graded, "--qe", 1, "--html", page).stdout
@@ -291,7 +291,7 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
     ):
         assert difference in shown and difference in page.read_text(), difference
     whole = run(*RESNET, "--dataset", graded, "--protocol", "dino", "--square").stdout
-    assert "cropped" not in whole and "square pictures (published: whole)" in whole
+    assert "cropped" not in whole and "square images (published: whole)" in whole
 
 
 @pytest.mark.parametrize(
@@ -300,12 +300,12 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
         (("--qe", -1), "query_neighbors = -1"),
         (("--qe-alpha", 3), "--qe-alpha says how --qe weights: give --qe N too"),
         (("--qe", 2, "--dba-alpha", 1), "--dba-alpha says how --dba weights"),
-        (("--make-gnd", "new.json"), "--model, --random-weights, --size: not read with --make-gnd, leave them out"),
+        (("--make-gnd", "new.json"), "--model, --random-weights, --size: not used with --make-gnd: leave them out"),
         (("--dba", 12), "database_neighbors = 12 of 12"),
         (("--distractors", "nowhere"), "nowhere does not exist"),
-        (("--top", 0), "top = 0"),
-        (("--batch-size", 0), "batch_size = 0"),
-        (("--workers", -1), "workers = -1"),
+        (("--top", 0), "--top 0"),
+        (("--batch-size", 0), "--batch-size 0"),
+        (("--workers", -1), "--workers -1"),
         (("--json", "."), "is a directory"),
         (("--html", "."), "is a directory"),
         (("--per-query", Path(__file__) / "x.csv"), "cannot be written"),
@@ -321,10 +321,10 @@ def test_impossible_options(plain: Path, arguments: tuple[object, ...], message:
 
 
 def test_options_that_are_not_read_are_refused(plain: Path) -> None:
-    assert "--top: not read with --compare, leave it out" in fails("--compare", "a.json", "b.json", "--top", 10)
+    assert "--top: not used with --compare: leave it out" in fails("--compare", "a.json", "b.json", "--top", 10)
     message = fails("--compare", "a.json", "b.json", "--dataset", plain, "--make-gnd", "new.json", "--qe", 2)
-    assert "--dataset, --qe, --make-gnd: not read with --compare" in message
-    assert "--protocol: not read with --make-gnd" in fails("--dataset", plain, "--make-gnd", "n.json", "--protocol", 1)
+    assert "--dataset, --qe, --make-gnd: not used with --compare" in message
+    assert "--protocol: not used with --make-gnd" in fails("--dataset", plain, "--make-gnd", "n.json", "--protocol", 1)
 
 
 def test_models_that_are_not_there(plain: Path, tmp_path: Path) -> None:

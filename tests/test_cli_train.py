@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sop_faiss.cli.train import _said, main
+from sop_faiss.cli.train import _text, main
 from sop_faiss.config import config_summary, packaged_configs
-from sop_faiss.pipeline.train import TrainingResult
-from sop_faiss.train.monitor import read_metrics
-from sop_faiss.train.run_lock import LOCK_NAME, RunLock
+from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.training.train import TrainingResult
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config_file
 
@@ -80,7 +80,7 @@ def test_train_then_resume_to_the_end(tmp_path, config, shards):
 @pytest.mark.parametrize(("best_step", "model"), [(None, "run"), (0, "run"), (4, "run"), (3, "run/best")])
 def test_the_next_command_takes_the_best_teacher(best_step, model):
     scores = {} if best_step is None else {"best_step": best_step}
-    said = _said(TrainingResult(True, 4, 4, scores), Path("run"), "shards")
+    said = _text(TrainingResult(True, 4, 4, scores), Path("run"), "shards")
     assert f"next: sop-index build --model {model} --data" in said
 
 
@@ -114,8 +114,8 @@ def test_output_is_required(config, shards):
     ("overrides", "message"),
     [
         (("train.batchsize=4",), "did you mean train.batch_size"),
-        (("sop.cls.num_anchors=100",), "exceeds memory.cls_capacity"),
-        (("sop.cls.num_supports=60",), "wanted fewer than memory.cls_capacity"),
+        (("sop.cls.num_anchors=100",), "exceeds sop.cls.capacity"),
+        (("sop.cls.num_supports=60",), "wanted fewer than sop.cls.capacity"),
         (("views.global_size=18",), "not divisible by the backbone's patch"),
         (("train.batch_size=100",), "exceeds the 12 training images"),
         (("model.backbone=vit_huge_patch99",), "timm has no model of this name"),
@@ -141,13 +141,13 @@ def test_an_output_below_a_file_is_refused(tmp_path, config, shards):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_unlabelled_images_cannot_be_scored(tmp_path, config):
+def test_unlabeled_images_cannot_be_scored(tmp_path, config):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=16, size=20)
     result = run(
         config, f"data.train={folder}", "data.holdout_share=0.25", "evaluate.test=holdout", "evaluate.every_steps=1",
         "evaluate.k=2", "--output", tmp_path / "run",
     )  # fmt: skip
-    assert "without labels" in one_line_error(result)
+    assert "needs a label" in one_line_error(result)
 
 
 def test_an_unknown_configuration(tmp_path):
@@ -183,7 +183,7 @@ def test_a_second_training_into_the_same_run_is_refused(tmp_path, config, shards
 
 
 def test_two_that_start_at_once_do_not_share_a_run(tmp_path, config, shards, monkeypatch):
-    from sop_faiss.pipeline import train
+    from sop_faiss.verbs.training import train
 
     output = tmp_path / "run"
     real = train.RunState

@@ -17,12 +17,12 @@ from sop_faiss.cli.index import main
 from sop_faiss.errors import ConfigError, FeatureError, SopError
 from sop_faiss.features.store import FeatureStore, read_names
 from sop_faiss.index import cluster
-from sop_faiss.index import parts as work
+from sop_faiss.index import cluster_tasks as work
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.cluster import build_by_tasks, build_on_cluster, run_here
 from sop_faiss.index.search import FeatureIndex
 from tests.oracle_neighbors import unit_rows
-from tests.test_index import make_store
+from tests.test_search import make_store
 
 COUNT, DIMENSION, PARTS = 700, 16, 5
 FACTORIES = ["Flat", "IVF8,Flat", "IVF8,SQ8", "IVF8,PQ4x4", "OPQ4,IVF8,PQ4x4", "IVF8,RaBitQ"]
@@ -53,7 +53,7 @@ def flip_a_feature(file: Path) -> None:
 
 
 def assert_same(one: Path, two: Path) -> None:
-    """Same bytes of vectors and ids, and the same manifest: effort, recall, checksums."""
+    """Same bytes of vectors and ids, and the same manifest: search setting, recall, checksums."""
     for name in ("ids.parquet", "index.faiss", "manifest.json"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
@@ -81,7 +81,7 @@ def test_parts_make_the_same_index(store: FeatureStore, tmp_path: Path, factory:
 def test_files_of_others_in_the_place_of_the_parts_stay(store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / ".out.parts").mkdir()
     (tmp_path / ".out.parts" / "mine.txt").write_text("mine")
-    with pytest.raises(SopError, match=r"parts is wanted for the parts of the index, and holds .* \(mine.txt\)"):
+    with pytest.raises(SopError, match=r"parts is needed for the parts of the index, but contains .* \(mine.txt\)"):
         build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions("IVF8,Flat"), run=run_here)
     assert [path.name for path in (tmp_path / ".out.parts").iterdir()] == ["mine.txt"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sop_faiss.model.checkpoint import find_checkpoint
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.stop import REQUEUE_NAME
 from tests.images import write_shards
 from tests.runs import tiny_config_file

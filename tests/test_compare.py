@@ -97,7 +97,7 @@ def test_what_cannot_be_compared(files: list[Path], tmp_path: Path) -> None:
         ({"per_query": {"AP_hard": [1.0]}}, "no scores of its queries"),
         ({"per_query": {"AP_hard": [float("nan")] * 31}}, "other.json"),
         ({"per_query": None}, "no scores of its queries"),
-        ({"command": "sop-knn"}, "no result of sop-retrieve"),
+        ({"command": "sop-knn"}, "not a result of sop-retrieve"),
     ):
         write_result(other, scores, "other", **changes)
         with pytest.raises(DataError, match=message):

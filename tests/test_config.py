@@ -25,7 +25,7 @@ def test_overrides_come_last_and_the_result_can_be_read_again(tmp_path):
 
 def test_defaults_are_the_papers():
     config = Config()
-    assert (config.memory.cls_capacity, config.memory.patch_capacity) == (65536, 8192)
+    assert (config.sop.cls.capacity, config.sop.patch.capacity) == (65536, 8192)
     assert (config.sop.cls.num_anchors, config.sop.cls.num_supports, config.sop.cls.tasks) == (4096, 8, 4)
     assert (config.sop.patch.num_anchors, config.sop.patch.num_supports, config.sop.patch.tasks) == (512, 0, 1)
     assert (config.loss.student_temp, config.loss.teacher_temp_start, config.loss.teacher_temp) == (0.1, 0.04, 0.07)
@@ -83,7 +83,7 @@ def assert_words_are_ours(message: str) -> None:
         ("views.global_scale=3", "views.global_scale = 3: wanted 2 numbers"),
         ("train=5", "overrides: train = 5: wanted settings by name, as train.epochs"),
         ("train=null", "overrides: train = null: wanted settings by name, as train.epochs"),
-        ("sop={cls: 5}", "overrides: sop.cls = 5: wanted settings by name, as sop.cls.num_anchors"),
+        ("sop={cls: 5}", "overrides: sop.cls = 5: wanted settings by name, as sop.cls.weight"),
         ("model.patch_size=x", "model.patch_size = x: wanted a whole number, or null"),
         ("model.backbone=[a]", "model.backbone = ['a']: wanted text"),
         ("train.background_save=perhaps", "train.background_save = perhaps: wanted true or false"),
@@ -98,9 +98,9 @@ def assert_words_are_ours(message: str) -> None:
         (f"train.seed={'9' * 5000}", "override 'train.seed=999"),
         ("data.train=\ud800", "override 'data.train="),
         ("views.global_scale=[0.9,0.1]", "smaller <= larger"),
-        ("sop.cls.num_anchors=41", "exceeds memory.cls_capacity = 40"),
-        ("sop.cls.num_supports=40", "wanted fewer than memory.cls_capacity"),
-        ("sop.patch.num_anchors=25", "exceeds memory.patch_capacity"),
+        ("sop.cls.num_anchors=41", "exceeds sop.cls.capacity = 40"),
+        ("sop.cls.num_supports=40", "wanted fewer than sop.cls.capacity"),
+        ("sop.patch.num_anchors=25", "exceeds sop.patch.capacity"),
         ("sop.eps=0.9", "wanted 0 <= eps"),
         ("sop.eps=nan", "wanted finite numbers"),
         ("sop.contributions=smoth", "did you mean 'smooth'"),
@@ -181,25 +181,25 @@ def test_the_ablations_are_settings(overrides):
 
 def test_the_ablations_are_those_of_the_paper():
     found = {" ".join(overrides) for overrides in ablations()}
-    off = "loss.patch_weight=0 masks.kind=none"
+    off = "sop.patch.weight=0 masks.kind=none"
     assert {"sop.cls.num_anchors=16384", "sop.cls.num_supports=1", f"sop.cls.tasks=1 {off}", off} <= found
     assert {f"sop.cls.tasks=4 {off}", "sop.patch.tasks=2", "sop.cls.tasks=4 sop.patch.tasks=2"} <= found
-    assert {f"memory.cls_capacity={rows}" for rows in (8192, 16384, 32768, 65536, 98304)} <= found
-    assert {f"memory.patch_capacity={rows}" for rows in (1024, 2048, 4096, 8192)} <= found
-    assert not {"sop.cls.num_supports=0", "memory.cls_capacity=131072"} & found
+    assert {f"sop.cls.capacity={rows}" for rows in (8192, 16384, 32768, 65536, 98304)} <= found
+    assert {f"sop.patch.capacity={rows}" for rows in (1024, 2048, 4096, 8192)} <= found
+    assert not {"sop.cls.num_supports=0", "sop.cls.capacity=131072"} & found
 
 
 def test_masks_that_start_late_need_another_loss_until_then(tmp_path):
     assert load_config("swint14").masks.start_epoch == 50
-    late = ("masks.start_epoch=3", "loss.cls_weight=0")
-    with pytest.raises(ConfigError, match=r"masks\.start_epoch = 3 with loss\.cls_weight = 0"):
+    late = ("masks.start_epoch=3", "sop.cls.weight=0")
+    with pytest.raises(ConfigError, match=r"masks\.start_epoch = 3 with sop\.cls\.weight = 0"):
         load_config(tiny_config_file(tmp_path), late)
-    load_config(tiny_config_file(tmp_path), ["masks.start_epoch=9", "loss.patch_weight=0"])  # for no loss
+    load_config(tiny_config_file(tmp_path), ["masks.start_epoch=9", "sop.patch.weight=0"])  # for no loss
 
 
 def test_both_losses_off_teach_nothing(tmp_path):
     with pytest.raises(ConfigError, match="nothing would be learned"):
-        load_config(tiny_config_file(tmp_path), ["loss.cls_weight=0", "loss.patch_weight=0"])
+        load_config(tiny_config_file(tmp_path), ["sop.cls.weight=0", "sop.patch.weight=0"])
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_folder_is_no_configuration_but_a_runs_may_lie_in_it(tmp_path):
     for named in ("", f"{tmp_path / 'config.yaml'}"):
         with pytest.raises(ConfigError, match=r"folder.*" + re.escape(named)) as caught:
             load_config(tmp_path)
-        assert "no such file" not in str(caught.value)
+        assert "does not exist" not in str(caught.value)
         (tmp_path / "config.yaml").write_text("")
 
 
@@ -263,7 +263,7 @@ def test_a_folder_is_no_configuration_but_a_runs_may_lie_in_it(tmp_path):
 def test_names_that_no_file_has(tmp_path, monkeypatch, name):
     tiny_config_file(tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="wanted a file, or a packaged one"):
         load_config(name)
 
 

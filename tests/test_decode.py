@@ -1,4 +1,4 @@
-"""Pictures as a person sees them, from every format and mode; bad bytes give a reason and nothing else."""
+"""Images as a person sees them, from every format and mode; bad bytes give a reason and nothing else."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from sop_faiss.data import decode
-from sop_faiss.data.decode import decode_image, decode_pillow, drop_reason
-from sop_faiss.data.jpeg import plain_jpeg_size
+from sop_faiss.data.images import decode
+from sop_faiss.data.images.decode import decode_image, decode_pillow, drop_reason
+from sop_faiss.data.images.jpeg import plain_jpeg_size
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image
 
@@ -57,7 +57,7 @@ def test_webp_is_close() -> None:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF"])
-def test_grey(format: str) -> None:
+def test_gray(format: str) -> None:
     decoded = decode_image(encode(Image.fromarray(PHOTO).convert("L"), format))
     assert decoded.shape == PHOTO.shape
     np.testing.assert_array_equal(decoded[..., 0], decoded[..., 2])
@@ -77,28 +77,28 @@ def test_transparency_is_over_white() -> None:
         decoded = decode_image(encode(layer, format, **({"lossless": True} if format == "WEBP" else {})))
         assert decoded[0, 0].tolist() == [0, 0, 255] and decoded[0, 7].tolist() == [255, 255, 255]
         assert abs(int(decoded[7, 7, 0]) - 127) <= 1
-    grey = Image.new("LA", (4, 4), (0, 0))
-    assert decode_image(encode(grey, "PNG")).min() == 255
+    gray = Image.new("LA", (4, 4), (0, 0))
+    assert decode_image(encode(gray, "PNG")).min() == 255
 
 
 @pytest.mark.parametrize("format", ["PNG", "GIF"])
 def test_palette_with_transparency(format: str) -> None:
-    picture = Image.new("P", (6, 6), 0)
-    picture.putpalette([10, 20, 30, 200, 100, 50] + [0] * 762)
-    picture.paste(1, (0, 0, 3, 6))
-    decoded = decode_image(encode(picture, format))
+    image = Image.new("P", (6, 6), 0)
+    image.putpalette([10, 20, 30, 200, 100, 50] + [0] * 762)
+    image.paste(1, (0, 0, 3, 6))
+    decoded = decode_image(encode(image, format))
     assert decoded[0, 0].tolist() == [200, 100, 50] and decoded[0, 5].tolist() == [10, 20, 30]
-    decoded = decode_image(encode(picture, format, transparency=0))
+    decoded = decode_image(encode(image, format, transparency=0))
     assert decoded[0, 0].tolist() == [200, 100, 50] and decoded[0, 5].tolist() == [255, 255, 255]
     if format == "PNG":
         alphas = bytes([0, 255])
-        assert decode_image(encode(picture, format, transparency=alphas))[0, 5].tolist() == [255, 255, 255]
+        assert decode_image(encode(image, format, transparency=alphas))[0, 5].tolist() == [255, 255, 255]
 
 
-def test_rgb_png_with_a_transparent_colour() -> None:
-    picture = Image.new("RGB", (4, 4), (1, 2, 3))
-    picture.putpixel((0, 0), (9, 9, 9))
-    decoded = decode_image(encode(picture, "PNG", transparency=(1, 2, 3)))
+def test_rgb_png_with_a_transparent_color() -> None:
+    image = Image.new("RGB", (4, 4), (1, 2, 3))
+    image.putpixel((0, 0), (9, 9, 9))
+    decoded = decode_image(encode(image, "PNG", transparency=(1, 2, 3)))
     assert decoded[0, 0].tolist() == [9, 9, 9] and decoded[3, 3].tolist() == [255, 255, 255]
 
 
@@ -108,7 +108,7 @@ def test_one_bit() -> None:
 
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
-def test_sixteen_bit_grey_is_scaled_not_clipped(format: str) -> None:
+def test_sixteen_bit_gray_is_scaled_not_clipped(format: str) -> None:
     ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     decoded = decode_image(encode(Image.fromarray(ramp), format))
     np.testing.assert_array_equal(decoded, np.repeat((ramp >> 8).astype(np.uint8)[..., None], 3, 2))
@@ -166,12 +166,12 @@ def test_damaged_exif_is_no_reason_to_drop() -> None:
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_animations_give_their_first_frame(format: str) -> None:
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ((250, 0, 0), (0, 250, 0))]
+    frames = [Image.new("RGB", (8, 8), color) for color in ((250, 0, 0), (0, 250, 0))]
     encoded = encode(frames[0], format, save_all=True, append_images=frames[1:])
     assert np.abs(decode_image(encoded).astype(int) - [250, 0, 0]).max() < 16
 
 
-def test_a_phone_picture_of_several_parts() -> None:
+def test_a_phone_image_of_several_parts() -> None:
     second = Image.fromarray(PHOTO[::-1])
     encoded = encode(PHOTO, "MPO", save_all=True, append_images=[second], quality=95)
     np.testing.assert_array_equal(decode_image(encoded), np.asarray(decode_pillow(encoded)))
@@ -232,7 +232,7 @@ def test_a_text_chunk_bomb_is_bounded() -> None:
     assert reason_of(png[:33] + chunk + png[33:]) in ("damaged", "not-an-image")
 
 
-def test_random_damage_gives_pictures_or_reasons() -> None:
+def test_random_damage_gives_images_or_reasons() -> None:
     """The two JPEG paths agree on every damaged file, and nothing else than DataError leaves."""
     draw = random.Random(0)
     known = {"truncated", "damaged", "not-an-image", "too-many-pixels"}
@@ -261,8 +261,8 @@ def test_warnings_do_not_leak(recwarn: pytest.WarningsRecorder) -> None:
     for encoded in (encode(PHOTO, exif=exif), encode(PHOTO, "PNG", exif=exif)):
         decode_image(encoded)
         decode_pillow(encoded)
-    picture = Image.new("P", (4, 4))
-    decode_image(encode(picture, "PNG", transparency=b"\0\1"))
+    image = Image.new("P", (4, 4))
+    decode_image(encode(image, "PNG", transparency=b"\0\1"))
     big = encode(Image.new("1", (10_000, 9_500)), "PNG")  # above PIL's own warning
     with pytest.raises(DataError, match="too-many-pixels"):
         decode_image(big)
@@ -270,15 +270,15 @@ def test_warnings_do_not_leak(recwarn: pytest.WarningsRecorder) -> None:
 
 
 def test_threads_and_the_warning_filters() -> None:
-    pictures = [encode(PHOTO, "PNG"), encode(PHOTO), encode(Image.new("P", (4, 4)), "GIF")] * 30
+    images = [encode(PHOTO, "PNG"), encode(PHOTO), encode(Image.new("P", (4, 4)), "GIF")] * 30
     before = list(warnings.filters)
     with ThreadPoolExecutor(4) as pool:
-        shapes = [picture.shape for picture in pool.map(decode_image, pictures)]
+        shapes = [image.shape for image in pool.map(decode_image, images)]
     assert shapes == [(24, 40, 3), (24, 40, 3), (4, 4, 3)] * 30
     assert warnings.filters == before
 
 
-def test_a_fork_while_another_thread_opens_a_picture() -> None:
+def test_a_fork_while_another_thread_opens_a_image() -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -1,4 +1,4 @@
-"""Distractors of sop-retrieve: stores and pictures give the same numbers, in one process and in two."""
+"""Distractors of sop-retrieve: stores and images give the same numbers, in one process and in two."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import FeatureError
+from sop_faiss.evaluate import distractors as stream
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
-from sop_faiss.features.blocks import FeatureBlocks
+from sop_faiss.evaluate.retrieval_task import _expanded
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import Encoder, load_encoder
-from sop_faiss.pipeline import distractors as stream
-from sop_faiss.pipeline.retrieve import _expanded
+from sop_faiss.features.store_blocks import FeatureBlocks
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import load_encoder
 from tests.images import write_folder
 from tests.test_cli_retrieve import RESNET, fails, plain_gnd, run, write_set
 from tests.test_distributed import launch
@@ -34,12 +35,12 @@ def encoder() -> Encoder:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory, encoder: Encoder) -> dict[str, Path]:
-    """A plain set, pictures that distract, their features whole, and as squares."""
+    """A plain set, images that distract, their features whole, and as squares."""
     root = tmp_path_factory.mktemp("distractors")
-    pictures = write_folder(root / "more", classes=5, per_class=8, size=(30, 40), seed=7)
+    images = write_folder(root / "more", classes=5, per_class=8, size=(30, 40), seed=7)
     for name, preprocess in (("whole", encoder.preprocess.keeping_aspect()), ("square", encoder.preprocess)):
-        extract_features(encoder, open_source(pictures), preprocess=preprocess).write(root / name)
-    found = {"set": write_set(root / "set", plain_gnd()), "pictures": pictures}
+        extract_features(encoder, open_source(images), preprocess=preprocess).write(root / name)
+    found = {"set": write_set(root / "set", plain_gnd()), "images": images}
     return found | {name: root / name for name in ("whole", "square")}
 
 
@@ -50,14 +51,14 @@ def result(*arguments: object, file: Path) -> dict[str, Any]:
     return content
 
 
-def test_a_store_and_pictures_give_the_same_numbers(
+def test_a_store_and_images_give_the_same_numbers(
     places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     common = ("--dataset", places["set"])
     alone = result(*common, file=tmp_path / "0.json")
     stored = result(*common, "--distractors", places["whole"], file=tmp_path / "1.json")
-    monkeypatch.setattr(stream, "CHUNK_PICTURES", 7)
-    encoded = result(*common, "--distractors", places["pictures"], file=tmp_path / "2.json")
+    monkeypatch.setattr(stream, "CHUNK_IMAGES", 7)
+    encoded = result(*common, "--distractors", places["images"], file=tmp_path / "2.json")
     assert stored["metrics"] == encoded["metrics"] != alone["metrics"]
     assert stored["per_query"] == encoded["per_query"]
     assert stored["metrics"]["mAP"] < alone["metrics"]["mAP"]
@@ -67,7 +68,7 @@ def test_a_store_and_pictures_give_the_same_numbers(
 
 def test_it_says_that_there_are_distractors(places: dict[str, Path], tmp_path: Path) -> None:
     done = run(*RESNET, "--dataset", places["set"], "--distractors", places["whole"], "--html", tmp_path / "r.html")
-    assert "in 12 pictures" in done.stdout and "and 40 distractors" in done.stdout
+    assert "in 12 images" in done.stdout and "and 40 distractors" in done.stdout
     assert "40 distractors counted but not shown" in (tmp_path / "r.html").read_text()
 
 
@@ -82,7 +83,7 @@ def test_query_expansion_and_database_augmentation(places: dict[str, Path], tmp_
     assert alone["protocol"]["query_expansion"] is alone["protocol"]["database_augmentation"] is None
     assert among["metrics"] != alone["metrics"]
     assert "leave one of them out" in fails(*RESNET, *common, "--dba", 2, "--distractors", places["whole"])
-    assert "would be encoded twice" in fails(*RESNET, *common, "--qe", 2, "--distractors", places["pictures"])
+    assert "would be encoded twice" in fails(*RESNET, *common, "--qe", 2, "--distractors", places["images"])
     assert "query_neighbors = 99 of 12" in fails(*RESNET, *common, "--qe", 99)
     assert "database_neighbors = -1" in fails(*RESNET, *common, "--dba", -1)
 
@@ -114,14 +115,14 @@ def test_distractors_of_another_origin(places: dict[str, Path], tmp_path: Path) 
 @pytest.mark.distributed
 def test_two_ranks_add_up(places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank counts its own blocks; the first one writes what a single process writes."""
-    monkeypatch.setattr(stream, "CHUNK_PICTURES", 7)
-    alone = result("--dataset", places["set"], "--distractors", places["pictures"], file=tmp_path / "1.json")
+    monkeypatch.setattr(stream, "CHUNK_IMAGES", 7)
+    alone = result("--dataset", places["set"], "--distractors", places["images"], file=tmp_path / "1.json")
     program = tmp_path / "two.py"
     program.write_text(
-        "from sop_faiss.pipeline import distractors\ndistractors.CHUNK_PICTURES = 7\n"
+        "from sop_faiss.evaluate import distractors\ndistractors.CHUNK_IMAGES = 7\n"
         "from sop_faiss.cli.retrieve import main\nmain()\n"
     )
-    words = [*RESNET, "--device", "cpu", "--dataset", places["set"], "--distractors", places["pictures"]]
+    words = [*RESNET, "--device", "cpu", "--dataset", places["set"], "--distractors", places["images"]]
     launch([str(program), *map(str, words), "--json", str(tmp_path / "2.json")], ranks=2)
     together = json.loads((tmp_path / "2.json").read_text())
     assert together["metrics"] == alone["metrics"] and together["per_query"] == alone["per_query"]
@@ -136,9 +137,9 @@ def made_store(directory: Path, rows: int, **options: Any) -> np.ndarray:
 
 
 def test_a_store_in_blocks_is_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sop_faiss.features import blocks, store
+    from sop_faiss.features import store, store_blocks
 
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(store_blocks, "BLOCK_ROWS", 16)
     monkeypatch.setattr(store, "_BYTES_PER_FILE", 40 * 32)
     features = made_store(tmp_path / "a", 100)
     read = FeatureBlocks(tmp_path / "a")

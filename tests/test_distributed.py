@@ -14,7 +14,7 @@ import torch
 from sop_faiss import distributed
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
 from tests.images import write_shards
 from tests.runs import tiny_config_file
 
@@ -84,8 +84,8 @@ def test_two_ranks_gather_unequal_rows():
     "overrides",
     [
         (),
-        ("masks.kind=none", "loss.patch_weight=0"),
-        ("loss.cls_weight=0", "sop.anchors=fixed_vectors"),
+        ("masks.kind=none", "sop.patch.weight=0"),
+        ("sop.cls.weight=0", "sop.anchors=fixed_vectors"),
         ("train.accumulate=3", "train.views_apart=true"),
         ("optim.projector_warmup_epochs=0.5", "optim.layer_decay=0.7"),
     ],
@@ -106,7 +106,7 @@ def test_one_and_two_ranks_train_alike(tmp_path, overrides):
         for key in a.keys() - {"images_per_second", "data_wait_share", "memory_peak_bytes"}:
             expected = None if b[key] is None else pytest.approx(b[key], rel=1e-3, abs=1e-5)
             assert a[key] == expected, key
-    memories = [read_tensors(find_checkpoint(tmp_path / f"ranks{ranks}"), "memories") for ranks in (1, 2)]
+    memories = [read_tensors(find_checkpoint(tmp_path / f"ranks{ranks}"), "objective") for ranks in (1, 2)]
     for key in memories[0]:
         torch.testing.assert_close(memories[0][key], memories[1][key], rtol=1e-3, atol=1e-3)
 

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.teacher import Network, build_student_and_teacher
-from sop_faiss.pipeline import dry_run
-from sop_faiss.pipeline.dry_run import activation_bytes
-from sop_faiss.pipeline.train import describe_run
+from sop_faiss.model.networks import Network
+from sop_faiss.objectives.choose import choose_objective
+from sop_faiss.verbs.training import dry_run
+from sop_faiss.verbs.training.dry_run import activation_bytes
+from sop_faiss.verbs.training.train import describe_run
 from tests.images import write_folder, write_shards
-from tests.runs import tiny_config
+from tests.runs import networks_of, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_where_shards_come_from(tmp_path, shards):
         "bytes": sizes,
         "root": str(shards),
         "images": 24,
-        "labelled_images": 24,
+        "labeled_images": 24,
         "classes": 3,
     }
     assert described(tmp_path, shards)["data"] == told  # by now each shard has an index beside it
@@ -55,11 +56,11 @@ def test_where_shards_come_from(tmp_path, shards):
 def test_where_files_come_from(tmp_path):
     photos = write_folder(tmp_path / "photos", classes=2, per_class=12, size=20)
     told = described(tmp_path, photos)["data"]
-    assert (told["kind"], told["folders"], told["images"], told["classes"]) == ("folder of pictures", 2, 24, 2)
+    assert (told["kind"], told["folders"], told["images"], told["classes"]) == ("folder of images", 2, 24, 2)
     (tmp_path / "list.txt").write_text("".join(f"photos/class_0/{number:04d}.jpg\n" for number in range(12)))
     told = described(tmp_path, tmp_path / "list.txt", "sop.cls.num_supports=1")["data"]
-    assert (told["kind"], told["folders"], told["images"]) == ("list of pictures", 1, 12)
-    assert (told["classes"], told["labelled_images"]) == (0, 0)
+    assert (told["kind"], told["folders"], told["images"]) == ("list of images", 1, 12)
+    assert (told["classes"], told["labeled_images"]) == (0, 0)
 
 
 class _Known(Network):
@@ -75,10 +76,15 @@ class _Known(Network):
         return kept, kept.detach()  # the second is no other storage
 
 
+def activations_of(config: Config, student: Network | None = None) -> tuple[int, int]:
+    needs = choose_objective(config).needs(torch.device("cpu"), 100)
+    return activation_bytes(student or _Known(), config, needs)
+
+
 def test_activations_are_what_autograd_keeps(tmp_path):
-    assert activation_bytes(_Known(), tiny_config(tmp_path)) == (2 * 3 * 16 * 16 * 4, 2 * 3 * 8 * 8 * 4)
-    assert activation_bytes(_Known(), tiny_config(tmp_path, "views.local_count=0"))[1] == 0
-    assert activation_bytes(_Known(), tiny_config(tmp_path, "loss.cls_weight=0"))[1] == 0
+    assert activations_of(tiny_config(tmp_path)) == (2 * 3 * 16 * 16 * 4, 2 * 3 * 8 * 8 * 4)
+    assert activations_of(tiny_config(tmp_path, "views.local_count=0"))[1] == 0
+    assert activations_of(tiny_config(tmp_path, "sop.cls.weight=0"))[1] == 0
 
 
 def test_activations_grow_with_depth_and_draw_nothing(tmp_path):
@@ -86,7 +92,7 @@ def test_activations_grow_with_depth_and_draw_nothing(tmp_path):
     for depth in (2, 4, 6):
         config = tiny_config(tmp_path, f"model.depth={depth}", "model.drop_path=0")
         state = torch.get_rng_state()
-        kept.append(activation_bytes(build_student_and_teacher(config)[0], config)[0])
+        kept.append(activations_of(config, networks_of(config)[0])[0])
         assert torch.equal(torch.get_rng_state(), state)
     assert kept[2] - kept[1] == kept[1] - kept[0] > 0
 

@@ -10,11 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.device import choose_device
-from sop_faiss.model.encoder import encoder_of_backbone
-from sop_faiss.model.teacher import build_student_and_teacher
-from tests.encoders import random_images, timm_network, tiny_config, write_run
+from sop_faiss.model.encoders.encoder import encoder_of_backbone
+from tests.encoders import random_images, timm_network, tiny_config, write_official, write_run
+from tests.messages import assert_one_line
+from tests.runs import networks_of
 
 TOLERANCE = 1e-5
 
@@ -56,7 +57,88 @@ def test_checkpoint_of_a_run_is_a_model_too(run: Path) -> None:
 def test_mean_pooling_is_the_mean_patch_token(run: Path) -> None:
     encoder = load_encoder(str(run), pooling="mean")
     with torch.no_grad():
-        assert torch.equal(encoder(random_images()), encoder.trunk.network(random_images()).patches.mean(1))
+        assert torch.equal(encoder(random_images()), encoder.model.backbone(random_images()).patches.mean(1))
+
+
+# tokens
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "gem", "cls_mean"])
+@pytest.mark.parametrize("last_blocks", [None, 2])
+def test_tokens_of_a_run_are_its_backbones(run: Path, pooling: str, last_blocks: int | None) -> None:
+    if last_blocks and pooling in ("mean", "gem"):
+        return  # refused
+    encoder = load_encoder(str(run), pooling=pooling, last_blocks=last_blocks)
+    with torch.no_grad():
+        images = random_images(16, width=40)
+        feature, tokens = encoder.tokens(images)
+        assert torch.equal(feature, encoder(images))
+        expected: Any = encoder.model.backbone.trunk.forward_features(images)
+    assert torch.equal(tokens.cls, expected[:, 0]) and torch.equal(tokens.patches, expected[:, 1:])
+    assert tokens.grid == (2, 5)
+
+
+TIMM_TOKENS = {
+    "test_vit": (64, (4, 4)),
+    "test_vit2": (64, (4, 4)),  # a register and no [CLS]
+    "vit_small_patch16_dinov3": (64, (4, 4)),
+    "swin_tiny_patch4_window7_224": (64, (2, 2)),
+    "test_resnet": (80, (3, 3)),
+    "test_efficientnet": (80, (3, 3)),
+}
+
+
+@pytest.mark.parametrize(("name", "side", "grid"), [(name, *made) for name, made in TIMM_TOKENS.items()])
+def test_tokens_of_timms_models_are_their_own(name: str, side: int, grid: tuple[int, int]) -> None:
+    encoder = load_encoder(f"timm:{name}", random_weights=0)
+    model: Any = encoder.model.backbone
+    with torch.no_grad():
+        images = random_images(side, count=2)
+        feature, tokens = encoder.tokens(images)
+        last = model.forward_features(images)
+        assert torch.equal(feature, encoder(images))
+    prefix = getattr(model, "num_prefix_tokens", 0)
+    if last.ndim == 3:
+        patches = last[:, prefix:]
+    else:
+        patches = (last if "swin" in name else last.permute(0, 2, 3, 1)).flatten(1, 2)
+    assert torch.equal(tokens.patches, patches)
+    has_cls = getattr(model, "cls_token", None) is not None
+    assert torch.equal(tokens.cls, last[:, 0] if has_cls else feature)
+    assert tokens.grid == grid
+
+
+def test_tokens_of_an_official_checkpoint(tmp_path: Path) -> None:
+    model = timm_network("test_vit", num_classes=0)
+    file = write_official(tmp_path / "dino.pth", {"teacher": model, "student": timm_network("test_vit", 4)})
+    encoder = load_encoder(f"dino:{file}", arch="test_vit", pooling="mean")
+    with torch.no_grad():
+        feature, tokens = encoder.tokens(random_images(160))
+        expected: Any = model.forward_features(random_images(160))  # type: ignore[operator]
+    torch.testing.assert_close(tokens.patches, expected[:, 1:])
+    torch.testing.assert_close(feature, expected[:, 1:].mean(1))
+    assert tokens.grid == (10, 10)
+
+
+def test_tokens_of_a_convolutional_backbone_are_the_positions_of_its_last_map() -> None:
+    config = tiny_config(backbone="test_resnet", patch_size=None, embed_dim=None, depth=None, num_heads=None)
+    encoder = encoder_of_backbone(seeded_backbone(config.model, 64, 0), config, "live").eval()
+    with torch.no_grad():
+        feature, tokens = encoder.tokens(random_images(80, width=64))
+        last = encoder.model.backbone.trunk.forward_features(random_images(80, width=64))
+    assert tokens.grid == tuple(last.shape[2:]) == (3, 2)
+    torch.testing.assert_close(tokens.patches, last.flatten(2).transpose(1, 2))
+    assert torch.equal(feature, tokens.cls)
+
+
+def test_a_model_without_a_grid_of_tokens_says_so() -> None:
+    encoder = load_encoder("timm:levit_128s", random_weights=0)
+    with pytest.raises(ConfigError) as error:
+        encoder.tokens(random_images(224, count=1))
+    assert_one_line(error, "levit_128s")
+
+
+# poolings
 
 
 def test_default_pooling_is_the_runs_global_token(tmp_path: Path) -> None:
@@ -91,9 +173,9 @@ def test_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_random_weights_are_those_training_starts_from() -> None:
     config = tiny_config()
-    student, _ = build_student_and_teacher(config)
+    student, _ = networks_of(config)
     baseline = encoder_of_backbone(seeded_backbone(config.model, 32, seed=config.train.seed), config, "baseline")
-    ours = baseline.trunk.network.state_dict()
+    ours = baseline.model.backbone.state_dict()
     assert all(torch.equal(value, ours[key]) for key, value in student.backbone.state_dict().items())
 
 
@@ -102,7 +184,7 @@ def test_config_with_random_weights(tmp_path: Path, run: Path) -> None:
     zero, again, one = (load_encoder(f"config:{config}", random_weights=seed) for seed in (0, 0, 1))
     assert zero.fingerprint == again.fingerprint != one.fingerprint
     expected = seeded_backbone(tiny_config().model, 32, seed=0).state_dict()
-    assert all(torch.equal(value, expected[key]) for key, value in zero.trunk.network.state_dict().items())
+    assert all(torch.equal(value, expected[key]) for key, value in zero.model.backbone.state_dict().items())
     assert "random weights, seed 0" in zero.name
 
 
@@ -132,16 +214,16 @@ def test_timm_with_random_weights_is_seeded_and_leaves_the_generator_alone() -> 
         ({"model": "timm:test_vit", "weights": Path()}, CheckpointError, "is a directory: name a file in it"),
         ({"model": "dino:.", "arch": "test_vit"}, CheckpointError, "is a directory: name a file in it"),
         ({"model": "dino:no.pth", "arch": "test_vit"}, CheckpointError, "does not exist"),
-        ({"model": "dino:no.pth"}, ConfigError, "needs --arch"),
+        ({"model": "dino:no.pth"}, ConfigError, "needs `arch`"),
         ({"model": "timm:test_vit", "random_weights": 0, "size": 50}, ConfigError, "take 48 or 64"),
         ({"model": "timm:test_vit", "random_weights": 0, "size": 0}, ConfigError, "image size 0: wanted 1 to 7168"),
         ({"model": "timm:test_vit", "random_weights": 0, "size": 10**30}, ConfigError, f"image size {10**30}: "),
         ({"model": "timm:test_vit", "random_weights": 0, "pooling": "max"}, ConfigError, "wanted one of cls, mean"),
         ({"model": "timm:test_vit", "random_weights": 0, "weights": Path("w")}, ConfigError, "exclude each other"),
         ({"model": "timm:test_vit", "random_weights": 0, "by_position": True}, ConfigError, "give a weights file"),
-        ({"model": "timm:test_vit", "arch": "test_vit"}, ConfigError, "--arch does not apply"),
-        ({"model": "timm:test_vit", "student": True}, ConfigError, "--student does not apply"),
-        ({"model": "runs/x", "weights": Path("w")}, ConfigError, "--weights does not apply"),
+        ({"model": "timm:test_vit", "arch": "test_vit"}, ConfigError, "`arch` does not apply"),
+        ({"model": "timm:test_vit", "student": True}, ConfigError, "`student` does not apply"),
+        ({"model": "runs/x", "weights": Path("w")}, ConfigError, "`weights` does not apply"),
         ({"model": "runs/x", "random_weights": 0}, ConfigError, "it is for timm: and config:"),
         ({"model": "timm:test_vit", "random_weights": 0, "device": "tpu"}, ConfigError, "device 'tpu'"),
         ({"model": "timm:test_vit", "random_weights": 0, "device": "cuda:99"}, ConfigError, "CUDA devices"),

@@ -50,5 +50,5 @@ def test_values_that_are_not_finite_are_refused():
     broken = rows.copy()
     broken[2, 1] = np.nan
     for queries, gallery, name in ((broken, rows, "queries"), (rows, broken, "gallery")):
-        with pytest.raises(FeatureError, match=f"{name} hold NaN"):
+        with pytest.raises(FeatureError, match=f"{name} contain NaN"):
             nearest_rows(queries, gallery, 1)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
-from sop_faiss.neighbors import faiss_files, flat_index
-from sop_faiss.neighbors.factories import read_index
-from sop_faiss.neighbors.flat_index import FlatIndex, make_flat_index
+from sop_faiss.neighbors.disk import faiss_files, flat_index
+from sop_faiss.neighbors.disk.factories import read_index
+from sop_faiss.neighbors.disk.flat_index import FlatIndex, make_flat_index
 from tests.oracle_neighbors import brute_force, unit_rows
 
 

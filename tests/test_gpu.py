@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from sop_faiss.neighbors.mirror import RingMirror, has_bf16
 from sop_faiss.neighbors.selftest import count_faiss_gpus
-from sop_faiss.pipeline.train import run_training
 from sop_faiss.sop import kernel
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 from sop_faiss.sop.memory import Memory
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.oracle import dense_assignment, product_and_topk
 from tests.runs import tiny_config
-from tests.test_rounded import RECALL_FLOOR, clustered, recall
+from tests.test_bf16 import RECALL_FLOOR, clustered, recall
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -88,7 +88,7 @@ def test_a_trial_is_made_once_said_and_kept(caplog):
         assert int(resumed.state_dict()["neighbor_engine"]) == int(state["neighbor_engine"])
 
 
-def test_more_neighbours_than_faiss_can_find():
+def test_more_neighbors_than_faiss_can_find():
     mirror = RingMirror(3000, 16, CUDA)
     mirror.rows.copy_(unit(3000, 16))
     found = mirror.search(mirror.rows[:5], 2500)
@@ -111,7 +111,7 @@ def test_the_loss_equals_the_dense_formula():
     u = unit(9, 16).cuda().requires_grad_()
     targets = torch.softmax(torch.randn(9, 12), 1).cuda()
     rows = torch.full((9,), 1 / 9).cuda()
-    value = assignment_cross_entropy(u, targets, rows, MemberShares.of(members, weights), 0.1)
+    value = assignment_cross_entropy(u, targets, rows, MemberWeights.of(members, weights), 0.1)
     dense = dense_assignment(u.detach().cpu().double(), members.cpu().double(), weights.cpu().double(), 0.1)
     oracle = -(targets.cpu().double() * dense.log()).sum(1).mean()
     assert value.item() == pytest.approx(oracle.item(), rel=1e-5)
@@ -137,14 +137,14 @@ def test_the_kernel_equals_the_blocks_in_float64(rows, count, size, dim, eps, st
         pytest.skip("the kernel does not run on this device")
     row_weights = torch.linspace(0.1, 1, rows).cuda()
     teacher, results = unit(rows, dim, seed=2).cuda(), []
-    exact_targets = log_assignment(teacher.double(), MemberShares.of(members.double(), weights.double()), 0.05).exp()
+    exact_targets = log_assignment(teacher.double(), MemberWeights.of(members.double(), weights.double()), 0.05).exp()
     for dtype in (torch.float64, torch.float32):
-        leaf, shares = u.to(dtype).requires_grad_(), MemberShares.of(members.to(dtype), weights.to(dtype))
-        value = assignment_cross_entropy(leaf, exact_targets, row_weights, shares, student_temp)
+        leaf, member_weights = u.to(dtype).requires_grad_(), MemberWeights.of(members.to(dtype), weights.to(dtype))
+        value = assignment_cross_entropy(leaf, exact_targets, row_weights, member_weights, student_temp)
         value.backward()
         results.append((value.detach().double(), leaf.grad.double()))
     (exact, exact_gradient), (value, gradient) = results
-    targets = log_assignment(teacher, MemberShares.of(members, weights), 0.05).exp()
+    targets = log_assignment(teacher, MemberWeights.of(members, weights), 0.05).exp()
     torch.testing.assert_close(targets.double(), exact_targets, rtol=2e-5, atol=1e-9)
     torch.testing.assert_close(targets.sum(1), torch.ones(rows).cuda(), rtol=0, atol=2e-5)
     torch.testing.assert_close(value, exact, rtol=1e-5, atol=0)
@@ -161,12 +161,12 @@ def test_the_kernel_takes_a_cuda_device_with_tf32():
 
 def test_the_kernel_is_finite_at_log_of_zero_and_gives_the_same_bits_twice():
     members, _, u = kernel_case(40, 300, 2, 64, 0.1)
-    shares = MemberShares.of(members, torch.ones(300, 2).cuda())
+    member_weights = MemberWeights.of(members, torch.ones(300, 2).cuda())
     targets = torch.eye(300).cuda()[:40]
     gradients = []
     for _ in range(2):
         leaf = u.clone().requires_grad_()
-        value = assignment_cross_entropy(leaf, targets, torch.ones(40).cuda(), shares, 0.005)
+        value = assignment_cross_entropy(leaf, targets, torch.ones(40).cuda(), member_weights, 0.005)
         value.backward()
         assert torch.isfinite(value)
         assert torch.isfinite(leaf.grad).all()

@@ -1,4 +1,4 @@
-"""Lists learnt and filled by GPUs: the same index with FAISS's CPU in their place; on a GPU nearly the same."""
+"""Lists learned and filled by GPUs: the same index with FAISS's CPU in their place; on a GPU nearly the same."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import faiss
 import numpy as np
 import pytest
 
-from sop_faiss.neighbors import gpu_lists
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index
+from sop_faiss.neighbors.disk import gpu_lists
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index
 from sop_faiss.neighbors.selftest import count_faiss_gpus
 from tests.oracle_neighbors import unit_rows
 
@@ -82,8 +82,8 @@ def test_a_gpu_builds_an_index_that_finds_as_much(factory: str, monkeypatch: pyt
     if count_faiss_gpus() == 0:
         pytest.skip("FAISS has no GPU code here")
     rng = np.random.default_rng(0)
-    centres = unit_rows(rng, 500, 64)
-    rows = centres[rng.integers(0, 500, 60_000)] + 0.3 * unit_rows(rng, 60_000, 64)
+    centers = unit_rows(rng, 500, 64)
+    rows = centers[rng.integers(0, 500, 60_000)] + 0.3 * unit_rows(rng, 60_000, 64)
     rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     queries = rows[:200]
     exact = np.argsort(-(queries @ rows.T), axis=1)[:, :10]
@@ -93,8 +93,8 @@ def test_a_gpu_builds_an_index_that_finds_as_much(factory: str, monkeypatch: pyt
         index: ApproximateIndex = make_approximate_index(factory, 64)
         index.train(rows)
         index.add(rows)
-        assert index.count == len(rows) and (index._gpus._centres is not None) == (worth_it == 1)
-        index.effort = 16
+        assert index.count == len(rows) and (index._gpus._centers is not None) == (worth_it == 1)
+        index.search_setting = 16
         found = index.search(queries, 10).rows
         return float(np.mean([len(set(a) & set(b)) for a, b in zip(found, exact, strict=True)])) / 10
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.pipeline.train import run_training
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.sop.memory import Memory
-from sop_faiss.train import health as module
-from sop_faiss.train.health import newest_rows, watching
+from sop_faiss.train.log import health as module
+from sop_faiss.train.log.embedding_spread import mean_cosine, rankme, view_auc
+from sop_faiss.train.log.health import watching
+from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.monitor import read_metrics
-from sop_faiss.train.spread import mean_cosine, rankme, view_auc
 from sop_faiss.train.state import RunState
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.runs import tiny_config
 
@@ -47,7 +47,7 @@ def fresh(tmp_path, shards, *overrides) -> tuple[RunState, Batches]:
         ("train.accumulate=2", "train.views_apart=true"),
         ("views.global_count=3",),
         ("model.global_token=mean",),
-        ("loss.cls_weight=0",),
+        ("sop.cls.weight=0",),
     ],
 )
 def test_numbers_are_those_of_the_step(tmp_path, shards, overrides):
@@ -55,15 +55,16 @@ def test_numbers_are_those_of_the_step(tmp_path, shards, overrides):
     twin, _ = fresh(tmp_path, shards, *overrides)
     batch = batches[0]
     before = [parameter.detach().clone() for parameter in state.student.parameters()]
-    with watching(state) as told:
-        train_step(state, batch)
+    with watching(state) as watch:
+        step = train_step(state, batch)
+    told = watch.numbers(step.learned)
     assert told.keys() == KEYS
-    views = normalise(batch.global_views, batch.global_colours, twin.config.views, twin.device)
+    views = normalize(batch.global_views, batch.global_colors, twin.config.views, twin.device)
     with torch.no_grad():
         tokens = [twin.teacher.backbone(view) for view in views[:2]]
     cls = twin.config.model.global_token == "cls"
     features = [F.normalize(t.cls if cls else t.patches.mean(1), dim=1) for t in tokens]
-    memory = next(iter(state.levels.values())).memory
+    memory = next(iter(state.objective.terms.values())).memory
     expected = {
         "embedding_cosine": mean_cosine(memory.embeddings[:6]),
         "embedding_rankme": rankme(memory.embeddings[:6]),
@@ -71,7 +72,7 @@ def test_numbers_are_those_of_the_step(tmp_path, shards, overrides):
         "feature_rankme": rankme(features[1]),
         "view_auc": view_auc(*features),
     }
-    if state.cls is None:  # no whole view's feature is asked for
+    if "cls" not in state.objective.terms:  # no whole view's feature is asked for
         expected |= dict.fromkeys(("feature_cosine", "feature_rankme", "view_auc"), math.nan)
     for key, value in expected.items():
         assert told[key] == pytest.approx(value, rel=1e-4, nan_ok=True), key
@@ -99,9 +100,9 @@ def test_a_step_that_is_watched_is_the_same_step(tmp_path, shards, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(type(state.teacher.backbone), "read", counted)
             for step in range(2):
-                with watching(state) as told:
-                    train_step(state, batches[step])
-                assert bool(told) == logged
+                with watching(state) as watch:
+                    made = train_step(state, batches[step])
+                assert bool(watch.numbers(made.learned)) == logged
         passes.append(calls[0])
         states.append(state)
     assert passes[0] == passes[1] == 2 * 3  # teacher, student's global and local views
@@ -112,9 +113,8 @@ def test_a_step_that_is_watched_is_the_same_step(tmp_path, shards, monkeypatch):
 def test_nothing_is_left_behind_also_by_a_step_that_fails(tmp_path, shards):
     state, _ = fresh(tmp_path, shards)
     with pytest.raises(ZeroDivisionError), watching(state):
-        assert state.teacher.projector._forward_pre_hooks
+        assert state.optimizer._optimizer_step_pre_hooks
         raise ZeroDivisionError
-    assert not state.teacher.projector._forward_pre_hooks
     assert not state.optimizer._optimizer_step_pre_hooks and not state.optimizer._optimizer_step_post_hooks
 
 
@@ -150,7 +150,7 @@ def test_newest_rows_in_the_order_of_storing(stored, count, expected):
     memory = Memory(10, 3, torch.Generator().manual_seed(0))
     for step in range(stored):
         memory.store(torch.randn(1, 3), torch.tensor([step]))
-    rows = newest_rows(memory, count)
+    rows = memory.newest_rows(count)
     ids = memory.image_ids[rows].tolist()
     assert ids == list(range(max(0, stored - min(count, 10)), stored))
     if expected is not None:

@@ -17,19 +17,19 @@ import pytest
 from PIL import Image, ImageFile
 
 from sop_faiss.data.check import check
-from sop_faiss.data.decode import MAX_ASPECT, MAX_PIXELS, decode_image, decode_pillow, drop_reason
+from sop_faiss.data.images.decode import MAX_ASPECT, MAX_PIXELS, decode_image, decode_pillow, drop_reason
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.scaled import upright_jpeg_size
-from sop_faiss.data.shard_stream import Damage, ShardStream
-from sop_faiss.data.source import open_source
+from sop_faiss.data.shards.shard_stream import Damage, ShardStream
 from sop_faiss.data.stream import Batches
+from sop_faiss.data.views.scaled_decoding import upright_jpeg_size
 from sop_faiss.errors import DataError
 from tests.images import PickleTrap, encode, make_image, write_shards, write_tar
 from tests.messages import assert_one_line
 from tests.runs import tiny_config
 
-PICTURE = encode(make_image(np.random.default_rng(0), 20))
-GOOD = [(f"good_{number}.jpg", PICTURE) for number in range(6)]
+IMAGE = encode(make_image(np.random.default_rng(0), 20))
+GOOD = [(f"good_{number}.jpg", IMAGE) for number in range(6)]
 
 
 def add(tar: tarfile.TarFile, name: str, content: bytes = b"", **fields: object) -> None:
@@ -40,7 +40,7 @@ def add(tar: tarfile.TarFile, name: str, content: bytes = b"", **fields: object)
     tar.addfile(header, io.BytesIO(content))
 
 
-def member(name: str, content: bytes = PICTURE, **fields: object) -> Callable[[Path], None]:
+def member(name: str, content: bytes = IMAGE, **fields: object) -> Callable[[Path], None]:
     """A good shard with one more member."""
 
     def write(path: Path) -> None:
@@ -67,7 +67,7 @@ def cut(at: Callable[[int], int]) -> Callable[[Path], None]:
 def beyond_the_end(path: Path) -> None:
     header = tarfile.TarInfo("a.jpg")
     header.size = 1 << 40
-    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + PICTURE.ljust(2048, b"\0"))
+    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT) + IMAGE.ljust(2048, b"\0"))
 
 
 def nul_in_a_name(path: Path) -> None:
@@ -81,10 +81,10 @@ def nul_in_a_name(path: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "zero bytes": (lambda path: path.write_bytes(b""), "cut off"),
     "cut in a header": (cut(lambda end: 700), "cut off"),
-    "cut in a picture": (cut(lambda end: end - 600), "cut off"),
+    "cut in an image": (cut(lambda end: end - 600), "cut off"),
     "without the end blocks": (cut(lambda end: end), "no end mark"),
-    "a size beyond the file": (beyond_the_end, "goes beyond the end"),
-    "a key twice": (member("good_3.png"), "two pictures with the key good_3"),
+    "a size beyond the file": (beyond_the_end, "beyond the end"),
+    "a key twice": (member("good_3.png"), "two images with the key good_3"),
     "a label twice": (lambda path: write_tar(path, [*GOOD, ("good_1.cls", b"1"), ("good_1.cls", b"2")]), "two labels"),
     "a path upwards": (member("../../etc/passwd.jpg"), "points out of the shard"),
     "a path upwards within": (member("a/../../b.jpg"), "points out of the shard"),
@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a NUL in a name": (nul_in_a_name, "NUL in a name"),
     "a name without end": (member("x" * 300_000 + ".jpg"), "a name of 300004 letters"),
     "a name that is not UTF-8": (
-        lambda path: write_tar(path, [*GOOD, ("caf\udce9.jpg", PICTURE)], tarfile.GNU_FORMAT),
+        lambda path: write_tar(path, [*GOOD, ("caf\udce9.jpg", IMAGE)], tarfile.GNU_FORMAT),
         "not UTF-8",
     ),
 }
@@ -141,7 +141,7 @@ def test_a_link_spoils_one_image_and_not_the_shard(tmp_path: Path, case: str) ->
     write(path)
     for source in (open_source(path), open_source(path)):  # walked, then from the sidecar
         position = source.keys.index("a")
-        assert [source.read(other) for other in range(7) if other != position] == [PICTURE] * 6
+        assert [source.read(other) for other in range(7) if other != position] == [IMAGE] * 6
         with pytest.raises(DataError) as error:
             source.read(position)
         assert drop_reason(error.value) == "link"
@@ -150,18 +150,18 @@ def test_a_link_spoils_one_image_and_not_the_shard(tmp_path: Path, case: str) ->
     assert report.bad_by_reason == {"link": 1} and report.good == 6
     bad = Batches(source, np.arange(7), tiny_config(tmp_path, "train.batch_size=7"), 4).make(0).bad
     assert [(sample.key, sample.reason) for sample in bad] == [("a", "link")]
-    items = list(itertools.islice(ShardStream("x", [str(path)]).pictures(0, 1, 1, 0, 0), 7))
+    items = list(itertools.islice(ShardStream("x", [str(path)]).images(0, 1, 1, 0, 0), 7))
     assert [(item.key, item.reason) for item in items if isinstance(item, Damage)] == [("x/a", "link")]
 
 
 def test_a_label_that_is_a_link_spoils_its_image(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         for name in ("a", "b"):
-            add(tar, f"{name}.jpg", PICTURE)
+            add(tar, f"{name}.jpg", IMAGE)
         add(tar, "a.cls", b"3")
         add(tar, "b.cls", type=tarfile.LNKTYPE, linkname="a.cls")
     source = open_source(tmp_path / "x.tar")
-    assert source.labels is not None and source.labels.tolist() == [3, -1] and source.read(0) == PICTURE
+    assert source.labels is not None and source.labels.tolist() == [3, -1] and source.read(0) == IMAGE
     with pytest.raises(DataError, match=r"label .*--hard-dereference"):
         source.read(1)
 
@@ -176,8 +176,8 @@ def bomb(width: int, height: int) -> bytes:
 
 DROPPED: dict[str, tuple[bytes, str]] = {
     "an empty member": (b"", "empty"),
-    "text": (b"not a picture", "not-an-image"),
-    "a cut JPEG": (PICTURE[: len(PICTURE) // 2], "truncated"),
+    "text": (b"not an image", "not-an-image"),
+    "a cut JPEG": (IMAGE[: len(IMAGE) // 2], "truncated"),
     "a cut PNG": (encode(make_image(np.random.default_rng(1), 32), "PNG")[:900], "truncated"),
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not-an-image"),
     "100,000 x 100,000 pixels": (bomb(100_000, 100_000), "too-many-pixels"),
@@ -235,22 +235,22 @@ def test_a_long_jpeg_is_elongated_on_the_quick_ways_too() -> None:
 
 HARMLESS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "dots in names": (
-        lambda path: write_tar(path, [("v1.0/a.b.jpg", PICTURE), ("v1.0/a.c.jpg", PICTURE)]),
+        lambda path: write_tar(path, [("v1.0/a.b.jpg", IMAGE), ("v1.0/a.c.jpg", IMAGE)]),
         ["v1.0/a.b", "v1.0/a.c"],
     ),
     "GNU long names": (
-        lambda path: write_tar(path, [("d" * 200 + "/" + "e" * 200 + ".jpg", PICTURE)], tarfile.GNU_FORMAT),
+        lambda path: write_tar(path, [("d" * 200 + "/" + "e" * 200 + ".jpg", IMAGE)], tarfile.GNU_FORMAT),
         ["d" * 200 + "/" + "e" * 200],
     ),
     "pax long names": (
-        lambda path: write_tar(path, [("d" * 200 + "/" + "é" * 200 + ".jpg", PICTURE)], tarfile.PAX_FORMAT),
+        lambda path: write_tar(path, [("d" * 200 + "/" + "é" * 200 + ".jpg", IMAGE)], tarfile.PAX_FORMAT),
         ["d" * 200 + "/" + "é" * 200],
     ),
     "devices, pipes and folders": (
         lambda path: write_special(path),
         ["good"],
     ),
-    "signs that terminals obey": (lambda path: write_tar(path, [("a\x1b]0;x\x07.jpg", PICTURE)]), ["a\x1b]0;x\x07"]),
+    "signs that terminals obey": (lambda path: write_tar(path, [("a\x1b]0;x\x07.jpg", IMAGE)]), ["a\x1b]0;x\x07"]),
 }
 
 
@@ -258,7 +258,7 @@ def write_special(path: Path) -> None:
     with tarfile.open(path, "w") as tar:
         for number, kind in enumerate((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)):
             add(tar, f"special_{number}.jpg", type=kind)
-        add(tar, "good.jpg", PICTURE)
+        add(tar, "good.jpg", IMAGE)
 
 
 @pytest.mark.parametrize("case", HARMLESS)
@@ -267,7 +267,7 @@ def test_a_shard_that_is_read_as_it_is(tmp_path: Path, case: str) -> None:
     write(tmp_path / "x.tar")
     source = open_source(tmp_path / "x.tar")
     assert source.keys == keys
-    assert all(source.read(position) == PICTURE for position in range(len(source)))
+    assert all(source.read(position) == IMAGE for position in range(len(source)))
     pack(tmp_path / "x.tar", tmp_path / "out")  # names go into names of members, never of files
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "x.tar", "x.tar.index"]
     assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".index", ".json", ".json", ".tar"]
@@ -275,7 +275,7 @@ def test_a_shard_that_is_read_as_it_is(tmp_path: Path, case: str) -> None:
 
 def test_keys_twice_across_shards_get_the_shard_before_them(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        write_tar(tmp_path / f"{name}.tar", [("a.jpg", PICTURE), (f"{name}.jpg", PICTURE)])
+        write_tar(tmp_path / f"{name}.tar", [("a.jpg", IMAGE), (f"{name}.jpg", IMAGE)])
     assert open_source(tmp_path).keys == ["one/a", "one", "two/a", "two"]
 
 
@@ -321,7 +321,7 @@ def test_a_shard_put_in_the_place_of_another(tmp_path: Path) -> None:
         waiting.read(0)
 
 
-def test_a_shard_that_vanishes_is_a_bad_sample_for_each_of_its_pictures(tmp_path: Path) -> None:
+def test_a_shard_that_vanishes_is_a_bad_sample_for_each_of_its_images(tmp_path: Path) -> None:
     source = open_source(write_shards(tmp_path, classes=2, per_class=10, size=20, shards=4))
     (tmp_path / "photos-000002.tar").unlink()
     batches = Batches(source, np.arange(20), tiny_config(tmp_path, "train.batch_size=20"), 4)

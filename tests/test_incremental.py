@@ -1,4 +1,4 @@
-"""Kept neighbour lists against brute force in float64, after every one of thousands of stores."""
+"""Kept neighbor lists against brute force in float64, after every one of thousands of stores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig, NeighborsConfig
+from sop_faiss.config import NeighborsConfig, TermConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.incremental import keeping_pays
-from sop_faiss.neighbors.mirror import Neighbors
+from sop_faiss.neighbors.mirror import NearestRows
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 from tests.memories import drifting_stores
@@ -27,9 +27,9 @@ def keeping_memory(capacity: int, dim: int, k: int, exclude: bool = False, *, se
     return memory
 
 
-def assert_nearest(found: Neighbors, memory: Memory, anchors: Tensor, k: int, exclude: bool) -> None:
+def assert_nearest(found: NearestRows, memory: Memory, anchors: Tensor, k: int, exclude: bool) -> None:
     """Every place has the similarity that it should have, of a permitted row that has it: equal but for ties."""
-    found = Neighbors(found.similarities.cpu(), found.rows.cpu())
+    found = NearestRows(found.similarities.cpu(), found.rows.cpu())
     rows, ids, anchors = memory.embeddings.cpu().double(), memory.image_ids.cpu(), anchors.cpu()
     exact = rows[anchors] @ rows.T
     refused = anchors.unsqueeze(1) == torch.arange(len(rows))
@@ -99,13 +99,13 @@ def test_lists_grow_past_their_width_and_stay_exact():
         assert_nearest(memory.nearest_others(everything), memory, everything, 2, False)
 
 
-def test_a_store_is_worked_off_in_blocks(monkeypatch):
-    monkeypatch.setattr("sop_faiss.neighbors.incremental._BLOCK_ELEMENTS", 300)
-    memory = keeping_memory(100, 6, 3)
-    everything = torch.arange(100)
-    memory.nearest_others(everything)
-    memory.store(F.normalize(torch.randn(50, 6, generator=torch.Generator().manual_seed(4)), dim=1), everything[:50])
-    assert_nearest(memory.nearest_others(everything), memory, everything, 3, False)
+def test_a_store_is_worked_off_in_blocks():
+    memory = keeping_memory(3000, 6, 3)  # of 1398 rows
+    memory.nearest_others(torch.arange(3000))
+    generator = torch.Generator().manual_seed(4)
+    memory.store(F.normalize(torch.randn(2000, 6, generator=generator), dim=1), torch.arange(2000))
+    rows = torch.randperm(3000, generator=generator)[:60]
+    assert_nearest(memory.nearest_others(rows), memory, rows, 3, False)
 
 
 def test_only_lists_that_fell_short_are_searched(monkeypatch):
@@ -129,7 +129,7 @@ def test_only_lists_that_fell_short_are_searched(monkeypatch):
 def make(incremental: bool, *, anchors="random", exclude=False, capacity=80, supports=4, seed=3) -> PrototypeMaker:
     return PrototypeMaker(
         Memory(capacity, 6, torch.Generator().manual_seed(1)),
-        LevelConfig(num_anchors=16, num_supports=supports, tasks=2),
+        TermConfig(num_anchors=16, num_supports=supports, tasks=2),
         contributions="similarity",
         eps=0.1,
         anchors=anchors,

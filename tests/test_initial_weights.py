@@ -15,20 +15,20 @@ from sop_faiss.config import Config
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import sha256_file
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
-from sop_faiss.model.encoder import encoder_of_backbone
+from sop_faiss.model.encoders.encoder import encoder_of_backbone
+from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.teacher import Network, build_student_and_teacher
-from sop_faiss.pipeline.knn import KnnOptions, evaluate_knn
-from sop_faiss.pipeline.stream import mask_unit
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.model.networks import Network
+from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.parallel import copy_weights
+from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
+from sop_faiss.verbs.training.train import run_training
+from sop_faiss.verbs.training.training_images import mask_unit
 from tests.encoders import random_images, timm_network, write_official, write_run
 from tests.encoders import tiny_config as tiny_run
 from tests.images import write_shards
 from tests.messages import assert_one_line
-from tests.runs import conv_config, tiny_config
+from tests.runs import conv_config, networks_of, tiny_config
 
 CONV, VIT = "test_efficientnet", "vit_tiny_patch16_224"
 HALF = ("views.mean=[0.5,0.5,0.5]", "views.std=[0.5,0.5,0.5]")
@@ -56,7 +56,7 @@ def vit_config(folder: Path, *overrides: str) -> Config:
 
 def started(config: Config) -> tuple[Config, Network, Network]:
     config = resolve_init(config)
-    student, teacher = build_student_and_teacher(config)
+    student, teacher = networks_of(config)
     load_initial_weights(teacher.backbone, config.model)
     copy_weights(student, teacher.state_dict())
     return config, student.eval(), teacher.eval()
@@ -122,7 +122,7 @@ def test_a_run_starts_from_another_runs_teacher_and_takes_its_shape(tmp_path):
             for key in own.keys() - {"trunk.pos_embed"}:
                 assert torch.equal(own[key], theirs[f"backbone.{key}"])
         assert own["trunk.pos_embed"].shape == (1, 37, 32)
-        assert student.projector.mlp[0].weight.shape == (16, 32)
+        assert student.heads["shared"].mlp[0].weight.shape == (16, 32)
     assert mask_unit(config) == 8
 
 
@@ -144,13 +144,13 @@ def test_resolving_twice_changes_nothing_and_explicit_values_stand(tmp_path, wei
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (("model.init=timm:resnet18",), ConfigError, "comes without weights: give --weights FILE (model.weights)"),
+        (("model.init=timm:resnet18",), ConfigError, "comes without weights: give `weights=FILE`"),
         (("model.init=timm:resnet81", "model.weights=x"), ConfigError, "timm has no model 'resnet81'; did you mean"),
         (("model.init=timm:resnet18", "model.weights=no.pth"), ConfigError, "model.backbone = test_resnet, but"),
         (("model.init=timm:test_resnet", "model.weights=no.pth"), CheckpointError, "no.pth does not exist"),
         (("model.init=config:digits_demo",), ConfigError, "wanted timm:NAME, dino:FILE, a run"),
         (("model.init=no/such/run",), CheckpointError, "model.init = no/such/run does not exist: wanted timm:NAME"),
-        (("model.init=no/such/run", "model.weights=x"), ConfigError, "--weights does not apply to no/such/run"),
+        (("model.init=no/such/run", "model.weights=x"), ConfigError, "`weights` does not apply to no/such/run"),
         (("model.init=.",), CheckpointError, "neither a checkpoint nor a run"),
         (("model.init=dino:no.pth",), CheckpointError, "no.pth does not exist"),
         (("model.init=timm:test_resnet", "model.weights={conv}"), CheckpointError, "does not fit model.backbone"),

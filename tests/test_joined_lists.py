@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
-from sop_faiss.neighbors.joined_lists import joins_on_disk, write_joined
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.disk.joined_lists import joins_on_disk, write_joined
 from tests.oracle_neighbors import unit_rows
 
 DIMENSION = 16
@@ -42,14 +42,14 @@ def test_the_file_is_what_faiss_writes(tmp_path: Path, factory: str, sizes: tupl
         parts.append(read_approximate_index(tmp_path / f"part{number}", factory, DIMENSION, len(block)))
         whole.add(block)
     joined = empty(start, factory)
-    whole.effort = joined.effort = 5
+    whole.search_setting = joined.search_setting = 5
     write_joined(joined, parts, tmp_path / "joined")
     whole.write(tmp_path / "whole")
     assert (tmp_path / "joined").read_bytes() == (tmp_path / "whole").read_bytes()
     assert joined.count == 0, "it is as it was"
     opened = read_approximate_index(tmp_path / "joined", factory, DIMENSION, sum(sizes))
     if sum(sizes) > 100:
-        opened.effort = 5
+        opened.search_setting = 5
         found, wanted = (index.search(rows[:20], 5) for index in (opened, whole))
         np.testing.assert_array_equal(found.rows, wanted.rows)
 

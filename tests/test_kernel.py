@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from sop_faiss.sop import kernel
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 
 ROOT = Path(__file__).resolve().parent.parent
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -122,27 +122,27 @@ def test_why_a_cuda_device_cannot_use_it(monkeypatch, error, reason):
 def test_the_loss_takes_the_kernel_for_float32_alone(monkeypatch):
     taken = []
 
-    def fake_cross_entropy(embeddings, targets, row_weights, shares, temperature, needs_gradient):
+    def fake_cross_entropy(embeddings, targets, row_weights, member_weights, temperature, needs_gradient):
         taken.append("cross_entropy")
         return embeddings.sum(), torch.full_like(embeddings, 2.0) if needs_gradient else None
 
-    def fake_log_assignment(embeddings, shares, temperature):
+    def fake_log_assignment(embeddings, member_weights, temperature):
         taken.append("log_assignment")
-        return embeddings.new_zeros(len(embeddings), shares.count)
+        return embeddings.new_zeros(len(embeddings), member_weights.count)
 
     monkeypatch.setattr(kernel, "kernel_available", lambda device: True)
     monkeypatch.setattr(kernel, "cross_entropy", fake_cross_entropy)
     monkeypatch.setattr(kernel, "log_assignment", fake_log_assignment)
-    shares = MemberShares.of(F.normalize(torch.ones(4, 2, 3), dim=-1), torch.full((4, 2), 0.9))
+    member_weights = MemberWeights.of(F.normalize(torch.ones(4, 2, 3), dim=-1), torch.full((4, 2), 0.9))
     targets, row_weights = torch.full((5, 4), 0.25), torch.ones(5)
 
     u = torch.ones(5, 3, requires_grad=True)
-    (3.0 * assignment_cross_entropy(u, targets, row_weights, shares, 0.1)).backward()
+    (3.0 * assignment_cross_entropy(u, targets, row_weights, member_weights, 0.1)).backward()
     assert torch.equal(u.grad, torch.full((5, 3), 6.0))
-    log_assignment(u.detach(), shares, 0.1)
+    log_assignment(u.detach(), member_weights, 0.1)
     assert taken == ["cross_entropy", "log_assignment"]
 
-    log_assignment(u, shares, 0.1)  # to be differentiated by autograd
-    assignment_cross_entropy(u.double(), targets, row_weights, shares, 0.1)
-    assignment_cross_entropy(u[:0], targets[:0], row_weights[:0], shares, 0.1)
+    log_assignment(u, member_weights, 0.1)  # to be differentiated by autograd
+    assignment_cross_entropy(u.double(), targets, row_weights, member_weights, 0.1)
+    assignment_cross_entropy(u[:0], targets[:0], row_weights[:0], member_weights, 0.1)
     assert taken == ["cross_entropy", "log_assignment"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.stop import REQUEUE_NAME
 from tests.forked import KillPoint, end, inode, kill, start, wait_for_lines
 from tests.images import write_shards
@@ -115,20 +115,20 @@ def test_a_run_killed_at_20_random_moments_is_the_run_that_was_not(place: Path, 
 
 
 POINTS: list[KillPoint] = [
-    ("sop_faiss.train.checkpoint", "write_json", 2, "before"),  # of the best teacher
+    ("sop_faiss.train.checkpoints.checkpoint", "write_json", 2, "before"),  # of the best teacher
     ("sop_faiss.train.state", "RunState.tensors", 1, "after"),
-    ("sop_faiss.train.checkpoint", "save_file", 2, "midway"),
-    ("sop_faiss.train.checkpoint", "sha256_file", 7, "before"),
+    ("sop_faiss.train.checkpoints.checkpoint", "save_file", 2, "midway"),
+    ("sop_faiss.train.checkpoints.checkpoint", "sha256_file", 7, "before"),
     ("sop_faiss.files", "_sync_file", 4, "before"),
     ("sop_faiss.files", "_put_in_place", 1, "before"),
     ("sop_faiss.files", "_put_in_place", 2, "after"),
-    ("sop_faiss.train.saver", "write_checkpoint", 1, "after"),
-    ("sop_faiss.train.saver", "prune_checkpoints", 2, "after"),
-    ("sop_faiss.train.checkpoint", "shutil.rmtree", 2, "before"),
-    ("sop_faiss.train.checkpoint", "shutil.rmtree", 2, "midway"),
-    ("sop_faiss.train.monitor", "Monitor.log", 3, "midway"),
-    ("sop_faiss.train.monitor", "keep_lines_until", 1, "before"),
-    ("sop_faiss.pipeline.train", "clear_leftovers", 1, "after"),
+    ("sop_faiss.train.checkpoints.saver", "write_checkpoint", 1, "after"),
+    ("sop_faiss.train.checkpoints.saver", "prune_checkpoints", 2, "after"),
+    ("sop_faiss.train.checkpoints.checkpoint", "shutil.rmtree", 2, "before"),
+    ("sop_faiss.train.checkpoints.checkpoint", "shutil.rmtree", 2, "midway"),
+    ("sop_faiss.train.log.monitor", "Monitor.log", 3, "midway"),
+    ("sop_faiss.train.log.monitor", "keep_lines_until", 1, "before"),
+    ("sop_faiss.verbs.training.train", "clear_leftovers", 1, "after"),
 ]
 
 
@@ -142,7 +142,7 @@ def test_kills_in_the_midst_of_writing_renaming_and_pruning(place: Path, whole: 
 
 def test_a_kill_before_the_run_has_its_configuration(place: Path) -> None:
     more = ("train.stop_after_steps=3",)
-    point = ("sop_faiss.pipeline.train", "to_yaml", 1, "before")
+    point = ("sop_faiss.verbs.training.train", "to_yaml", 1, "before")
     assert end(start(words(place, "early", *more), place / "early.log", point)) == [-signal.SIGKILL]
     assert not (place / "early" / "config.yaml").exists()
     assert end(start(words(place, "early", *more), place / "early.log")) == [0], (place / "early.log").read_text()

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from sop_faiss.data.check import check
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import FeatureError, IndexMismatchError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.search import FeatureIndex
 from tests.encoders import write_run
 from tests.images import write_folder
-from tests.test_index import make_store
+from tests.test_search import make_store
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ def left(out: Path) -> list[str]:
 
 
 PACK_POINTS = [
-    ("sop_faiss.data.shard_writer", "ShardWriter.write", 3),
+    ("sop_faiss.data.shards.shard_writer", "ShardWriter.write", 3),
     ("sop_faiss.data.pack", "write_manifest", 1),
     ("sop_faiss.files", "_sync_file", 2),
 ]
@@ -100,7 +100,7 @@ def test_embed(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None
 INDEX_POINTS = [
     ("sop_faiss.index.store", "IdTable.write", 1),
     ("sop_faiss.index.store", "IndexManifest.write", 1),
-    ("sop_faiss.neighbors.flat_index", "FlatIndex.write", 1),
+    ("sop_faiss.neighbors.disk.flat_index", "FlatIndex.write", 1),
 ]
 
 
@@ -125,7 +125,7 @@ def test_index_does_not_train_twice(features: Path, tmp_path: Path, point: tuple
     words = (*BUILD, "--features", features / "first", "--out")
     assert run(point, *words, tmp_path / "index") == -signal.SIGKILL
     assert ".index.trained" in left(tmp_path / "index")
-    never = ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.train", 1)
+    never = ("sop_faiss.neighbors.disk.approximate_index", "ApproximateIndex.train", 1)
     assert run(never, *words, tmp_path / "index") == 0, "trained, and so killed"
     assert left(tmp_path / "index") == ["index"]
     assert run((*point[:2], 0), *words, tmp_path / "whole") == 0
@@ -143,9 +143,9 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LIST_POINTS = [
-    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.train", 1),
-    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.add", 1),
-    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.write", 1),
+    ("sop_faiss.neighbors.disk.approximate_index", "ApproximateIndex.train", 1),
+    ("sop_faiss.neighbors.disk.approximate_index", "ApproximateIndex.add", 1),
+    ("sop_faiss.neighbors.disk.approximate_index", "ApproximateIndex.write", 1),
     ("sop_faiss.index.store", "IndexManifest.write", 1),
     ("sop_faiss.files", "_sync_file", 2),
 ]
@@ -162,8 +162,8 @@ def test_index_with_lists(features: Path, tmp_path: Path, point: tuple[str, str,
 
 
 ADD_POINTS = [
-    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.add", 1),
-    ("sop_faiss.neighbors.approximate_index", "ApproximateIndex.write", 1),
+    ("sop_faiss.neighbors.disk.approximate_index", "ApproximateIndex.add", 1),
+    ("sop_faiss.neighbors.disk.approximate_index", "ApproximateIndex.write", 1),
     ("sop_faiss.index.store", "IdTable.write", 1),
     ("sop_faiss.index.store", "IndexManifest.write", 1),
     ("sop_faiss.files", "_sync_file", 3),

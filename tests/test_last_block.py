@@ -10,8 +10,8 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import nn
 
-from sop_faiss.model.backbone import VitBackbone
-from sop_faiss.model.last_block import block_on_rows, works_on_rows
+from sop_faiss.model.backbones.backbone import VitBackbone
+from sop_faiss.model.backbones.last_block import block_on_rows, works_on_rows
 
 VIEWS, TOKENS, WIDTH = 5, 17, 24
 ROWS = {
@@ -80,7 +80,7 @@ class Unknown(Block):
         (nn.Identity(), False),
     ],
 )
-def test_blocks_of_another_build_are_told(block, known):
+def test_blocks_of_another_build_are_known_by_type(block, known):
     assert works_on_rows(block) == known
 
 
@@ -90,13 +90,13 @@ def test_blocks_of_another_build_are_told(block, known):
 def test_what_a_backbone_reads_is_what_it_makes(unknown, wants_cls, patches):
     if not wants_cls and patches is None:
         return
-    trunk = timm.create_model(
+    model = timm.create_model(
         "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=0,
         reg_tokens=2, class_token=True, dynamic_img_size=True,
     )  # fmt: skip
     if unknown:
-        trunk.blocks[-1].__class__ = Unknown
-    backbone = VitBackbone(trunk)
+        model.blocks[-1].__class__ = Unknown
+    backbone = VitBackbone(model)
     images, masks = torch.randn(2, 3, 16, 16), torch.rand(2, 16) < 0.3
     tokens = backbone(images, masks)
     expected = [tokens.cls] if wants_cls else []

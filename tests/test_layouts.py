@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.encoders.layouts import timm_names
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
-from sop_faiss.model.layouts import timm_names
 from tests.encoders import random_images, timm_features, timm_network, write_official
 from tests.messages import assert_one_line
 from tests.runs import conv_config
@@ -115,11 +115,11 @@ def test_one_network_is_read_without_a_word_and_has_no_student(tmp_path, caplog)
             torch.testing.assert_close(encoder(random_images(64)), expected, atol=TOLERANCE, rtol=TOLERANCE)
         with pytest.raises(CheckpointError) as caught:
             load_encoder(f"timm:{NAME}", weights=tmp_path / "w.pth", student=True)
-        assert_one_line(caught, "--student")
+        assert_one_line(caught, "`student`")
     assert not caplog.records
     with pytest.raises(ConfigError) as caught:
         load_encoder(f"timm:{NAME}", random_weights=0, student=True)
-    assert_one_line(caught, "--student")
+    assert_one_line(caught, "`student`")
 
 
 @pytest.mark.parametrize("roles", [("teacher", "student"), ("teacher",), ("student",)])
@@ -207,7 +207,7 @@ VIT = {key: value for key, value in timm_network("test_vit").state_dict().items(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({f"layer{i}.{key.rpartition('.')[2]}": value for i, (key, value) in enumerate(VIT.items())}, "--by-position"),
+        ({f"layer{i}.{key.rpartition('.')[2]}": value for i, (key, value) in enumerate(VIT.items())}, "`by_position`"),
         (renamed(VIT, lambda key: f"net.{key}") | {f"m{i}.x": torch.zeros(1) for i in range(5)}, "'net.'"),
         (VIT | {"register_tokens": torch.zeros(1, 4, 64)}, "register"),
         ({"encoder.layer.0.attention.attention.query.weight": torch.zeros(3)}, "Hugging Face"),
@@ -228,9 +228,9 @@ def test_what_does_not_fit_says_whose_layout_it_is(tmp_path: Path, content: Tens
             load_encoder(model, **options)
         assert_one_line(caught, message)
         assert "does not fit" in str(caught.value)
-    if message == "--by-position":
+    if message == "`by_position`":
         encoder = load_encoder("timm:test_vit", weights=tmp_path / "w.pth", by_position=True)
-        assert torch.equal(encoder.trunk.network.norm.bias, VIT["norm.bias"])
+        assert torch.equal(encoder.model.backbone.norm.bias, VIT["norm.bias"])
 
 
 def test_safetensors_and_hostile_names_are_one_line(tmp_path):

@@ -1,4 +1,4 @@
-"""Folders, lists and single pictures, and what is wrong with them."""
+"""Folders, lists and single images, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from sop_faiss.data.check import check
-from sop_faiss.data.decode import drop_reason
-from sop_faiss.data.listing import open_folder
+from sop_faiss.data.images.decode import drop_reason
+from sop_faiss.data.images.listing import open_folder
+from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.source import ImageSource, open_source
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image, write_folder, write_shards
 from tests.messages import assert_one_line
 
-PICTURE = encode(make_image(np.random.default_rng(0), 8))
+IMAGE = encode(make_image(np.random.default_rng(0), 8))
 
 
 def test_folder_with_classes(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_flat_and_mixed_folders(tmp_path: Path) -> None:
     source = open_source(write_folder(tmp_path, classes=0, per_class=2))
     assert source.labels is None and source.class_names is None and source.keys == ["0000", "0001"]
     (tmp_path / "b" / "deep").mkdir(parents=True)
-    (tmp_path / "b" / "deep" / "x.y.JPG").write_bytes(PICTURE)
-    (tmp_path / "0000.png").write_bytes(PICTURE)
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "b" / "deep" / "x.y.JPG").write_bytes(IMAGE)
+    (tmp_path / "0000.png").write_bytes(IMAGE)
+    (tmp_path / "notes.txt").write_text("no image")
     source = open_source(tmp_path)
     assert source.keys == ["0000.jpg", "0000.png", "0001", "x.y"]
     assert source.labels is not None and source.labels.tolist() == [-1, -1, -1, 0] and source.class_names == ["b"]
@@ -49,17 +49,17 @@ def test_flat_and_mixed_folders(tmp_path: Path) -> None:
 def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
     for name in ("a.jpg", "._a.jpg", ".thumbs/a.jpg", "__MACOSX/a.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(PICTURE)
+        (tmp_path / name).write_bytes(IMAGE)
     assert open_source(tmp_path).keys == ["a"]
 
 
-def test_pictures_of_kinds_that_are_not_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_of_kinds_that_are_not_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_folder(tmp_path, classes=1, per_class=2)
     for name in ("a.HEIC", "class_0/b.heic", "c.dng", ".d.heic", "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
     assert len(open_folder("photos/", tmp_path).keys) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "folder photos/: pictures that cannot be read are passed over (1 .dng, 2 .heic): save as JPEG"
+        "folder photos/: images that cannot be read are skipped (1 .dng, 2 .heic): save them as JPEG"
     ]
 
 
@@ -108,9 +108,9 @@ def test_one_bad_name_or_link_spoils_one_image(tmp_path: Path) -> None:
     write_folder(tmp_path, classes=2, per_class=1)
     (tmp_path / "class_0/self.jpg").symlink_to("self.jpg")
     (tmp_path / "class_0/album").symlink_to("album")
-    (tmp_path / "class_1" / os.fsdecode(b"caf\xe9.jpg")).write_bytes(PICTURE)
+    (tmp_path / "class_1" / os.fsdecode(b"caf\xe9.jpg")).write_bytes(IMAGE)
     (tmp_path / os.fsdecode(b"d\xe9")).mkdir()
-    (tmp_path / os.fsdecode(b"d\xe9") / "x.jpg").write_bytes(PICTURE)
+    (tmp_path / os.fsdecode(b"d\xe9") / "x.jpg").write_bytes(IMAGE)
     source = open_source(tmp_path)
     assert reasons_of(source) == {
         "class_0/0000.jpg": "",
@@ -126,7 +126,7 @@ def test_one_bad_name_or_link_spoils_one_image(tmp_path: Path) -> None:
     report = check(tmp_path)
     assert report.good == 2 and report.bad_by_reason == {"unreadable": 2, "not-utf8": 2}
     summary = pack(tmp_path, tmp_path / "out")
-    assert summary.samples == 2 and {item.picture for item in summary.dropped} >= {"class_1/caf\\xe9.jpg"}
+    assert summary.samples == 2 and {item.image for item in summary.dropped} >= {"class_1/caf\\xe9.jpg"}
     assert json.loads((tmp_path / "out/manifest.json").read_text())["dropped"]["count"] == 4
 
 
@@ -149,7 +149,7 @@ def test_a_sub_folder_that_may_not_be_read_is_one_bad_image(tmp_path: Path, monk
         assert reasons.pop("class_1") in ("unreadable", "not-a-file") and list(reasons.values()) == [""] * 4
         assert source.class_names == ["class_0", "class_1", "class_2"]  # as with it, so that labels stay
         assert source.labels is not None and source.labels.tolist() == [0, 0, 1, 2, 2]
-        assert [picture.member for picture in check(tmp_path).bad] == ["class_1"]
+        assert [image.member for image in check(tmp_path).bad] == ["class_1"]
         with pytest.raises(DataError, match="class_1"):
             open_folder("class_1", locked)
     finally:
@@ -160,21 +160,21 @@ def test_folders_that_cannot_be_a_source(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is empty"):
         open_source(tmp_path)
     (tmp_path / "notes.md").write_text("x")
-    with pytest.raises(DataError, match="no picture"):
+    with pytest.raises(DataError, match="no image"):
         open_source(tmp_path)
     write_shards(tmp_path / "train")
     with pytest.raises(DataError) as error:
         open_source(tmp_path)
     assert_one_line(error, "shards only in its sub-folders", str(tmp_path / "train"))
-    write_folder(tmp_path / "pictures")
-    with pytest.raises(DataError, match="both pictures and shards"):
+    write_folder(tmp_path / "images")
+    with pytest.raises(DataError, match="both images and shards"):
         open_source(tmp_path)
 
 
-def test_one_picture(tmp_path: Path) -> None:
-    (tmp_path / "my.cat.jpg").write_bytes(PICTURE)
+def test_one_image(tmp_path: Path) -> None:
+    (tmp_path / "my.cat.jpg").write_bytes(IMAGE)
     source = open_source(tmp_path / "my.cat.jpg")
-    assert len(source) == 1 and source.keys == ["my.cat"] and source.read(0) == PICTURE and source.root == tmp_path
+    assert len(source) == 1 and source.keys == ["my.cat"] and source.read(0) == IMAGE and source.root == tmp_path
 
 
 def listed(tmp_path: Path, text: str | bytes, name: str = "list.csv") -> ImageSource:
@@ -216,7 +216,7 @@ def test_lists_with_numbers_or_nothing(tmp_path: Path) -> None:
 def test_headings_and_columns_of_a_list_with_tabs(tmp_path: Path) -> None:
     source = listed(tmp_path, "filename\na/0000.jpg\n", "list.tsv")
     assert source.keys == ["0000"] and source.labels is None
-    (tmp_path / "image").write_bytes(PICTURE)  # a file of that name is no heading
+    (tmp_path / "image").write_bytes(IMAGE)  # a file of that name is no heading
     assert listed(tmp_path, "image\na/0000.jpg\n", "list.txt").keys == ["image", "0000"]
     with pytest.raises(DataError) as error:
         listed(tmp_path, "path\tlabel\tsplit\na/0000.jpg\tdog\ttrain\n", "list.tsv")
@@ -227,7 +227,7 @@ def test_line_breaks_within_a_cell_of_a_list_stay(tmp_path: Path) -> None:
     write_folder(tmp_path / "a", classes=0, per_class=3)
     names = ["two\nlines.jpg", "a\u2028b.jpg"]
     for name in names:
-        (tmp_path / name).write_bytes(PICTURE)
+        (tmp_path / name).write_bytes(IMAGE)
     source = listed(tmp_path, f'"{names[0]}","a\nb"\r\n{names[1]},c\r\n')
     assert [source.member_of(place) for place in range(2)] == names and source.class_names == ["a\nb", "c"]
 
@@ -243,8 +243,8 @@ def test_lists_with_paths_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("", ["no picture"]),
-        ("path,label\n", ["no picture"]),
+        ("", ["no image"]),
+        ("path,label\n", ["no image"]),
         ("a/0000.jpg\nb.jpg\nc.jpg\n", ["line 2", "b.jpg does not exist", "2 of 3"]),
         ("a/0000.jpg,1\na/../a/0000.jpg,1\n", ["line 2", "line 1", "once"]),
         ("a/0000.jpg,-2\n", ["line 1", "-2"]),

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from sop_faiss.config import LevelConfig
+from sop_faiss.config import TermConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.sop import loss as loss_module
 from sop_faiss.sop.loss import (
-    MemberShares,
+    MemberWeights,
     assignment_cross_entropy,
     cls_loss,
     log_assignment,
@@ -52,9 +51,9 @@ def random_task(count: int, supports: int, dim: int, kind: str, eps: float, seed
 )
 def test_assignment_and_gradient_equal_dense_labels(rows, count, supports, dim, kind, eps, temperature, seed):
     members, weights = random_task(count, supports, dim, kind, eps, seed)
-    shares = MemberShares.of(members, weights)
+    member_weights = MemberWeights.of(members, weights)
     u = unit(rows, dim, seed=seed + 1)
-    fast = log_assignment(u, shares, temperature).exp()
+    fast = log_assignment(u, member_weights, temperature).exp()
     dense = dense_assignment(u, members, weights, temperature)
     torch.testing.assert_close(fast, dense, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(fast.sum(1), torch.ones(rows, dtype=torch.float64), rtol=1e-10, atol=1e-10)
@@ -62,7 +61,7 @@ def test_assignment_and_gradient_equal_dense_labels(rows, count, supports, dim, 
     targets = torch.softmax(unit(rows, count, seed=seed + 2) * 5, dim=1)
     row_weights = unit(rows, 1, seed=seed + 3).abs().squeeze(1)
     ours, theirs = u.clone().requires_grad_(), u.clone().requires_grad_()
-    value = assignment_cross_entropy(ours, targets, row_weights, shares, temperature)
+    value = assignment_cross_entropy(ours, targets, row_weights, member_weights, temperature)
     dense = dense_assignment(theirs, members, weights, temperature)
     if float(dense.detach().min()) > 1e-250:  # else the dense formula itself has lost P
         oracle = -(row_weights[:, None] * targets * dense.log()).sum()
@@ -77,9 +76,11 @@ def test_float32_and_bf16_inputs(kind):
     members, weights = random_task(16, 3, 8, kind, 0.1, seed=3)
     u = unit(5, 8, seed=4)
     exact = dense_assignment(u, members, weights, 0.1)
-    shares = MemberShares.of(members.float(), weights.float())
-    torch.testing.assert_close(log_assignment(u.float(), shares, 0.1).exp().double(), exact, rtol=1e-5, atol=1e-7)
-    half = log_assignment(u.bfloat16(), shares, 0.1)
+    member_weights = MemberWeights.of(members.float(), weights.float())
+    torch.testing.assert_close(
+        log_assignment(u.float(), member_weights, 0.1).exp().double(), exact, rtol=1e-5, atol=1e-7
+    )
+    half = log_assignment(u.bfloat16(), member_weights, 0.1)
     assert half.dtype == torch.float32
     reference = dense_assignment(u.bfloat16().double(), members.float().double(), weights, 0.1)
     torch.testing.assert_close(half.exp().double(), reference, rtol=1e-4, atol=1e-6)
@@ -104,11 +105,11 @@ def test_float32_at_low_temperatures(count, supports, kind, eps, temperature, du
     targets = torch.softmax(20 * unit(5, count, seed=seed + 2), dim=1)
     ours, theirs = u.clone().requires_grad_(), u.double().requires_grad_()
     exact = dense_assignment(theirs, members.double(), weights.double(), temperature)
-    shares = MemberShares.of(members, weights)
+    member_weights = MemberWeights.of(members, weights)
     rounding = 2e-7 / temperature  # of a similarity, over the temperature
-    assigned = log_assignment(u, shares, temperature)
+    assigned = log_assignment(u, member_weights, temperature)
     torch.testing.assert_close(assigned.double(), exact.detach().log(), rtol=1e-5, atol=4 * rounding)
-    value = assignment_cross_entropy(ours, targets, torch.ones(5), shares, temperature)
+    value = assignment_cross_entropy(ours, targets, torch.ones(5), member_weights, temperature)
     oracle = -(targets * exact.log()).sum()
     torch.testing.assert_close(value.detach().double(), oracle.detach(), rtol=1e-5, atol=20 * rounding)
     value.backward()
@@ -118,12 +119,12 @@ def test_float32_at_low_temperatures(count, supports, kind, eps, temperature, du
 
 def test_finite_where_the_dense_formula_underflows():
     members = torch.stack([unit(4, seed=1), -unit(4, seed=1)]).unsqueeze(1).float()
-    shares = MemberShares.of(members, torch.ones(2, 1))
+    member_weights = MemberWeights.of(members, torch.ones(2, 1))
     u = members[0].clone().requires_grad_()
-    assigned = log_assignment(u, shares, 0.005)
+    assigned = log_assignment(u, member_weights, 0.005)
     assert torch.isfinite(assigned).all()
     assert assigned[0, 1].item() == pytest.approx(-400.0, rel=1e-4)
-    value = assignment_cross_entropy(u, torch.tensor([[0.0, 1.0]]), torch.ones(1), shares, 0.005)
+    value = assignment_cross_entropy(u, torch.tensor([[0.0, 1.0]]), torch.ones(1), member_weights, 0.005)
     value.backward()
     assert value.item() == pytest.approx(400.0, rel=1e-4)
     assert torch.isfinite(u.grad).all()
@@ -132,36 +133,38 @@ def test_finite_where_the_dense_formula_underflows():
 def test_permuting_members_and_prototypes_changes_nothing():
     members, weights = random_task(9, 3, 6, "similarity", 0.1, seed=5)
     u = unit(4, 6, seed=6)
-    base = log_assignment(u, MemberShares.of(members, weights), 0.05)
+    base = log_assignment(u, MemberWeights.of(members, weights), 0.05)
     generator = torch.Generator().manual_seed(0)
     by_prototype, by_member = torch.randperm(9, generator=generator), torch.randperm(4, generator=generator)
     moved = log_assignment(
-        u, MemberShares.of(members[by_prototype][:, by_member], weights[by_prototype][:, by_member]), 0.05
+        u, MemberWeights.of(members[by_prototype][:, by_member], weights[by_prototype][:, by_member]), 0.05
     )
     torch.testing.assert_close(moved, base[:, by_prototype], rtol=1e-10, atol=1e-12)
 
 
-def test_blocks_do_not_change_the_result(monkeypatch):
-    members, weights = random_task(8, 2, 5, "similarity", 0.1, seed=7)
-    shares = MemberShares.of(members, weights)
-    targets = torch.softmax(unit(11, 8, seed=8), dim=1)
-    results = []
-    for elements in (1, 100, 2**22):
-        monkeypatch.setattr(loss_module, "_BLOCK_ELEMENTS", elements)
-        u = unit(11, 5, seed=9).requires_grad_()
-        value = assignment_cross_entropy(u, targets, torch.full((11,), 0.1, dtype=torch.float64), shares, 0.1)
-        value.backward()
-        results.append((value.detach(), u.grad))
-    for value, gradient in results[1:]:
-        torch.testing.assert_close(value, results[0][0], rtol=1e-12, atol=0)
-        torch.testing.assert_close(gradient, results[0][1], rtol=1e-10, atol=1e-14)
+def test_blocks_do_not_change_the_result():
+    """Of 2^20 logits: 682 rows of this task at a time; a hundred rows at a time give the same."""
+    members, weights = random_task(512, 2, 5, "similarity", 0.1, seed=7)
+    member_weights = MemberWeights.of(members, weights)
+    targets = torch.softmax(unit(1500, 512, seed=8), dim=1)
+    factors = torch.rand(1500, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    together, apart = (unit(1500, 5, seed=9).requires_grad_() for _ in range(2))
+    value = assignment_cross_entropy(together, targets, factors, member_weights, 0.1)
+    value.backward()
+    parts = [
+        assignment_cross_entropy(u, target, factor, member_weights, 0.1)
+        for u, target, factor in zip(apart.split(100), targets.split(100), factors.split(100), strict=True)
+    ]
+    torch.stack(parts).sum().backward()
+    torch.testing.assert_close(value, torch.stack(parts).sum(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(together.grad, apart.grad, rtol=1e-10, atol=1e-14)
 
 
 def make_prototypes(tasks: int, supports: int, kind: str = "similarity", dim: int = 6):
     memory = Memory(40, dim, torch.Generator().manual_seed(1))
     maker = PrototypeMaker(
         memory,
-        LevelConfig(num_anchors=10, num_supports=supports, tasks=tasks),
+        TermConfig(num_anchors=10, num_supports=supports, tasks=tasks),
         contributions=kind,
         eps=0.1,
         anchors="random",
@@ -230,15 +233,15 @@ def test_contributions_that_are_no_shares_are_refused(wrong, dtype):
     members, weights = unit(4, 2, 6, seed=1).to(dtype), torch.full((4, 2), 0.9, dtype=dtype)
     weights[2, 1] = wrong
     with pytest.raises(ConfigError, match="1/K"):
-        MemberShares.of(members, weights)
+        MemberWeights.of(members, weights)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 4096])
 def test_contributions_clamped_in_float32_are_taken(count):
     weights = contributions(torch.full((1, count, 1), -1.0), "similarity", 0.0)[0]
     for dtype in (torch.float32, torch.float64):
-        shares = MemberShares.of(torch.ones(count, 2, 1, dtype=dtype), weights.to(dtype))
-        assert bool((shares.log_own[1] < -10).all())  # w = 1/K is the same for each prototype
+        member_weights = MemberWeights.of(torch.ones(count, 2, 1, dtype=dtype), weights.to(dtype))
+        assert bool((member_weights.log_own[1] < -10).all())  # w = 1/K is the same for each prototype
 
 
 def mean_kl(level) -> float:
@@ -303,20 +306,20 @@ def test_parts_of_a_batch_and_of_its_views_add_up_to_the_whole(supports):
 
 def test_uniform_assignment_costs_ln_k():
     members = unit(1, 1, 6, seed=1).expand(10, 1, 6)  # ten equal prototypes
-    shares = MemberShares.of(members, torch.ones(10, 1, dtype=torch.float64))
+    member_weights = MemberWeights.of(members, torch.ones(10, 1, dtype=torch.float64))
     u = unit(3, 6, seed=2)
     targets = torch.softmax(unit(3, 10, seed=3), dim=1)
-    value = assignment_cross_entropy(u, targets, torch.full((3,), 1 / 3, dtype=torch.float64), shares, 0.1)
+    value = assignment_cross_entropy(u, targets, torch.full((3,), 1 / 3, dtype=torch.float64), member_weights, 0.1)
     assert value.item() == pytest.approx(math.log(10), rel=1e-9)
 
 
 def test_autocast_does_not_round_the_logits():
     members, weights = random_task(16, 3, 8, "similarity", 0.1, seed=3)
-    shares, u = MemberShares.of(members.float(), weights.float()), unit(5, 8, seed=4).float()
+    member_weights, u = MemberWeights.of(members.float(), weights.float()), unit(5, 8, seed=4).float()
     targets, rows = torch.softmax(unit(5, 16, seed=5).float(), dim=1), torch.ones(5)
-    plain = (log_assignment(u, shares, 0.1), assignment_cross_entropy(u, targets, rows, shares, 0.1))
+    plain = (log_assignment(u, member_weights, 0.1), assignment_cross_entropy(u, targets, rows, member_weights, 0.1))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = (log_assignment(u, shares, 0.1), assignment_cross_entropy(u, targets, rows, shares, 0.1))
+        cast = (log_assignment(u, member_weights, 0.1), assignment_cross_entropy(u, targets, rows, member_weights, 0.1))
     assert all(torch.equal(one, two) for one, two in zip(plain, cast, strict=True))
 
 

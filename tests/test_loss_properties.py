@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.sop.loss import MemberShares, assignment_cross_entropy, log_assignment
+from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 from sop_faiss.sop.prototypes import contributions
 
 KINDS = ("similarity", "smooth", "one_hot")
@@ -19,10 +19,10 @@ def unit(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
 
 
-def make_shares(members: Tensor, kind: str, eps: float) -> MemberShares:
+def make_member_weights(members: Tensor, kind: str, eps: float) -> MemberWeights:
     similarities = (members[:, 1:] * members[:, :1]).sum(-1)
     weights = contributions(similarities.float().unsqueeze(0), kind, eps)[0]
-    return MemberShares.of(members, weights.to(members.dtype))
+    return MemberWeights.of(members, weights.to(members.dtype))
 
 
 @settings(max_examples=150, deadline=None)
@@ -45,23 +45,23 @@ def test_finite_always_and_p_sums_to_1(rows, count, supports, dim, kind, eps, te
         members[:] = members[:, :1].clone()
     if copies in ("prototypes", "all"):
         members[:] = members[:1].clone()
-    shares = make_shares(members, kind, eps)
+    member_weights = make_member_weights(members, kind, eps)
     u = unit(rows, dim, seed=seed + 1)
     if where != "anywhere":
         u[:] = members[0, 0] if where == "on a member" else -members[0, 0]
     leaf = u.to(dtype).requires_grad_()
 
-    assigned = log_assignment(leaf.detach(), shares, temperature)
+    assigned = log_assignment(leaf.detach(), member_weights, temperature)
     assert assigned.dtype == torch.float32
     assert torch.isfinite(assigned).all()
     # a logit of 1/temperature has a rounding error of 6e-8/temperature, and P that error relative to itself
     torch.testing.assert_close(assigned.exp().sum(1), torch.ones(rows), rtol=0, atol=1e-6 / temperature)
 
-    teachers = log_assignment(unit(rows, dim, seed=seed + 2), shares, 0.01).exp()
+    teachers = log_assignment(unit(rows, dim, seed=seed + 2), member_weights, 0.01).exp()
     farthest = F.one_hot(assigned.argmin(1), count).float()
     for targets in (teachers, farthest):
         (gradient,) = torch.autograd.grad(
-            value := assignment_cross_entropy(leaf, targets, torch.ones(rows), shares, temperature), leaf
+            value := assignment_cross_entropy(leaf, targets, torch.ones(rows), member_weights, temperature), leaf
         )
         assert torch.isfinite(value)
         assert gradient.dtype == dtype
@@ -81,14 +81,14 @@ def test_the_order_of_members_and_prototypes_changes_neither_loss_nor_gradient(
     count, supports, kind, eps, temperature, seed
 ):
     members = unit(count, supports + 1, 6, seed=seed, dtype=torch.float64)
-    shares = make_shares(members, kind, eps)
-    parts = (shares.members, shares.log_own, shares.log_other)  # all first members come first
+    member_weights = make_member_weights(members, kind, eps)
+    parts = (member_weights.members, member_weights.log_own, member_weights.log_other)  # all first members come first
     generator = torch.Generator().manual_seed(seed)
     prototypes = torch.randperm(count, generator=generator).unsqueeze(1)
     slots = torch.stack([torch.randperm(supports + 1, generator=generator) for _ in range(count)])
-    moved = MemberShares(*(part.transpose(0, 1)[prototypes, slots].transpose(0, 1).contiguous() for part in parts))
+    moved = MemberWeights(*(part.transpose(0, 1)[prototypes, slots].transpose(0, 1).contiguous() for part in parts))
     results = []
-    for ordered in (shares, moved):
+    for ordered in (member_weights, moved):
         student = unit(5, 6, seed=seed + 1, dtype=torch.float64).requires_grad_()
         targets = log_assignment(unit(5, 6, seed=seed + 2, dtype=torch.float64), ordered, 0.04).exp()
         value = assignment_cross_entropy(student, targets, torch.full((5,), 0.2), ordered, temperature)

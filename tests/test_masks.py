@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sop_faiss.config import MasksConfig
-from sop_faiss.data.masks import draw_mask
-from sop_faiss.data.views import view_generator
+from sop_faiss.data.views.crops import view_generator
+from sop_faiss.data.views.masks import draw_mask
 from tests.oracle_masks import draw_block_mask
 
 

@@ -143,7 +143,7 @@ def test_a_state_from_before_rows_had_ages_is_read_and_says_so(caplog):
     other.store(rows(6), torch.arange(6))  # ages that must not survive
     other.load_state_dict(state)
     assert [record.getMessage() for record in caplog.records] == [
-        "the checkpoint does not say how old its memory's rows are: ages count from here on"
+        "the checkpoint does not say how old the rows of its memory are: ages are counted from here"
     ]
     assert (other.pointer, other.stored) == (5, 5)
     assert math.isnan(float(other.mean_age()))

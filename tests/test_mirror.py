@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from sop_faiss.config import NeighborsConfig
 from sop_faiss.errors import ConfigError
+from sop_faiss.neighbors.bf16 import RoundedRows
 from sop_faiss.neighbors.blocks import search_by_blocks
+from sop_faiss.neighbors.engine_trial import EngineTrial
 from sop_faiss.neighbors.faiss_gpu import FaissGpu
 from sop_faiss.neighbors.mirror import RingMirror, ring_segments
-from sop_faiss.neighbors.rounded import RoundedRows
-from sop_faiss.neighbors.trial import EngineTrial
-from tests.test_trial import Device
+from tests.test_engine_trial import Device
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused():
     ):
         with pytest.raises(ConfigError, match=message):
             RingMirror(5, 2, *arguments)
-    with pytest.raises(ConfigError, match="6 neighbours asked of a memory of 5 rows"):
+    with pytest.raises(ConfigError, match="6 neighbors wanted from a memory of 5 rows"):
         RingMirror(5, 2, CPU).search(torch.ones(1, 2), 6)
     with pytest.raises(ConfigError, match=r"neighbors\.precision"):
         NeighborsConfig(precision="half")
@@ -131,13 +131,13 @@ def test_the_first_search_is_the_trial(caplog, winner, precision):
     assert mirror.state_dict() == {"neighbor_engine": torch.tensor(("faiss", "torch").index(winner))}
 
 
-def test_more_neighbours_than_faiss_can_find_are_torchs(caplog):
+def test_more_neighbors_than_faiss_can_find_are_torchs(caplog):
     device = Device(faiss=1.0, torch=2.0)
     mirror, gpu = gpu_mirror(3000, device.trial())
     for _ in range(2):
         assert mirror.search(mirror.rows[:2], 2049).rows.shape == (2, 2049)
     assert gpu.asked == [] and mirror.engine == "auto"
-    assert len(caplog.records) == 1 and "at most 2048 neighbours, 2049 are needed" in caplog.text
+    assert len(caplog.records) == 1 and "at most 2048 neighbors, 2049 are needed" in caplog.text
     mirror, gpu = gpu_mirror(3000, None)
     mirror.search(mirror.rows[:2], 2049)
     mirror.search(mirror.rows[:2], 2048)

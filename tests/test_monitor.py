@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 
-from sop_faiss.pipeline.train import run_training
-from sop_faiss.train.monitor import Monitor, read_metrics
+from sop_faiss.train.log.monitor import Monitor, read_metrics
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.runs import tiny_config
 
@@ -42,7 +42,7 @@ def test_memories_tell_their_fill_and_age(tmp_path):
     shards = write_shards(tmp_path / "shards", classes=2, per_class=12, size=20)
     told = {}
     for fill in ("random", "teacher"):
-        config = tiny_config(tmp_path, f"data.train={shards}", f"memory.fill={fill}", "train.epochs=2")
+        config = tiny_config(tmp_path, f"data.train={shards}", f"sop.fill={fill}", "train.epochs=2")
         run_training(config, tmp_path / fill)
         told[fill] = [(line["memory_fill_cls"], line["memory_age_cls"]) for line in read_metrics(tmp_path / fill)]
     # 24 rows, 6 new ones a step, as the step's prototypes saw them

@@ -8,11 +8,11 @@ from torch import nn
 
 from sop_faiss.config import ModelConfig, OptimConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.build_backbone import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.networks import Network
 from sop_faiss.model.projector import Projector
-from sop_faiss.model.teacher import Network
+from sop_faiss.objectives.objective import StepSettings
 from sop_faiss.train.optim import apply_settings, clip_each_gradient, make_optimizer
-from sop_faiss.train.schedules import StepSettings
 
 VIT_SCALES = {
     "backbone.mask_token": 0.125, "backbone.trunk.pos_embed": 0.125, "backbone.trunk.patch_embed.proj.weight": 0.125,
@@ -40,7 +40,7 @@ def test_biases_and_norms_do_not_decay():
 @pytest.mark.parametrize("decays", [False, True])
 def test_a_mask_token_decays_where_asked(decays):
     backbone = seeded_backbone(ModelConfig("vit_tiny_patch16_224", depth=1, embed_dim=8, num_heads=2), 32, seed=0)
-    network = Network(backbone, Projector(8, 6, 4), "cls")
+    network = Network(backbone, nn.ModuleDict({"shared": Projector(8, 6, 4)}), "cls")
     optimizer = make_optimizer(network, OptimConfig(decay_mask_token=decays))
     decaying = {id(p) for group in optimizer.param_groups if group["decays"] for p in group["params"]}
     assert (id(backbone.mask_token) in decaying) == decays
@@ -55,7 +55,7 @@ def test_a_mask_token_decays_where_asked(decays):
     ],
 )
 def test_lower_layers_learn_more_slowly(backbone, scales):
-    network = Network(seeded_backbone(backbone, 32, 0), Projector(4, 4, 4), "cls")
+    network = Network(seeded_backbone(backbone, 32, 0), nn.ModuleDict({"shared": Projector(4, 4, 4)}), "cls")
     optimizers = [make_optimizer(network, OptimConfig(layer_decay=decay)) for decay in (0.5, 1.0)]
     for optimizer in optimizers:
         apply_settings(optimizer, StepSettings(0.1, 0.3, momentum=0.9, teacher_temp=0.04, trunk_lr_scale=0.25))

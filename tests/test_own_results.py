@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.source import open_source
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
-from sop_faiss.model.encoder import load_encoder
-from sop_faiss.pipeline.outputs import check_outputs
-from sop_faiss.pipeline.own_results import is_own_result
+from sop_faiss.model.encoders.load import load_encoder
+from sop_faiss.verbs.output_paths import check_outputs, is_own_result
 from tests.encoders import write_run
 from tests.images import write_folder
 from tests.runs import tiny_config_file
@@ -38,7 +37,7 @@ COMMANDS = {
     "check": ("data check shards", "--json a.json"),
     "preview": ("data preview photos --config tiny.yaml --images 1", "--out a.png"),
     "embed": ("embed --model run --data photos --out features{count}", "--json a.json"),
-    "report": ("report run --no-pictures", "--out a.html"),
+    "report": ("report run --no-images", "--out a.html"),
     "doctor": ("doctor", "--json a.json"),
 }
 
@@ -116,7 +115,7 @@ def test_another_stores_manifest_is_not_lost(here: Path) -> None:
 
 
 def test_the_page_of_a_run_lies_in_it(here: Path) -> None:
-    for words in ("report run --no-pictures", "report run --no-pictures --out run/report.html"):
+    for words in ("report run --no-images", "report run --no-images --out run/report.html"):
         result = run(words)
         assert result.exit_code == 0, result.output
         assert is_own_result(Path("run/report.html"))
@@ -141,7 +140,7 @@ def test_what_a_directory_is(tmp_path: Path, files: tuple[str, ...], kind: str) 
         (tmp_path / "whole" / file).parent.mkdir(exist_ok=True)
         (tmp_path / "whole" / file).write_bytes(b"")
     for place in ("a.json", "deep/down/a.json"):
-        with pytest.raises(ConfigError, match=f"{kind}.*--force"):
+        with pytest.raises(ConfigError, match=f"{kind}.*`force`"):
             check_outputs({"--json": tmp_path / "whole" / place}, [])
         check_outputs({"--json": tmp_path / "whole" / place}, [], force=True)
 

@@ -1,4 +1,4 @@
-"""Pictures to shards: what is kept, what is dropped, and that nothing half-made is left behind."""
+"""Images to shards: what is kept, what is dropped, and that nothing half-made is left behind."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from sop_faiss.data.decode import decode_image
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import open_source
+from sop_faiss.data.ordered_map import default_workers, map_ordered
 from sop_faiss.data.pack import pack
-from sop_faiss.data.parallel import default_workers, map_ordered
-from sop_faiss.data.shard_writer import Sample, ShardWriter
-from sop_faiss.data.source import open_source
+from sop_faiss.data.shards.shard_writer import Sample, ShardWriter
 from sop_faiss.errors import ConfigError, DataError, SopError
 from sop_faiss.files import sha256_file
-from tests.images import encode, make_image, write_bad_pictures, write_folder, write_shards
+from tests.images import encode, make_image, write_bad_images, write_folder, write_shards
 
 RNG = np.random.default_rng(0)
 
@@ -42,7 +42,7 @@ def test_pack_keeps_bytes_labels_and_order(tmp_path: Path) -> None:
         ("photos-000001.tar", 5),
         ("photos-000002.tar", 2),
     ]
-    assert (summary.samples, summary.labelled, summary.resized, summary.dropped) == (12, 12, 0, [])
+    assert (summary.samples, summary.labeled, summary.resized, summary.dropped) == (12, 12, 0, [])
     assert calls == [(n, 12) for n in range(1, 13)]
 
 
@@ -54,12 +54,12 @@ def test_manifest(tmp_path: Path) -> None:
         path = tmp_path / "out" / entry["name"]
         assert (entry["bytes"], entry["sha256"]) == (path.stat().st_size, sha256_file(path))
     assert [entry["samples"] for entry in manifest["shards"]] == [4, 2]
-    assert (manifest["samples"], manifest["labelled"], manifest["bytes"]) == (6, 6, summary.bytes)
+    assert (manifest["samples"], manifest["labeled"], manifest["bytes"]) == (6, 6, summary.bytes)
     assert manifest["classes"] == ["class_0", "class_1"]
-    assert manifest["dropped"] == {"count": 0, "by_reason": {}, "pictures": []}
+    assert manifest["dropped"] == {"count": 0, "by_reason": {}, "images": []}
 
 
-def test_the_same_pictures_give_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_images_give_the_same_bytes(tmp_path: Path) -> None:
     photos = write_folder(tmp_path / "photos", classes=2, per_class=8)
     for name, workers in (("a", 1), ("b", 3)):
         pack(photos, tmp_path / name, samples_per_shard=7, resize=16, workers=workers)
@@ -108,8 +108,8 @@ def test_resize_shrinks_the_shorter_side_and_never_enlarges(tmp_path: Path) -> N
     photos.mkdir()
     sizes = {"wide.jpg": (40, 100), "tall.png": (90, 30), "small.jpg": (10, 12), "strip.jpg": (30, 600)}
     for name, size in sizes.items():
-        picture = make_image(RNG, size)
-        (photos / name).write_bytes(encode(picture, "PNG" if name.endswith("png") else "JPEG"))
+        image = make_image(RNG, size)
+        (photos / name).write_bytes(encode(image, "PNG" if name.endswith("png") else "JPEG"))
     summary = pack(photos, tmp_path / "out", resize=20)
     source = open_source(tmp_path / "out")
     shapes = {key: decode_image(source.read(i)).shape[:2] for i, key in enumerate(source.keys)}
@@ -126,14 +126,14 @@ def test_formats(tmp_path: Path) -> None:
     """JPEG, PNG and WebP keep their bytes, whatever the file is named; others are encoded anew, without loss."""
     photos = tmp_path / "photos"
     photos.mkdir()
-    picture = make_image(RNG, 16)
+    image = make_image(RNG, 16)
     files = {
-        "jpeg.png": encode(picture, "JPEG"),
-        "png.jpg": encode(picture, "PNG"),
-        "webp.webp": encode(picture, "WEBP"),
-        "bmp.bmp": encode(picture, "BMP"),
-        "gif.gif": encode(Image.fromarray(picture).convert("P"), "GIF"),
-        "tiff.tif": encode(picture, "TIFF"),
+        "jpeg.png": encode(image, "JPEG"),
+        "png.jpg": encode(image, "PNG"),
+        "webp.webp": encode(image, "WEBP"),
+        "bmp.bmp": encode(image, "BMP"),
+        "gif.gif": encode(Image.fromarray(image).convert("P"), "GIF"),
+        "tiff.tif": encode(image, "TIFF"),
         "deep.png": encode(Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000), "PNG"),
     }
     for name, content in files.items():
@@ -161,16 +161,16 @@ def test_orientation_survives_a_resize(tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(encoded)).size == (20, 40)  # upright in itself: there is no tag to apply twice
 
 
-def test_bad_pictures_are_dropped_counted_and_listed(tmp_path: Path) -> None:
+def test_bad_images_are_dropped_counted_and_listed(tmp_path: Path) -> None:
     photos = write_folder(tmp_path / "photos", classes=0, per_class=5)
-    write_bad_pictures(photos)
+    write_bad_images(photos)
     summary = pack(photos, tmp_path / "out", max_pixels=300 * 299)
     assert summary.samples == 5 and open_source(tmp_path / "out").keys == [f"{n:04d}" for n in range(5)]
     reasons = {"truncated": 1, "not-an-image": 1, "empty": 1, "too-many-pixels": 1, "missing": 1}
     assert summary.dropped_by_reason == reasons
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["dropped"]["count"] == 5 and manifest["dropped"]["by_reason"] == reasons
-    assert [item["picture"] for item in manifest["dropped"]["pictures"]] == [
+    assert [item["image"] for item in manifest["dropped"]["images"]] == [
         "cut.jpg",
         "empty.png",
         "gone.jpg",
@@ -179,13 +179,13 @@ def test_bad_pictures_are_dropped_counted_and_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_too_many_bad_pictures_are_fatal_and_leave_nothing(tmp_path: Path) -> None:
+def test_too_many_bad_images_are_fatal_and_leave_nothing(tmp_path: Path) -> None:
     photos = tmp_path / "photos"
-    write_bad_pictures(photos)
+    write_bad_images(photos)
     (photos / "huge.png").unlink()
     with pytest.raises(DataError) as error:
         pack(photos, tmp_path / "out")
-    assert "4 of the 4 pictures" in str(error.value) and "\n" not in str(error.value)
+    assert "4 of the 4 images" in str(error.value) and "\n" not in str(error.value)
     write_folder(photos, classes=0, per_class=12)
     with pytest.raises(DataError, match=r"4 of the 16 .* wanted at most 24.0%"):
         pack(photos, tmp_path / "out", max_bad_fraction=0.24)
@@ -251,7 +251,7 @@ def test_lists_and_shards_can_be_packed(tmp_path: Path) -> None:
     summary = pack(tmp_path / "list.csv", tmp_path / "out", name="animals")
     source = open_source(tmp_path / "out" / "animals-000000.tar")
     assert source.keys == ["0002", "0000"] and source.labels is not None and source.labels.tolist() == [0, -1]
-    assert source.class_names == ["dog"] and summary.labelled == 1
+    assert source.class_names == ["dog"] and summary.labeled == 1
 
     shards = write_shards(tmp_path / "shards", shards=3)
     pack(shards, tmp_path / "again", samples_per_shard=100)

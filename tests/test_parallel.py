@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sop_faiss.train.agreement import checksum
+from sop_faiss.distributed import checksum
 from sop_faiss.train.parallel import share_student
 from sop_faiss.train.state import RunState
 from tests.images import write_shards
@@ -23,7 +23,10 @@ def test_ways_to_share_the_student_train_alike(tmp_path):
 def test_one_rank_shares_nothing(tmp_path):
     state = RunState(tiny_config(tmp_path, "train.parallel=fsdp"), torch.device("cpu"), 24)
     assert not state.is_sharded
-    assert share_student(state.all_views, state.config, torch.device("cpu"), None) == (state.all_views, False)
+    assert share_student(state.networks.shared_student, state.config, torch.device("cpu"), None) == (
+        state.networks.shared_student,
+        False,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16, torch.bool])

@@ -12,7 +12,7 @@ import pytest
 
 from sop_faiss.config import load_config
 from sop_faiss.data.check import check
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import SopError
 from sop_faiss.evaluate.compare import compare_results
 from sop_faiss.evaluate.ground_truth import read_ground_truth
@@ -20,13 +20,13 @@ from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import locked_directory, refuse_occupied, require_writable, write_json
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import load_encoder
-from sop_faiss.model.weights import read_weights
-from sop_faiss.model.whitening import read_whitening
+from sop_faiss.model.encoders.load import load_encoder
+from sop_faiss.model.encoders.weights import read_weights
+from sop_faiss.model.encoders.whitening import read_whitening
 from sop_faiss.paths import path_state, real_path
-from sop_faiss.pipeline.outputs import check_outputs, source_files
-from sop_faiss.pipeline.report import report_run
-from sop_faiss.pipeline.search import open_pictures
+from sop_faiss.verbs.finding.index_search import open_images
+from sop_faiss.verbs.output_paths import check_outputs, source_files
+from sop_faiss.verbs.run_page.report import report_run
 from tests.messages import assert_one_line
 
 READERS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -36,7 +36,7 @@ READERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "shards by a pattern": (lambda path: open_source(f"{path.with_suffix('')}*.tar"), ".tar"),
     "image": (open_source, ".jpg"),
     "check": (check, ".tar"),
-    "query": (lambda path: open_pictures([path]), ".jpg"),
+    "query": (lambda path: open_images([path]), ".jpg"),
     "config": (lambda path: load_config(str(path)), ".yaml"),
     "weights": (read_weights, ".pth"),
     "weights in safetensors": (read_weights, ".safetensors"),
@@ -89,7 +89,7 @@ def test_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("none", "does not exist"),
         ("file/x", "does not exist"),
         ("gone", "does not exist (a link to nowhere)"),
-        ("a\0b", "is no path"),
+        ("a\0b", "is not a path"),
         ("x" * 300, "cannot be reached (file name too long)"),
         ("file", "is a file"),
         (".", "is a folder"),

@@ -12,7 +12,7 @@ from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.ground_truth import read_ground_truth
 from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
-from sop_faiss.pipeline.make_gnd import write_ground_truth
+from sop_faiss.verbs.scoring.make_gnd import write_ground_truth
 from tests.images import write_folder
 from tests.messages import assert_one_line
 
@@ -20,7 +20,7 @@ from tests.messages import assert_one_line
 def touch(root: Path, *names: str) -> Path:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(b"picture")
+        (root / name).write_bytes(b"image")
     return root
 
 
@@ -31,7 +31,7 @@ def table(path: Path, text: str) -> Path:
 
 
 def test_class_folders(tmp_path: Path) -> None:
-    """Every picture with a class mate is a query; it asks for its mates, and itself is junk."""
+    """Every image with a class mate is a query; it asks for its mates, and itself is junk."""
     root = touch(tmp_path / "set", "cup/a.jpg", "cup/b.jpg", "cup/c.jpg", "hat/d.jpg", "pen/e.jpg", "pen/f.jpg")
     data = open_retrieval_set("set", tmp_path)
     assert data.truth.images == ["cup/a.jpg", "cup/b.jpg", "cup/c.jpg", "hat/d.jpg", "pen/e.jpg", "pen/f.jpg"]
@@ -142,7 +142,7 @@ def test_names_that_need_care_survive(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("image,group\n", "no line below its heading"),
-        ("image,group\na,x\nb,y\n", "no two pictures share a group"),
+        ("image,group\na,x\nb,y\n", "no two images share a group"),
         ("image,group\na,x\na,y\n", "line 3: a is in x and y"),
         ("image,group\na\n", "line 2: wanted 2 filled columns"),
         ("image,group\na,\n", "line 2: wanted 2 filled columns"),
@@ -178,7 +178,7 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
     touch(tmp_path / "apart", "query/cup/a.jpg", "database/hat/b.jpg")
     for name, message in (
         ("loose", "outside class folders"),
-        ("single", "no two pictures share a group"),
+        ("single", "no two images share a group"),
         ("flat", "neither gnd.json nor gnd_"),
         ("apart", "no query's group"),
         ("nowhere", "is not a directory"),
@@ -189,10 +189,10 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
         assert_one_line(caught, message)
 
 
-def test_a_picture_that_is_missing(tmp_path: Path) -> None:
+def test_a_image_that_is_missing(tmp_path: Path) -> None:
     touch(tmp_path, "1.jpg")
     file = table(tmp_path / "groups.csv", "image,group\n1.jpg,x\n2.jpg,x\n")
-    with pytest.raises(DataError, match=r"1 of 2 database pictures are missing .*first: 2\.jpg"):
+    with pytest.raises(DataError, match=r"1 of 2 database images are missing .*first: 2\.jpg"):
         open_retrieval_set(str(file))
 
 
@@ -202,11 +202,11 @@ def test_the_command(tmp_path: Path) -> None:
 
     write_folder(tmp_path / "set", classes=3, per_class=3)
     first = run(*RESNET, "--dataset", tmp_path / "set", "--json", tmp_path / "1.json")
-    assert first.exit_code == 0 and "9 queries in 9 pictures" in first.stdout, first.output
+    assert first.exit_code == 0 and "9 queries in 9 images" in first.stdout, first.output
     assert "nDCG" in first.stdout and "R-precision" in first.stdout and "mAP@R" in first.stdout
     made = run("--dataset", tmp_path / "set", "--make-gnd", tmp_path / "set" / "gnd.json")
     assert made.exit_code == 0, made.output
-    assert made.stdout == "9 queries in 9 pictures; relevant to a query: 2 to 2, median 2\n"
+    assert made.stdout == "9 queries in 9 images; relevant to a query: 2 to 2, median 2\n"
     second = run(*RESNET, "--dataset", tmp_path / "set", "--json", tmp_path / "2.json")
     assert second.exit_code == 0, second.output
     contents = [json.loads((tmp_path / f"{number}.json").read_text()) for number in (1, 2)]

@@ -42,8 +42,8 @@ def drawn(png: bytes) -> np.ndarray:
     return np.asarray(image.convert("RGB"), np.int64)
 
 
-def has_colour(image: np.ndarray, colour: str) -> bool:
-    rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+def has_color(image: np.ndarray, color: str) -> bool:
+    rgb = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return bool((np.abs(image - rgb).max(axis=2) < 12).any())
 
 
@@ -98,7 +98,7 @@ def test_no_metrics(tmp_path: Path) -> None:
         plot_training({})
 
 
-def test_several_runs_with_seeds_have_a_colour_each(tmp_path: Path) -> None:
+def test_several_runs_with_seeds_have_a_color_each(tmp_path: Path) -> None:
     runs = {
         name: [
             write_metrics(tmp_path / name / str(seed) / "metrics.jsonl", level=0.3 + 0.2 * number + seed / 20)
@@ -110,9 +110,9 @@ def test_several_runs_with_seeds_have_a_colour_each(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "curves.png").read_bytes() == png
     image = drawn(png)
     assert image.shape[1] > 2 * image.shape[0]
-    for colour in plots.COLOURS[:3]:
-        assert has_colour(image, colour)
-    assert not has_colour(image, plots.COLOURS[3])
+    for color in plots.COLORS[:3]:
+        assert has_color(image, color)
+    assert not has_color(image, plots.COLORS[3])
 
 
 def test_panels_without_numbers_are_left_out(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_panels_without_numbers_are_left_out(tmp_path: Path) -> None:
     without_knn = drawn(plot_training({"": write_metrics(tmp_path / "b.jsonl", 5)}))
     assert without_knn.shape[1] < whole.shape[1]
     single = drawn(plot_training({"": write_metrics(tmp_path / "c.jsonl", 1)}))
-    assert has_colour(single, plots.COLOURS[0])
+    assert has_color(single, plots.COLORS[0])
 
 
 def test_equal_input_gives_equal_bytes(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_any_name_can_stand_in_the_legend(tmp_path: Path) -> None:
     drawn(plot_training(dict.fromkeys(names, path), title="$y_{"))
 
 
-def test_more_runs_than_colours(tmp_path: Path) -> None:
+def test_more_runs_than_colors(tmp_path: Path) -> None:
     path = write_metrics(tmp_path / "metrics.jsonl", 3)
     drawn(plot_training({f"run {number}": path for number in range(9)}))
 

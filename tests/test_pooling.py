@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.pooling import pool_tokens, pooling_name, split_pooling
+from sop_faiss.model.encoders.pooling import pool_tokens, pooling_name, split_pooling
 from tests.encoders import random_images, timm_network, write_official, write_run
 
 TOLERANCE = 1e-5
@@ -76,7 +76,7 @@ def hooked_blocks(network: Any, images: torch.Tensor) -> list[torch.Tensor]:
 def test_last_blocks_are_what_passes_through_the_network(vit: Path, run: Path, pooling: str) -> None:
     for model, options in (("timm:test_vit", {"weights": vit}), (str(run), {})):
         encoder = load_encoder(model, pooling=pooling, last_blocks=2, **options)  # type: ignore[arg-type]
-        network: Any = encoder.trunk.network if model.startswith("timm") else encoder.trunk.network.trunk
+        network: Any = encoder.model.backbone if model.startswith("timm") else encoder.model.backbone.trunk
         images = random_images(encoder.preprocess.crop)
         blocks = hooked_blocks(network, images)
         expected = [blocks[-2][:, 0], blocks[-1][:, 0]]
@@ -108,7 +108,7 @@ def test_convolutional_and_windowed_networks_have_gem_of_their_map(tmp_path: Pat
 @pytest.mark.slow
 def test_gem_of_a_channels_last_map() -> None:
     encoder = load_encoder("timm:swin_tiny_patch4_window7_224", random_weights=0, pooling="gem", size=64)
-    network: Any = encoder.trunk.network
+    network: Any = encoder.model.backbone
     with torch.no_grad():
         images = random_images(64)
         expected = network.forward_features(images).clamp(min=1e-6).pow(3).mean((1, 2)).pow(1 / 3)
@@ -134,7 +134,7 @@ def test_official_dino_checkpoint_gives_timms_features(tmp_path: Path, pooling: 
         ({"model": "timm:test_resnet", "last_blocks": 2}, "only ViTs"),
         ({"model": "timm:test_vit", "last_blocks": 99}, "blocks, wanted 1 to"),
         ({"model": "timm:test_vit", "last_blocks": 0}, "blocks, wanted 1 to"),
-        ({"model": "timm:test_vit", "last_blocks": 2, "pooling": "gem"}, "wanted --pooling cls or cls_mean"),
+        ({"model": "timm:test_vit", "last_blocks": 2, "pooling": "gem"}, "wanted `pooling=cls` or cls_mean"),
         ({"model": "timm:test_resnet", "pooling": "cls_mean"}, "wanted one of pooled, gem"),
     ],
 )

@@ -18,21 +18,21 @@ from torch import Tensor
 from sop_faiss import FeatureIndex, load_encoder
 from sop_faiss.cli.export import main as export_command  # type: ignore[import-not-found]
 from sop_faiss.config import load_config
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, SopError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
-from sop_faiss.model.build_backbone import seeded_backbone
-from sop_faiss.model.encoder import encoder_of_backbone
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
+from sop_faiss.model.encoders.encoder import encoder_of_backbone
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
-from sop_faiss.model.positions import resample_positions, rule_of_official
-from sop_faiss.model.teacher import build_student_and_teacher
-from sop_faiss.pipeline.export import export_run
-from sop_faiss.pipeline.train import run_training
+from sop_faiss.verbs.training.export import export_run
+from sop_faiss.verbs.training.train import run_training
 from tests.encoders import random_images, timm_features, timm_network, tiny_config, write_official, write_run
 from tests.images import write_folder, write_shards
 from tests.messages import assert_one_line
 from tests.oracle import dino_resized
+from tests.runs import networks_of
 from tests.runs import tiny_config as tiny_training
 
 TOLERANCE = 1e-5
@@ -123,17 +123,17 @@ def test_timms_weights_keep_timms_rule_unless_the_other_is_asked_for(network, tm
         with torch.no_grad():
             wanted = timm_features(expected, random_images(96))
             torch.testing.assert_close(encoder(random_images(96)), wanted, atol=TOLERANCE, rtol=TOLERANCE)
-    assert plain.trunk.architecture == {"timm": "test_vit"}  # as ever: features and indices made before are its own
+    assert plain.model.architecture == {"timm": "test_vit"}  # as ever: features and indices made before are its own
     assert plain.fingerprint != dino.fingerprint and plain.name != dino.name
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "timm:test_resnet", "random_weights": 0, "position_resize": "dino"}, "--position-resize"),
+        ({"model": "timm:test_resnet", "random_weights": 0, "position_resize": "dino"}, "`position_resize`"),
         ({"model": "timm:test_vit", "random_weights": 0, "position_resize": "bilinear"}, "wanted timm or dino"),
-        ({"model": "config:digits_demo", "random_weights": 0, "position_resize": "dino"}, "--position-resize"),
-        ({"model": "runs/x", "position_resize": "timm"}, "--position-resize does not apply to runs/x"),
+        ({"model": "config:digits_demo", "random_weights": 0, "position_resize": "dino"}, "`position_resize`"),
+        ({"model": "runs/x", "position_resize": "timm"}, "`position_resize` does not apply to runs/x"),
     ],
 )
 def test_rules_that_do_not_apply_are_one_line(options, message):
@@ -152,12 +152,12 @@ def test_views_of_training_are_resized_by_the_rule_of_the_run():
         backbone.trunk.pos_embed.normal_(generator=torch.Generator().manual_seed(1))
         wanted = dino_resized(backbone.trunk.pos_embed[0, 1:].detach().unflatten(0, (4, 4)), 2, 3).float()
         for each in (backbone, copy.deepcopy(backbone)):
-            tokens = each._embed(random_images(16, width=24), None)
+            tokens, _ = each._embed(random_images(16, width=24), None)
             patches = each.trunk.patch_embed(random_images(16, width=24)).flatten(1, 2)
             torch.testing.assert_close(tokens[:, 1:], patches + wanted.flatten(0, 1), atol=TOLERANCE, rtol=0)
             read = each.read(random_images(16, width=24))
             torch.testing.assert_close(read, each(random_images(16, width=24)).cls, atol=TOLERANCE, rtol=TOLERANCE)
-    for network in build_student_and_teacher(config):
+    for network in networks_of(config):
         assert type(network.backbone.trunk) is type(backbone.trunk)
 
 
@@ -222,7 +222,7 @@ def test_runs_from_before_the_setting_open_as_before(tmp_path):
     without_the_setting(tmp_path / "old")
     old = load_encoder(str(tmp_path / "old"))
     assert old.fingerprint == run.fingerprint == now.fingerprint != dino.fingerprint
-    assert "position_resize" not in old.trunk.architecture["sop_faiss"]
+    assert "position_resize" not in old.model.architecture["sop_faiss"]
     with torch.no_grad():
         assert torch.equal(old(random_images(48)), now(random_images(48)))
         assert torch.equal(old(random_images(32)), dino(random_images(32)))

@@ -9,11 +9,11 @@ import fsspec
 import numpy as np
 import pytest
 
-from sop_faiss.data import prefetch
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.prefetch import fetch_ahead, shards_by_need
-from sop_faiss.data.shards import ShardSource
-from sop_faiss.data.source import open_source
+from sop_faiss.data.shards import prefetch
+from sop_faiss.data.shards.prefetch import fetch_ahead, shards_by_need
+from sop_faiss.data.shards.shard_source import ShardSource
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.errors import UnreachableError
 from tests.images import write_folder

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchvision import transforms
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from tests.images import make_image
 
 LARGEST_DIFFERENCE = 2  # of 255, in any pixel: torch's uint8 weights are rounded otherwise than PIL's
@@ -20,7 +20,7 @@ MEAN_DIFFERENCE = 0.02
 
 
 def pillow_protocol(image: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """The k-NN protocol as DINO's evaluation has it, on PIL pictures."""
+    """The k-NN protocol as DINO's evaluation has it, on PIL images."""
     steps = transforms.Compose(
         [
             transforms.Resize(preprocess.resize, interpolation=transforms.InterpolationMode.BICUBIC),
@@ -30,7 +30,7 @@ def pillow_protocol(image: np.ndarray, preprocess: Preprocess) -> np.ndarray:
     return np.asarray(steps(Image.fromarray(image)))
 
 
-def assert_close_pictures(ours: np.ndarray, theirs: np.ndarray) -> None:
+def assert_close_images(ours: np.ndarray, theirs: np.ndarray) -> None:
     difference = np.abs(ours.astype(int) - theirs.astype(int))
     assert difference.max() <= LARGEST_DIFFERENCE
     assert difference.mean() <= MEAN_DIFFERENCE
@@ -43,7 +43,7 @@ def test_crop_mode_is_the_pillow_protocol(shape: tuple[int, int], size: int) -> 
     preprocess = Preprocess.square(size)
     ours = preprocess.apply(image)
     assert ours.shape == (size, size, 3) and ours.dtype == np.uint8 and ours.flags.c_contiguous
-    assert_close_pictures(ours, pillow_protocol(image, preprocess))
+    assert_close_images(ours, pillow_protocol(image, preprocess))
 
 
 def test_sizes_of_the_protocol() -> None:
@@ -57,7 +57,7 @@ def test_thumbnail_of_the_size_is_untouched() -> None:
     assert np.array_equal(Preprocess.square(32).apply(image), image)
 
 
-def test_read_only_pictures_are_taken() -> None:
+def test_read_only_images_are_taken() -> None:
     image = make_image(np.random.default_rng(0), (50, 40))
     image.flags.writeable = False
     assert Preprocess.square(32).apply(image).shape == (32, 32, 3)
@@ -70,7 +70,7 @@ def test_keep_aspect_is_pillow_without_a_crop(shape: tuple[int, int]) -> None:
     ours = preprocess.apply(image)
     scale = 200 / max(shape)
     height, width = round(shape[0] * scale), round(shape[1] * scale)
-    assert_close_pictures(ours, np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)))
+    assert_close_images(ours, np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -91,9 +91,9 @@ def test_keep_aspect_sides_are_multiples_near_the_aspect(height: int, width: int
         assert abs(side - exact) <= multiple / 2 + 1e-6 or side == multiple
 
 
-def test_normalise_is_torchvisions() -> None:
+def test_normalize_is_torchvisions() -> None:
     images = torch.from_numpy(np.stack([make_image(np.random.default_rng(seed), (8, 12)) for seed in range(3)]))
-    ours = Preprocess.square(32).normalise(images)
+    ours = Preprocess.square(32).normalize(images)
     theirs = transforms.functional.normalize(
         images.permute(0, 3, 1, 2).float() / 255, list(IMAGENET_MEAN), list(IMAGENET_STD)
     )
@@ -111,7 +111,7 @@ def test_dict_survives_json() -> None:
     [
         {},
         {"resize": 32},
-        {"resize": 32, "crop": 32, "colour": 1},
+        {"resize": 32, "crop": 32, "color": 1},
         {"resize": "32", "crop": 32},
         {"resize": 32, "crop": 32, "mean": 3},
         {"resize": 32, "crop": 32, "std": ["x", 1, 1]},
@@ -157,7 +157,7 @@ def test_a_long_image_is_not_blown_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         functional, "interpolate", lambda *_, size, **o: resized.append(size) or interpolate(*_, size=size, **o)
     )
-    monkeypatch.setattr("sop_faiss.model.preprocess.MOST_PIXELS", 256 * 300)
+    monkeypatch.setattr("sop_faiss.model.encoders.preprocess.MOST_PIXELS", 256 * 300)
     assert np.abs(preprocess.apply(image).astype(int) - whole).mean() < 2 and resized == [(256, 256)]
     assert preprocess.apply(image.transpose(1, 0, 2)).shape == (224, 224, 3)
     assert preprocess.keeping_aspect().apply(np.zeros((1, 3000, 3), np.uint8)).shape == (1, 224, 3)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sop_faiss.data import multicrop, profile
+from sop_faiss.data import profile
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.profile import STAGES, ideal_distinct, shuffle_quality, time_stages, time_stream
-from sop_faiss.data.source import open_source
 from sop_faiss.data.stream import Batches
+from sop_faiss.data.views import multicrop
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.pipeline.profile_data import profile_data, wait_share
+from sop_faiss.verbs.training.profile_data import profile_data, wait_share
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config
 
@@ -48,11 +49,11 @@ def test_shuffle_quality_counts_shards_or_folders(tmp_path: Path) -> None:
 
 
 def test_stages_do_what_the_stream_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every stage runs once per image, view or mask; pictures that cannot be read are passed over."""
+    """Every stage runs once per image, view or mask; images that cannot be read are passed over."""
     folder = write_folder(tmp_path / "photos", classes=0, per_class=8, size=20)
     (folder / "0003.jpg").write_text("text")
     batches = Batches(open_source(folder), np.arange(8), tiny_config(tmp_path, "views.local_count=3"), 4)
-    calls = dict.fromkeys(("decode_image", "write_view", "augment_colours", "draw_mask"), 0)
+    calls = dict.fromkeys(("decode_image", "write_view", "augment_colors", "draw_mask"), 0)
     for name in calls:
         module = multicrop if name == "decode_image" else profile
         real = getattr(module, name)
@@ -63,12 +64,12 @@ def test_stages_do_what_the_stream_does(tmp_path: Path, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(module, name, counted)
     seconds = time_stages(batches, list(range(8)))
-    assert calls == {"decode_image": 8, "write_view": 7 * 5, "augment_colours": 7 * 5, "draw_mask": 7 * 2}
+    assert calls == {"decode_image": 8, "write_view": 7 * 5, "augment_colors": 7 * 5, "draw_mask": 7 * 2}
     assert tuple(seconds) == STAGES and all(0 < value < 10 for value in seconds.values())
     with pytest.raises(DataError, match="none of 1 images"):
         time_stages(batches, [3])
-    on_device = Batches(open_source(folder), np.arange(8), tiny_config(tmp_path, "views.colour=device"), 4)
-    assert tuple(time_stages(on_device, [0])) == tuple(stage for stage in STAGES if stage != "colour")
+    on_device = Batches(open_source(folder), np.arange(8), tiny_config(tmp_path, "views.color=device"), 4)
+    assert tuple(time_stages(on_device, [0])) == tuple(stage for stage in STAGES if stage != "color")
 
 
 def test_the_stream_is_timed_whole(tmp_path: Path) -> None:
@@ -95,5 +96,5 @@ def test_the_whole_profile(tmp_path: Path) -> None:
     assert sum(stage["share"] for stage in told["stages"].values()) == pytest.approx(1.0)
     assert told["shuffle"]["groups"] == 2
     for options in ({"steps": 0}, {"step_seconds": (1.0, 0.0)}, {"step_seconds": (math.nan,)}):
-        with pytest.raises(ConfigError, match="--" + next(iter(options)).replace("_", "-")):
+        with pytest.raises(ConfigError, match="`" + next(iter(options))):
             profile_data(tiny_config(tmp_path, f"data.train={shards}"), **options)

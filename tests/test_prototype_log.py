@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
-from sop_faiss.pipeline.train import run_training
+from sop_faiss.objectives.objective import StepSettings
+from sop_faiss.sop.memory import Memory
+from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.train.log.prototype_log import PROTOTYPES_FILE, PrototypeLog, SeenPrototype, read_prototypes
 from sop_faiss.train.loop import train_step
-from sop_faiss.train.monitor import read_metrics
-from sop_faiss.train.prototype_log import PROTOTYPES_FILE, PrototypeLog, SeenPrototype, read_prototypes
 from sop_faiss.train.state import RunState
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
+from tests.oracle import brute_force_supports
 from tests.runs import tiny_config
 
 
@@ -31,27 +34,35 @@ def fresh(folder: Path, shards: Path, *overrides: str) -> tuple[RunState, Batche
     return RunState(config, torch.device("cpu"), len(source)), Batches(source, np.arange(len(source)), config, 4)
 
 
+def seen_by_hand(memory: Memory, maker_state: dict[str, torch.Tensor]) -> list[SeenPrototype]:
+    """The first 8 prototypes of the coming step, from the memory's rows and the generator's state alone."""
+    generator = torch.Generator()
+    generator.set_state(maker_state["generator"])
+    anchors = torch.randperm(24, generator=generator)[:8].tolist()
+    rows, ids = memory.embeddings.clone(), memory.image_ids.tolist()
+    seen = []
+    for anchor in anchors:
+        supports = brute_force_supports(rows, memory.image_ids, anchor, k=3, exclude_same_image=True)
+        similarities = [float(rows[anchor].double() @ rows[row].double()) for row in supports]
+        # the anchor gives 1 - eps, a support its similarity, at least 1/K
+        weights = [0.9, *(max(1 / 8, similarity) for similarity in similarities)]
+        seen.append(SeenPrototype(ids[anchor], [ids[row] for row in supports], similarities, weights))
+    return seen
+
+
 def test_it_tells_what_the_step_drew(tmp_path, shards):
     state, batches = fresh(tmp_path, shards)
-    log = PrototypeLog(tmp_path, 0, every_steps=3)
+    log, term = PrototypeLog(tmp_path, 0, every_steps=3), state.objective.terms["cls"]
     for step in range(4):
-        before = state.cls.maker.generator.get_state()
-        drawn = state.cls.maker.draw()
-        wanted = [
-            SeenPrototype(
-                int(drawn.memory.image_ids[drawn.anchor_rows[0, place]]),
-                drawn.memory.image_ids[drawn.support_rows[0, place]].tolist(),
-                [round(value, 5) for value in drawn.support_similarities[0, place].tolist()],
-                [round(value, 5) for value in drawn.contributions[0, place].tolist()],
-            )
-            for place in range(8)
-        ]
-        state.cls.maker.generator.set_state(before)
+        wanted = seen_by_hand(term.memory, term.maker.state_dict())
         train_step(state, batches[step], log)
         samples = read_prototypes(tmp_path)
         if step < 3:
             assert (samples[-1].step, samples[-1].level) == (step + 1, "cls")
-            assert samples[-1].prototypes == wanted
+            for got, expected in zip(samples[-1].prototypes, wanted, strict=True):
+                assert (got.image, got.supports) == (expected.image, expected.supports)
+                assert got.similarities == pytest.approx(expected.similarities, abs=1.1e-5)  # five decimals
+                assert got.contributions == pytest.approx(expected.contributions, abs=1.1e-5)
     assert [sample.step for sample in samples] == [1, 2, 3]  # 4 is no one's turn
     assert any(prototype.image >= 0 for prototype in samples[-1].prototypes)
 
@@ -68,10 +79,11 @@ def test_it_changes_nothing(tmp_path, shards):
 
 
 def test_it_is_kept_now_and_then(tmp_path, shards):
-    drawn = {"cls": fresh(tmp_path, shards)[0].cls.maker.draw()}
+    objective = fresh(tmp_path, shards)[0].objective
+    objective.begin_step(StepSettings(0.1, 0.0, 0.9, 0.04), 6, 16)
     log = PrototypeLog(tmp_path, 0, every_steps=700)
     for step in range(1, 2501):
-        log.note(step, drawn)
+        log.note(step, objective)
     steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 700, 1000, 1400, 2000, 2100]
     assert [sample.step for sample in read_prototypes(tmp_path)] == steps
 
@@ -93,7 +105,7 @@ def test_a_resumed_run_keeps_the_same_record(tmp_path, shards):
 
 
 def test_random_rows_patches_and_renewed_anchors(tmp_path, shards):
-    state, batches = fresh(tmp_path, shards, "loss.cls_weight=0", "sop.anchors=fixed_vectors")
+    state, batches = fresh(tmp_path, shards, "sop.cls.weight=0", "sop.anchors=fixed_vectors")
     log = PrototypeLog(tmp_path, 0, every_steps=1)
     for step in range(5):
         train_step(state, batches[step], log)

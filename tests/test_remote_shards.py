@@ -1,4 +1,4 @@
-"""Shards behind addresses: the same pictures as on disk, through a cache that is bounded, whole and shared."""
+"""Shards behind addresses: the same images as on disk, through a cache that is bounded, whole and shared."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 
 from sop_faiss.config import DataConfig
-from sop_faiss.data import remote
-from sop_faiss.data.address import hide_secrets
-from sop_faiss.data.cache import ShardCache
+from sop_faiss.data.images.source import ImageSource, find_streams, open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.remote import RemoteFile
-from sop_faiss.data.shard_stream import ShardStream
-from sop_faiss.data.sidecar import sidecar_of
-from sop_faiss.data.source import ImageSource, find_streams, open_source
+from sop_faiss.data.shards import remote
+from sop_faiss.data.shards.address import hide_secrets
+from sop_faiss.data.shards.remote import RemoteFile
+from sop_faiss.data.shards.shard_cache import ShardCache
+from sop_faiss.data.shards.shard_stream import ShardStream
+from sop_faiss.data.shards.sidecar import sidecar_of
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.errors import DataError, UnreachableError
 from tests.images import write_folder, write_shards, write_tar
@@ -120,7 +120,7 @@ def test_names_that_would_be_queries_on_the_web(tmp_path: Path, settings: DataCo
         source = open_source(address, settings)
         assert contents(source) == expected
         assert len(find_streams(address)) == 1
-        assert len(list(itertools.islice(ShardStream("x", find_streams(address)).pictures(0, 1, 1, 0, 0), 12))) == 12
+        assert len(list(itertools.islice(ShardStream("x", find_streams(address)).images(0, 1, 1, 0, 0), 12))) == 12
     assert len(find_streams(f"{base}/x/*.tar")) == 2
     if "=" not in name:
         assert hide_secrets(f"{base}/x/{name}.tar") == f"{base}/x/{name}.tar"
@@ -167,7 +167,7 @@ def test_a_false_sidecar_is_found_out(packed: Path, settings: DataConfig) -> Non
     for _ in range(2):
         with pytest.raises(UnreachableError) as error:
             source.read(0)
-        assert_one_line(error, "photos-000000.tar", "does not hold what its .index file says")
+        assert_one_line(error, "photos-000000.tar", ".index")
     files.pipe_file(beside, b"[" * 100_000)
     assert contents(open_source(address, settings)) == contents(open_source(packed))
 
@@ -181,7 +181,7 @@ def test_the_manifest_is_believed_and_verified(packed: Path, settings: DataConfi
     source = open_source(address, settings)
     with pytest.raises(UnreachableError) as error:
         source.read(6)
-    assert_one_line(error, "photos-000001.tar", "another sha256")
+    assert_one_line(error, "photos-000001.tar", "sha256")
     files.rm(name)
     with pytest.raises(UnreachableError, match="does not exist"):
         source.read(6)
@@ -242,7 +242,7 @@ def test_a_length_that_is_not_told(server: Server, settings: DataConfig) -> None
     server.lengths = False
     with pytest.raises(DataError) as error:
         open_source(f"{server.address}/photos-000000.tar", settings)
-    assert_one_line(error, "its size is not told", "data.access=sequential")
+    assert_one_line(error, "photos-000000.tar", "data.access=sequential")
 
 
 def test_secrets_are_never_shown(server: Server, settings: DataConfig, caplog: pytest.LogCaptureFixture) -> None:
@@ -267,8 +267,8 @@ def test_secrets_are_never_shown(server: Server, settings: DataConfig, caplog: p
         ("abfs://host/x.tar", ["adlfs"]),
         ("zip://x.tar::https://host/x.zip", ["inside an address"]),
         ("simplecache::https://me:s3cret@host/x.tar", ["inside an address"]),
-        ("reference://x.tar", ["hides other files"]),
-        ("tar://x.tar", ["hides other files"]),
+        ("reference://x.tar", ["reference://"]),
+        ("tar://x.tar", ["tar://"]),
         ("pipe:curl https://me:s3cret@host/x.tar", ["is a command"]),
         ("pipe:curl https://me:s3cret@host/x.tar |", ["is a command"]),
         ("https://host/x.tar | sh", ["is a command"]),
@@ -337,7 +337,7 @@ def test_other_data_sets_leave_the_least_recently_used_first(tmp_path: Path) -> 
     cache.fetch(remote_files["d"])
     assert [name for name in "abcd" if cache.has(remote_files[name])] == ["a", "c", "d"]
     both = ShardCache(folder, room)
-    with pytest.raises(DataError, match="do not fit"):
+    with pytest.raises(DataError, match=r"data\.cache_bytes"):
         both.keep([remote_files[name] for name in "abc"])  # beside d, which is in use
     assert (folder / "somebody's" / "y.tar").exists()
 

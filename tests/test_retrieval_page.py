@@ -1,4 +1,4 @@
-"""The page of sop-retrieve in a real browser: 70 queries of 20 pictures, frames, similarities, the crop box."""
+"""The page of sop-retrieve in a real browser: 70 queries of 20 images, frames, similarities, the crop box."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from sop_faiss.report.ap_histogram import draw_ap_histogram
-from sop_faiss.report.contact_sheet import Chart, Hit, Picture, Strip, Table, Verdict, write_contact_sheet
+from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
 from sop_faiss.report.thumbnails import make_thumbnail
 from tests.browser import open_browser
 from tests.images import encode, make_image
@@ -28,19 +28,19 @@ def decoded(uri: str) -> np.ndarray:
 
 
 def test_the_box_is_drawn_where_it_is() -> None:
-    grey = encode(np.full((200, 400, 3), 128, np.uint8), "PNG")
-    plain, boxed = (decoded(make_thumbnail(grey, box).uri) for box in (None, (100.0, 40.0, 300.0, 160.0)))
+    gray = encode(np.full((200, 400, 3), 128, np.uint8), "PNG")
+    plain, boxed = (decoded(make_thumbnail(gray, box).uri) for box in (None, (100.0, 40.0, 300.0, 160.0)))
     changed = np.argwhere(np.abs(plain - boxed).max(axis=2) > 60)
     assert boxed.shape == (60, 120, 3)
     for extreme, wanted in ((changed.min(axis=0), (12, 30)), (changed.max(axis=0), (48, 90))):
-        assert np.abs(extreme - wanted).max() <= 3, extreme  # 0.3 thumbnail pixels to one of the picture's
+        assert np.abs(extreme - wanted).max() <= 3, extreme  # 0.3 thumbnail pixels to one of the image's
     inside = boxed[20:40, 40:80]
     assert np.abs(inside - 128).max() < 12
-    over = decoded(make_thumbnail(grey, (-50.0, -50.0, 9000.0, 9000.0)).uri)  # never beyond the picture
+    over = decoded(make_thumbnail(gray, (-50.0, -50.0, 9000.0, 9000.0)).uri)  # never beyond the image
     assert over.shape == (60, 120, 3)
 
 
-def test_the_histogram_is_a_picture_with_one_row_per_difficulty() -> None:
+def test_the_histogram_is_a_image_with_one_row_per_difficulty() -> None:
     values = np.random.default_rng(0).uniform(0, 100, 70).tolist()
     one, three = (
         Image.open(io.BytesIO(draw_ap_histogram(each)))
@@ -51,7 +51,7 @@ def test_the_histogram_is_a_picture_with_one_row_per_difficulty() -> None:
 
 
 def test_the_page_shows_whole_queries_with_their_boxes(tmp_path: Path) -> None:
-    """The encoder sees the crop, the page the whole picture; under a protocol without crops there is no box."""
+    """The encoder sees the crop, the page the whole image; under a protocol without crops there is no box."""
     root = write_set(tmp_path / "graded", graded_gnd(), size=(60, 80))
     sizes = {}
     for protocol in ("revisitop", "dino"):
@@ -72,13 +72,13 @@ def many_strips(strips: int = 70, hits: int = 20) -> list[Strip]:
     rng = np.random.default_rng(0)
     photos = [encode(make_image(rng, (240, 320))) for _ in range(60)]
 
-    def picture(number: int, box: Any = None) -> Picture:
-        return Picture(f"photo {number}.jpg", lambda: photos[number % len(photos)], box=box)
+    def image(number: int, box: Any = None) -> SheetImage:
+        return SheetImage(f"photo {number}.jpg", lambda: photos[number % len(photos)], box=box)
 
     return [
         Strip(
-            picture(row, (40.0, 40.0, 200.0, 200.0)),
-            [Hit(picture(row + place), 1 - place / 40, VERDICTS[(row + place) % 3]) for place in range(hits)],
+            image(row, (40.0, 40.0, 200.0, 200.0)),
+            [SheetHit(image(row + place), 1 - place / 40, VERDICTS[(row + place) % 3]) for place in range(hits)],
             note=f"AP {row}.0 %",
         )
         for row in range(strips)
@@ -86,10 +86,10 @@ def many_strips(strips: int = 70, hits: int = 20) -> list[Strip]:
 
 
 @pytest.mark.slow
-def test_seventy_queries_of_twenty_pictures_in_a_browser(tmp_path: Path, record_property: Any) -> None:
+def test_seventy_queries_of_twenty_images_in_a_browser(tmp_path: Path, record_property: Any) -> None:
     page_file = tmp_path / "page.html"
     histogram = draw_ap_histogram({"medium": np.linspace(0, 100, 70).tolist()})
-    table = Table(["", "queries", "mAP"], [["medium", "70", "50.00"]], "Percent")
+    table = SheetTable(["", "queries", "mAP"], [["medium", "70", "50.00"]], "Percent")
     strips = many_strips()
     write_contact_sheet(
         page_file, "Retrieval", strips, summary=[table], charts=[Chart("Queries by average precision", histogram)]
@@ -112,11 +112,11 @@ def test_seventy_queries_of_twenty_pictures_in_a_browser(tmp_path: Path, record_
         # Strips below the window cost nothing until they are scrolled to.
         assert page.locator("article.strip").last.evaluate("each => getComputedStyle(each).contentVisibility") == "auto"
 
-        colours = {
+        colors = {
             kind: page.locator(f"li.hit.{kind} .frame").first.evaluate("each => getComputedStyle(each).borderTopColor")
             for kind in ("right", "wrong", "junk")
         }
-        assert len(set(colours.values())) == 3
+        assert len(set(colors.values())) == 3
         first = page.locator("li.hit").first
         frame, similarity = first.locator(".frame").bounding_box(), first.locator(".similarity").bounding_box()
         assert similarity["y"] >= frame["y"] + frame["height"]

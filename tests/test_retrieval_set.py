@@ -1,4 +1,4 @@
-"""Retrieval data sets on disk: pictures by name, query boxes, and what is said when something is missing."""
+"""Retrieval data sets on disk: images by name, query boxes, and what is said when something is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sop_faiss.data.decode import decode_image
+from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.retrieval_set import crop_to_box, open_retrieval_set
 from tests.ground_truths import GRADED_GND, PLAIN_GND, REAL_GND, changed, needs_real_gnd, write_json, write_pickle
@@ -18,7 +18,7 @@ from tests.images import encode, make_image
 
 
 def write_set(root: Path, content: dict[str, Any], *, folders: tuple[str, str], ending: str = ".jpg") -> Path:
-    """Small pictures for every name, in the folders of queries and gallery, and gnd.json."""
+    """Small images for every name, in the folders of queries and gallery, and gnd.json."""
     rng = np.random.default_rng(0)
     for folder, names in zip(folders, (content["qimlist"], content["imlist"]), strict=True):
         (root / folder).mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def test_names_without_ending_are_found(tmp_path: Path, ending: str, folders: tu
     assert found.gallery.read(2) == (root / folders[1] / f"c{ending}").read_bytes()
 
 
-def test_same_name_in_query_and_database_is_two_pictures(tmp_path: Path) -> None:
+def test_same_name_in_query_and_database_is_two_images(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", PLAIN_GND, folders=("query", "database"))
     found = open_retrieval_set("set", tmp_path)
     assert found.queries.read(0) == (root / "query/a.jpg").read_bytes() != found.gallery.read(0)
@@ -62,7 +62,7 @@ def test_a_query_to_which_its_own_file_is_relevant(tmp_path: Path) -> None:
         open_retrieval_set(str(write_set(tmp_path / "graded", graded, folders=("jpg", "jpg"))))
 
 
-def test_a_picture_asked_for_two_boxes_is_two_queries(tmp_path: Path) -> None:
+def test_a_image_asked_for_two_boxes_is_two_queries(tmp_path: Path) -> None:
     gnd = [{"ok": [0], "bbx": [0, 0, 8, 8]}, {"ok": [1], "bbx": [8, 8, 16, 16]}]
     root = write_set(tmp_path, changed(PLAIN_GND, qimlist=["q.jpg", "q.jpg"], gnd=gnd), folders=("query", "database"))
     found = open_retrieval_set(str(root))
@@ -71,13 +71,13 @@ def test_a_picture_asked_for_two_boxes_is_two_queries(tmp_path: Path) -> None:
 
 
 def test_crop_rounds_and_clips() -> None:
-    picture = np.arange(20 * 24 * 3, dtype=np.uint8).reshape(20, 24, 3)
-    assert np.array_equal(crop_to_box(picture, (1.0, 2.0, 11.6, 12.4)), picture[2:12, 1:12])
-    assert np.array_equal(crop_to_box(picture, (20.0, 15.0, 99.0, 99.0)), picture[15:, 20:])
+    image = np.arange(20 * 24 * 3, dtype=np.uint8).reshape(20, 24, 3)
+    assert np.array_equal(crop_to_box(image, (1.0, 2.0, 11.6, 12.4)), image[2:12, 1:12])
+    assert np.array_equal(crop_to_box(image, (20.0, 15.0, 99.0, 99.0)), image[15:, 20:])
     with pytest.raises(DataError, match="outside"):
-        crop_to_box(picture, (24.0, 0.0, 30.0, 10.0))
+        crop_to_box(image, (24.0, 0.0, 30.0, 10.0))
     with pytest.raises(DataError, match="outside"):
-        crop_to_box(picture, (1.0, 0.0, 1.2, 10.0))  # no whole pixel
+        crop_to_box(image, (1.0, 0.0, 1.2, 10.0))  # no whole pixel
 
 
 def test_query_is_cropped_after_decoding_and_without_loss(tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_query_is_cropped_upright(tmp_path: Path) -> None:
     assert np.array_equal(decode_image(open_retrieval_set(str(root)).queries.read(1)), upright[:16, :16])
 
 
-def test_missing_pictures_are_counted_in_one_line(tmp_path: Path) -> None:
+def test_missing_images_are_counted_in_one_line(tmp_path: Path) -> None:
     root = write_set(tmp_path, GRADED_GND, folders=("query", "database"))
     for name in "bd":
         (root / "database" / f"{name}.jpg").unlink()
-    with pytest.raises(DataError, match=r"2 of 5 database pictures are missing .*first: b\); nothing is downloaded"):
+    with pytest.raises(DataError, match=r"2 of 5 database images are missing .*first: b\); nothing is downloaded"):
         open_retrieval_set(str(root))
     shutil.rmtree(root / "query")
-    with pytest.raises(DataError, match="pictures are missing"):
+    with pytest.raises(DataError, match="images are missing"):
         open_retrieval_set(str(root))
 
 
@@ -120,14 +120,14 @@ def test_which_ground_truth(tmp_path: Path) -> None:
     (root / "gnd.json").unlink()
     assert open_retrieval_set(str(root)).truth.path.name == "gnd_set.pkl"
     (root / "gnd_set.pkl").unlink()
-    with pytest.raises(DataError, match="--gnd"):
+    with pytest.raises(DataError, match="`gnd`"):
         open_retrieval_set(str(root))
 
 
 def test_directories_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data root .* is not a directory"):
         open_retrieval_set("roxford5k", tmp_path / "nowhere")
-    with pytest.raises(DataError, match="--data-root"):
+    with pytest.raises(DataError, match="`data_root`"):
         open_retrieval_set("roxford5k", tmp_path)
 
 
@@ -136,16 +136,16 @@ def test_known_set_with_another_ground_truth(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gnd_roxford5k\.pkl does not exist"):
         open_retrieval_set("roxford5k", tmp_path)
     own = write_pickle(root / "gnd_roxford5k.pkl", GRADED_GND)
-    with pytest.raises(DataError, match=r"not the published ground truth of roxford5k .*--gnd"):
+    with pytest.raises(DataError, match=r"not the published ground truth of roxford5k .*`gnd`"):
         open_retrieval_set("roxford5k", tmp_path)
     assert len(open_retrieval_set("roxford5k", tmp_path, own).queries) == 2
 
 
 @needs_real_gnd
 @pytest.mark.parametrize(("name", "images"), [("roxford5k", 4993), ("rparis6k", 6322)])
-def test_published_ground_truth_is_recognised(tmp_path: Path, name: str, images: int) -> None:
+def test_published_ground_truth_is_recognized(tmp_path: Path, name: str, images: int) -> None:
     (tmp_path / name / "jpg").mkdir(parents=True)
     shutil.copy(REAL_GND / f"gnd_{name}.pkl", tmp_path / name)
-    wanted = rf"{images} of {images} database pictures are missing .*revisitop"
+    wanted = rf"{images} of {images} database images are missing .*revisitop"
     with pytest.raises(DataError, match=wanted):
         open_retrieval_set(name, tmp_path)

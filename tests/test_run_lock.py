@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.train.run_lock import LOCK_NAME, RunLock
+from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from tests.messages import assert_one_line
 
 # Takes the lock of sys.argv[1], forks a child that lives on, says so, and waits to be killed.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from sop_faiss.train.run_lock import RunLock
+from sop_faiss.train.checkpoints.run_lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 if os.fork() == 0:
     print(os.getpid(), flush=True)  # by now it has let go of the lock
@@ -31,7 +31,7 @@ time.sleep(60)
 def assert_taken(run: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         RunLock(run).acquire()
-    assert_one_line(caught, f"another process is training into {run}", "--output")
+    assert_one_line(caught, f"another process is training into {run}", "`output`")
 
 
 def test_the_second_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sop_faiss.report.plots import Curve
 from sop_faiss.report.run_panels import Panel, Reference, RunConstants, panels_of_run
 from tests.pages import HOSTILE
 
-CONSTANTS = RunConstants({"cls": 64, "patch": 16}, 32)
+CONSTANTS = RunConstants({"cls": math.log(64), "patch": math.log(16)}, 32)
 
 
 def curve(*values: float, start: int = 1) -> Curve:
@@ -60,7 +60,7 @@ def test_every_metric_of_a_run_has_its_panel():
     assert all(panel.unit for panel in found.values())
     for title in (
         "Recall between two views",
-        "Views of one image told from others",
+        "Views of one image against those of others",
         "Backbone's rate over projector's",
     ):
         assert [found[title].heading(name) for name in found[title].curves] == [title]
@@ -73,7 +73,7 @@ def test_floors_are_those_of_the_run():
     assert [reference.value for reference in found["Teacher entropy over ln K"].references] == [1.0, 0.0]
     assert [reference.value for reference in found["RankMe: dimensions in use"].references] == [1.0, 32.0]
     np.testing.assert_allclose(found["Memory peak"].curves[""].values, np.array([0.5, 0.6]) / 2**30)
-    both, _ = panels_of_run({"loss": curve(1.0)}, RunConstants({"cls": 8, "patch": 8}, 4))
+    both, _ = panels_of_run({"loss": curve(1.0)}, RunConstants({"cls": math.log(8), "patch": math.log(8)}, 4))
     assert [reference.label for reference in both[0].references] == ["ln 8 ([CLS], patches): uniform"]
 
 

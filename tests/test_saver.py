@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from sop_faiss.cli.train import main
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
-from sop_faiss.train import saver as saving
-from sop_faiss.train.saver import CheckpointSaver
+from sop_faiss.train.checkpoints import saver as saving
+from sop_faiss.train.checkpoints.saver import CheckpointSaver
 from sop_faiss.train.state import RunState
 from tests.images import write_shards
 from tests.runs import tiny_config, tiny_config_file
@@ -68,8 +68,8 @@ def change(state: RunState) -> None:
     for content in state.tensors().values():
         for value in content.values():
             value.add_(1)
-    state.cls.memory.store(torch.ones(6, 8), torch.arange(6))
-    state.patch_generator.manual_seed(7)
+    state.objective.terms["cls"].memory.store(torch.ones(6, 8), torch.arange(6))
+    state.objective.stored_patch_generator.manual_seed(7)
     for parameter in state.student.parameters():
         parameter.data.mul_(2)
     state.step += 1
@@ -93,7 +93,7 @@ def test_what_is_written_is_what_was_there_at_the_save(state: RunState, saver: C
         assert found.keys() == content.keys()
         assert all(torch.equal(found[name], content[name]) for name in content), file
     assert not torch.equal(
-        state.student.state_dict()["projector.mlp.0.bias"], wanted["student"]["projector.mlp.0.bias"]
+        state.student.state_dict()["heads.shared.mlp.0.bias"], wanted["student"]["heads.shared.mlp.0.bias"]
     )
     assert gate.calls == [(3, "checkpoint")]
 
@@ -125,9 +125,9 @@ def test_copies_are_made_once(state: RunState, saver: CheckpointSaver) -> None:
     assert places[0] == places[1] and len(places[0]) > 50
     live = [value.data_ptr() for content in state.tensors().values() for value in content.values()]
     assert not set(places[0].values()) & set(live)
-    state.cls.maker.draw()  # fixed anchors come into being, and the optimiser's moments may
+    state.objective.terms["cls"].maker.draw()  # fixed anchors come into being, and the optimizer's moments may
     saver.save(wait=True)
-    assert "cls.maker.fixed_vectors" in read_tensors(find_checkpoint(saver._run), "memories")
+    assert "cls.maker.fixed_vectors" in read_tensors(find_checkpoint(saver._run), "objective")
 
 
 def test_a_failure_is_told_by_the_next_save_once(state: RunState, saver: CheckpointSaver, gate: Gate) -> None:
@@ -203,7 +203,7 @@ def test_a_full_disk_in_the_midst_of_a_run(
 
 FULL_AT_8 = """
 import errno, sys
-from sop_faiss.train import saver
+from sop_faiss.train.checkpoints import saver
 real = saver.write_checkpoint
 def no_room(run, step, *more):
     if step == 8:

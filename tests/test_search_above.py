@@ -21,7 +21,7 @@ from sop_faiss.index.duplicates import find_duplicates
 from sop_faiss.index.export import export_parquet
 from sop_faiss.index.search import FeatureIndex
 from tests.oracle_neighbors import unit_rows
-from tests.test_index import DIMENSION, make_store
+from tests.test_search import DIMENSION, make_store
 
 FACTORIES = ["Flat", "IVF2,Flat", "IVF3,SQ8", "HNSW8"]
 
@@ -30,8 +30,8 @@ def spread_store(count: int = 300) -> FeatureStore:
     """Features at all similarities: clusters of random widths, so that pairs, chains and loners occur."""
     store = make_store(count=count)
     rng = np.random.default_rng(4)
-    centres = unit_rows(rng, count // 6, DIMENSION)[rng.integers(0, count // 6, count)]
-    rows = centres + rng.uniform(0, 0.4, (count, 1)) * rng.standard_normal((count, DIMENSION)) / np.sqrt(DIMENSION)
+    centers = unit_rows(rng, count // 6, DIMENSION)[rng.integers(0, count // 6, count)]
+    rows = centers + rng.uniform(0, 0.4, (count, 1)) * rng.standard_normal((count, DIMENSION)) / np.sqrt(DIMENSION)
     store.features = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
     store.features[17] = store.features[3]
     return store
@@ -76,7 +76,7 @@ def test_others_above_are_brute_force(place: Path, store: FeatureStore, threshol
 def test_others_above_in_kinds_that_search_a_part(place: Path, factory: str) -> None:
     index = FeatureIndex.open(place / factory)
     if index.manifest.search["effort"] is not None:
-        index._vectors.effort = index._vectors.efforts()[-1]
+        index._vectors.search_setting = index._vectors.search_settings()[-1]
     total, found_of_all = 0, 0
     features = index.features(range(len(index))).astype(np.float64)
     for row, answer in enumerate(index.search_rows_above(range(len(index)), 0.8)):
@@ -114,7 +114,7 @@ def test_groups_of_blocks_join(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
     whole = [group.rows.tolist() for group in find_duplicates(index, 0.9)]
     assert len(whole) > 5 and len(whole[0]) > 4
     monkeypatch.setattr("sop_faiss.index.duplicates._BLOCK_ROWS", 7)
-    monkeypatch.setattr("sop_faiss.neighbors.flat_index._RANGE_QUERIES", 3)
+    monkeypatch.setattr("sop_faiss.neighbors.disk.flat_index._RANGE_QUERIES", 3)
     steps: list[tuple[int, int]] = []
     parts = find_duplicates(index, 0.9, progress=lambda done, total: steps.append((done, total)))
     assert [group.rows.tolist() for group in parts] == whole and steps[-1] == (300, 300)
@@ -206,13 +206,13 @@ def test_features_of_another_encoder(place: Path, tmp_path: Path) -> None:
 def test_kinds_without_range_search(store: FeatureStore, tmp_path: Path) -> None:
     build_index(store, tmp_path / "fast", IndexOptions("PQ4x4fs"))
     index = FeatureIndex.open(tmp_path / "fast")
-    with pytest.raises(ConfigError, match="finds the k nearest only") as error:
+    with pytest.raises(ConfigError, match="only the k nearest") as error:
         index.search_above(store.features[:2], 0.5)
     assert "\n" not in str(error.value)
     result = invoke("duplicates", tmp_path / "fast", ok=False)
-    assert result.exit_code == 1 and "the k nearest only" in result.stderr and "Traceback" not in result.output
+    assert result.exit_code == 1 and "only the k nearest" in result.stderr and "Traceback" not in result.output
     result = invoke("search", tmp_path / "fast", "--key", "bild-0003", "--threshold", 0.5, ok=False)
-    assert result.exit_code == 1 and "the k nearest only" in result.stderr
+    assert result.exit_code == 1 and "only the k nearest" in result.stderr
     invoke("search", tmp_path / "fast", "--key", "bild-0003", "--threshold", 0.5, "-k", 5)
 
 
@@ -221,16 +221,16 @@ def test_duplicates_command(place: Path, store: FeatureStore, tmp_path: Path) ->
     words = ("duplicates", place / "Flat", "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv")
     result = invoke(*words, "--html", tmp_path / "a.html")
     alike = sum(map(len, wanted))
-    assert result.stdout.startswith(f"{len(wanted)} groups of {alike} of 300 pictures at 0.95 or more\n")
+    assert result.stdout.startswith(f"{len(wanted)} groups of {alike} of 300 images at 0.95 or more\n")
     content = json.loads((tmp_path / "a.json").read_text())
-    assert [[each["row"] for each in group["pictures"]] for group in content["groups"]] == wanted
-    assert content["pictures_beyond_the_first"] == alike - len(wanted)
+    assert [[each["row"] for each in group["images"]] for group in content["groups"]] == wanted
+    assert content["images_beyond_the_first"] == alike - len(wanted)
     lines = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
     assert [int(line["row"]) for line in lines] == [row for rows in wanted for row in rows]
     assert lines[0]["group"] == "1" and lines[-1]["group"] == str(len(wanted))
     page = (tmp_path / "a.html").read_text()
     assert page.count("<article") == min(200, len(wanted)) and f"{len(wanted[0])} alike" in page
-    assert "Each group&#39;s first picture on the left" in page and "Query" not in page
+    assert "Each group&#39;s first image on the left" in page and "Query" not in page
     assert invoke("duplicates", place / "Flat", "--csv", "-").stdout_bytes == (tmp_path / "a.csv").read_bytes()
     refused = invoke("duplicates", place / "Flat", "--threshold", 1.5, ok=False)
     assert (
@@ -241,13 +241,15 @@ def test_duplicates_command(place: Path, store: FeatureStore, tmp_path: Path) ->
 def test_export_command(place: Path, tmp_path: Path) -> None:
     result = invoke("export", place / "Flat", "--out", tmp_path / "out.parquet")
     assert result.stdout == f"300 vectors of dimension {DIMENSION} in {tmp_path / 'out.parquet'}\n"
-    refused = invoke("export", place / "Flat", "--out", tmp_path / "out.parquet", ok=False)
-    assert refused.exit_code == 1 and "exists and is data" in refused.stderr
+    invoke("export", place / "Flat", "--out", tmp_path / "out.parquet")  # its own result may be written again
+    (tmp_path / "other.parquet").write_bytes(b"PAR1 of something else PAR1")
+    refused = invoke("export", place / "Flat", "--out", tmp_path / "other.parquet", ok=False)
+    assert refused.exit_code == 1 and "suffix of data" in refused.stderr
     refused = invoke("export", place / "Flat", "--out", place / "Flat" / "x.parquet", ok=False)
     assert refused.exit_code == 1 and "read by this command" in refused.stderr
 
 
-def test_info_tells_of_searches_and_changes(tmp_path: Path) -> None:
+def test_info_reports_searches_and_changes(tmp_path: Path) -> None:
     store = spread_store()
     build_index(store, tmp_path / "index", IndexOptions("IVF4,Flat"))
     more = make_store(seed=8, count=10)
@@ -256,9 +258,9 @@ def test_info_tells_of_searches_and_changes(tmp_path: Path) -> None:
     remove_from_index(tmp_path / "index", ["bild-0001", "bild-0002"])
     text = invoke("info", tmp_path / "index").stdout
     for words in (
-        "effort ",
+        "nprobe ",
         "recall@10 ",
-        "on 30 pictures held out (wanted 0.95)",
+        "on 30 images held out (wanted 0.95)",
         "asked for",
         "10 added since; 2 rem",
     ):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_what_is_answered_is_what_is_described(tmp_path: Path) -> None:
-    """Random bytes fit the description of a picture's body and are refused all the same: that one check is left out."""
+    """Random bytes fit the description of an image's body and are refused all the same: that one check is left out."""
     pytest.importorskip("schemathesis")
     place = write_served(tmp_path, per_class=4)
     command = Path(sys.executable).parent / "schemathesis"

@@ -1,4 +1,4 @@
-"""The served page in a real browser: choose a picture, see its neighbours, search on, go back."""
+"""The served page in a real browser: choose an image, see its neighbors, search on, go back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touc
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_served(tmp_path_factory.mktemp("place"), per_class=30)
     write_folder(root / "own", classes=0, per_class=2, seed=9)
-    (root / "own" / "text.jpg").write_text("not a picture")
+    (root / "own" / "text.jpg").write_text("not an image")
     return root
 
 
@@ -107,7 +107,7 @@ def test_label_number_and_deep_link(address: str) -> None:
         assert page.locator("#label").input_value() == "class_1" and page.locator("#k").input_value() == "12"
         page.goto(f"{address}?key=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
         page.wait_for_selector("#empty.error")
-        assert "no picture of the index has this key" in page.locator("#empty").inner_text()
+        assert "no image of the index has this key" in page.locator("#empty").inner_text()
         page.goto(f"{address}?upload=1")
         page.wait_for_selector("#empty.error")
         assert "choose it again" in page.locator("#empty").inner_text()
@@ -144,7 +144,7 @@ def test_keyboard(address: str) -> None:
         assert page.url == address
 
 
-def test_drop_and_what_is_no_picture(place: Path, address: str) -> None:
+def test_drop_and_what_is_no_image(place: Path, address: str) -> None:
     drop = """([bytes, name]) => {
         const carried = new DataTransfer();
         carried.items.add(new File([new Uint8Array(bytes)], name));
@@ -161,7 +161,7 @@ def test_drop_and_what_is_no_picture(place: Path, address: str) -> None:
         page.wait_for_selector("#empty.error")
         assert "not-an-image" in page.locator("#empty").inner_text() and shown(page) == []
         page.evaluate(drop, [[0] * 60_000, "large.jpg"])
-        expect(page.locator("#empty")).to_contain_text("the most is 0.1 MB")
+        expect(page.locator("#empty")).to_contain_text("0.1 MB")
 
 
 def test_without_an_encoder_the_page_says_so(place: Path) -> None:

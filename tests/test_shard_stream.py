@@ -1,4 +1,4 @@
-"""Shards read in sequence: every picture once per pass, however they are dealt out, and nothing is decoded or run."""
+"""Shards read in sequence: every image once per pass, however they are dealt out, and nothing is decoded or run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import fsspec
 import numpy as np
 import pytest
 
-from sop_faiss.data import remote, shard_stream
-from sop_faiss.data.shard_stream import Damage, ShardStream, StreamedPicture, stable_image_id
-from sop_faiss.data.source import find_streams, open_source
+from sop_faiss.data.images.source import find_streams, open_source
+from sop_faiss.data.shards import remote, shard_stream
+from sop_faiss.data.shards.shard_stream import Damage, ShardStream, StreamedImage, stable_image_id
 from sop_faiss.errors import DataError, UnreachableError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar
 from tests.messages import assert_one_line
 from tests.servers import Server, serve
 
-PICTURE = encode(make_image(np.random.default_rng(0), 8))
+IMAGE = encode(make_image(np.random.default_rng(0), 8))
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +38,8 @@ def stream_of(*shards: Path | str) -> ShardStream:
 def take(
     stream: ShardStream, count: int, consumer: int = 0, consumers: int = 1, buffer: int = 1, start: int = 0
 ) -> list:
-    pictures = stream.pictures(consumer, consumers, buffer, 7, start)
-    return list(itertools.islice(pictures, count))
+    images = stream.images(consumer, consumers, buffer, 7, start)
+    return list(itertools.islice(images, count))
 
 
 def keys(items: list) -> list[str]:
@@ -59,7 +59,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_the_same_pictures_as_by_random_access(tmp_path: Path, format: int) -> None:
+def test_the_same_images_as_by_random_access(tmp_path: Path, format: int) -> None:
     members = [
         ("a.jpg", b"1"),
         ("a.cls", b"1"),
@@ -78,7 +78,7 @@ def test_the_same_pictures_as_by_random_access(tmp_path: Path, format: int) -> N
 
 @pytest.mark.parametrize("consumers", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("buffer", [1, 5, 1000])
-def test_every_picture_once_per_pass(folder: Path, consumers: int, buffer: int) -> None:
+def test_every_image_once_per_pass(folder: Path, consumers: int, buffer: int) -> None:
     stream = stream_of(*sorted(folder.glob("*.tar")))
     whole = sorted(keys(take(stream, 20)))
     assert len(set(whole)) == 20
@@ -98,7 +98,7 @@ def test_passes_and_starts_have_other_orders(folder: Path) -> None:
     assert len({key.partition("/")[0] for key in keys(take(stream, 20, buffer=10))[:8]}) > 1
 
 
-def test_few_pictures_reach_all_of_many_consumers(tmp_path: Path) -> None:
+def test_few_images_reach_all_of_many_consumers(tmp_path: Path) -> None:
     stream = stream_of(write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), ("b.jpg", b"2")]))
     for consumer in range(5):
         assert len(take(stream, 6, consumer, 5)) == 6
@@ -106,7 +106,7 @@ def test_few_pictures_reach_all_of_many_consumers(tmp_path: Path) -> None:
 
 def test_only_shards_are_read_in_sequence(tmp_path: Path, folder: Path) -> None:
     assert [Path(path).name for path in find_streams(folder)] == [f"photos-00000{n}.tar" for n in range(4)]
-    with pytest.raises(DataError, match="holds no shards"):
+    with pytest.raises(DataError, match=str(tmp_path / "photos")):
         find_streams(write_folder(tmp_path / "photos"))
 
 
@@ -122,14 +122,14 @@ def test_ids_are_stable_and_fit() -> None:
 
 def test_damage_is_named_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = [("a.jpg", b"1"), ("a.jpg", b"2"), ("../../etc/b.jpg", b"3"), ("big.jpg", b"4" * 600), ("c.jpg", b"")]
-    monkeypatch.setattr(shard_stream, "_LARGEST_PICTURE_BYTES", 599)
+    monkeypatch.setattr(shard_stream, "_LARGEST_IMAGE_BYTES", 599)
     items = take(stream_of(write_tar(tmp_path / "x.tar", members)), 5)
     assert [(type(item), item.key) for item in items] == [
-        (StreamedPicture, "x/a"),
+        (StreamedImage, "x/a"),
         (Damage, "x/a"),
         (Damage, "x/../../etc/b"),
         (Damage, "x/big"),
-        (StreamedPicture, "x/c"),
+        (StreamedImage, "x/c"),
     ]
     assert [item.reason for item in items if isinstance(item, Damage)] == ["bad-member", "bad-member", "too-large"]
 
@@ -140,26 +140,26 @@ def test_a_cut_shard_gives_what_it_has(tmp_path: Path, cut: int) -> None:
     os.truncate(path, cut)
     items = take(stream_of(path), 3)
     whole = (cut - 512) // 1536 + ((cut - 512) % 1536 >= 600)
-    assert [isinstance(item, StreamedPicture) for item in items[: whole + 1]] == [True] * whole + [False]
+    assert [isinstance(item, StreamedImage) for item in items[: whole + 1]] == [True] * whole + [False]
     assert items[whole].reason == "bad-shard" and "cut off" in items[whole].message
 
 
 @pytest.mark.parametrize("content", [b"", b"not a tar" * 1000, b"\x1f\x8b" + b"x" * 1000])
 def test_what_is_no_tar_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(content)
-    pictures = stream_of(tmp_path / "x.tar").pictures(0, 1, 1, 0, 0)
-    assert isinstance(next(pictures), Damage)
-    with pytest.raises(DataError, match="1 shards of the shards in a row hold no picture"):
-        next(pictures)
+    images = stream_of(tmp_path / "x.tar").images(0, 1, 1, 0, 0)
+    assert isinstance(next(images), Damage)
+    with pytest.raises(DataError, match="1 shards of the shards in a row have no image"):
+        next(images)
 
 
 @pytest.mark.parametrize("consumers", [1, 3])
-def test_shards_without_pictures_end_in_an_error_not_in_silence(tmp_path: Path, consumers: int) -> None:
+def test_shards_without_images_end_in_an_error_not_in_silence(tmp_path: Path, consumers: int) -> None:
     shards = [write_tar(tmp_path / f"{number}.tar", [("a.txt", b"x")]) for number in range(3)]
     for consumer in range(consumers):
         with pytest.raises(DataError) as error:
             take(stream_of(*shards), 1, consumer, consumers)
-        assert_one_line(error, "3 shards", "hold no picture")
+        assert_one_line(error, "3 shards")
     write_tar(shards[1], [("a.jpg", b"x")])
     assert keys(take(stream_of(*shards), 3)) == ["1/a"] * 3
 
@@ -167,8 +167,8 @@ def test_shards_without_pictures_end_in_an_error_not_in_silence(tmp_path: Path, 
 def test_nothing_is_decoded_or_run(tmp_path: Path) -> None:
     trap = pickle.dumps(PickleTrap(tmp_path / "sprung"))
     members = [(f"a.{suffix}", trap) for suffix in ("pkl", "pickle", "pyd", "pth", "npy", "json", "cls", "txt")]
-    path = write_tar(tmp_path / "x.tar", [*members, ("a.jpg", PICTURE)])
-    assert take(stream_of(path), 2) == [StreamedPicture("x/a", "x.tar", "a.jpg", 8 * 1024 + 512, PICTURE)] * 2
+    path = write_tar(tmp_path / "x.tar", [*members, ("a.jpg", IMAGE)])
+    assert take(stream_of(path), 2) == [StreamedImage("x/a", "x.tar", "a.jpg", 8 * 1024 + 512, IMAGE)] * 2
     assert not (tmp_path / "sprung").exists()
 
 

@@ -19,17 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sop_faiss.config import DataConfig
-from sop_faiss.data import sidecar
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.shard_index import LINK, walk_shard
-from sop_faiss.data.sidecar import index_digest, load_index, parse_sidecar, sidecar_of
-from sop_faiss.data.source import open_source
+from sop_faiss.data.shards import sidecar
+from sop_faiss.data.shards.shard_index import LINK, walk_shard
+from sop_faiss.data.shards.sidecar import index_digest, load_index, parse_sidecar, sidecar_of
 from sop_faiss.errors import DataError
 from tests.images import PickleTrap, encode, make_image, write_folder, write_shards, write_tar
 
-PICTURE = encode(make_image(np.random.default_rng(0), 8))
+IMAGE = encode(make_image(np.random.default_rng(0), 8))
 MEMBERS = [
-    ("a.jpg", PICTURE),
+    ("a.jpg", IMAGE),
     ("a.cls", b"3"),
     ("d/b.c.PNG", b""),
     ("x.txt", b"x"),
@@ -92,10 +92,10 @@ def test_a_source_from_sidecars_is_the_same(tmp_path: Path) -> None:
 
 def test_a_changed_shard_is_walked_anew(shard: Path) -> None:
     load_index(shard)
-    write_tar(shard, [("other.jpg", PICTURE)])
+    write_tar(shard, [("other.jpg", IMAGE)])
     assert load_index(shard).stems == ["other"]
     size = shard.stat().st_size
-    write_tar(shard, [("equal.jpg", PICTURE)])  # of the same size
+    write_tar(shard, [("equal.jpg", IMAGE)])  # of the same size
     assert shard.stat().st_size == size
     os.utime(shard, ns=(0, 12345))
     assert load_index(shard).stems == ["equal"]

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sop_faiss.data.keys import split_name, unique_keys
-from sop_faiss.data.source import find_shards, open_source
+from sop_faiss.data.images.keys import split_name, unique_keys
+from sop_faiss.data.images.source import find_shards, open_source
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image, write_shards, write_tar
 from tests.messages import assert_one_line
 
-PICTURE = encode(make_image(np.random.default_rng(0), 8))
+IMAGE = encode(make_image(np.random.default_rng(0), 8))
 
 
 def test_every_way_to_name_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_pattern_with_a_missing_shard(tmp_path: Path) -> None:
             open_source(pattern)
     with pytest.raises(DataError, match="twice"):
         open_source(f"{tmp_path}/photos-00000{{0,0}}.tar")
-    (tmp_path / "a.jpg").write_bytes(PICTURE)
+    (tmp_path / "a.jpg").write_bytes(IMAGE)
     with pytest.raises(DataError, match=r"only \.tar"):
         open_source(f"{tmp_path}/*.jpg")
 
@@ -78,7 +78,7 @@ def test_missing_and_unknown_sources(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="unknown kind"):
         open_source(tmp_path / "x.parquet")
     odd = tmp_path / "a;b|c.tar"
-    write_tar(odd, [("a.jpg", PICTURE)])
+    write_tar(odd, [("a.jpg", IMAGE)])
     assert len(open_source(odd)) == 1  # a file that exists is a file, whatever its name
 
 

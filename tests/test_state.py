@@ -1,4 +1,4 @@
-"""Which neighbours a run keeps from step to step, and what it says about that."""
+"""Which neighbors a run keeps from step to step, and what it says about that."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.train.state import RunState, keeps_neighbors
+from sop_faiss.objectives.sop_terms import keeps_neighbors
+from sop_faiss.train.state import RunState
 from tests.messages import assert_one_line
 from tests.runs import tiny_config
 
 CPU = torch.device("cpu")
-LARGE = ("sop.cls.num_anchors=4096", "memory.cls_capacity=65536", "model.embedding_dim=256")
+LARGE = ("sop.cls.num_anchors=4096", "sop.cls.capacity=65536", "model.embedding_dim=256")
 
 
 @pytest.mark.parametrize(
@@ -28,12 +29,12 @@ LARGE = ("sop.cls.num_anchors=4096", "memory.cls_capacity=65536", "model.embeddi
         (("neighbors.refresh=incremental", "sop.cls.num_supports=0"), False),
     ],
 )
-def test_neighbours_are_kept_where_asked_or_cheaper(tmp_path, overrides, kept):
+def test_neighbors_are_kept_where_asked_or_cheaper(tmp_path, overrides, kept):
     config = tiny_config(tmp_path, *overrides)
-    assert keeps_neighbors(config, "cls", config.memory.cls_capacity, CPU) == kept
+    assert keeps_neighbors(config, "cls", config.sop.cls.capacity, CPU) == kept
 
 
-def test_neighbours_of_fixed_vectors_cannot_be_kept(tmp_path):
+def test_neighbors_of_fixed_vectors_cannot_be_kept(tmp_path):
     config = tiny_config(tmp_path, "neighbors.refresh=incremental", "sop.anchors=fixed_vectors")
     with pytest.raises(ConfigError) as error:
         RunState(config, CPU, 24)
@@ -45,19 +46,19 @@ def test_neighbours_of_fixed_vectors_cannot_be_kept(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        ((), "cls neighbours are searched for every step (neighbors.refresh=auto, neighbors.index=exact)"),
+        ((), "cls neighbors are searched for every step (neighbors.refresh=auto, neighbors.index=exact)"),
         (
             ("neighbors.refresh=incremental",),
-            "cls neighbours are kept from step to step (neighbors.refresh=incremental, neighbors.index=exact)",
+            "cls neighbors are kept from step to step (neighbors.refresh=incremental, neighbors.index=exact)",
         ),
         (
             ("sop.anchors=fixed_vectors",),
-            "cls neighbours are searched for every step "
-            "(neighbors.refresh=auto, neighbors.index=exact, sop.anchors=fixed_vectors are no rows of the memory)",
+            "cls neighbors are searched for every step "
+            "(neighbors.refresh=auto, neighbors.index=exact, sop.anchors=fixed_vectors are not rows of the memory)",
         ),
     ],
 )
-def test_the_log_says_how_neighbours_are_found_and_why(tmp_path, caplog, overrides, line):
+def test_the_log_says_how_neighbors_are_found_and_why(tmp_path, caplog, overrides, line):
     caplog.set_level(logging.INFO)
     RunState(tiny_config(tmp_path, *overrides), CPU, 80)
     assert [record.getMessage() for record in caplog.records] == [line]

@@ -34,7 +34,7 @@ def test_a_scheduler_asks_as_often_as_it_likes(number):
 
 def test_ctrl_c_lets_the_run_save_and_is_an_interruption_then(caplog):
     reached = False
-    with pytest.raises(KeyboardInterrupt, match="go on with --resume"), StopRequest().listening() as stop:
+    with pytest.raises(KeyboardInterrupt, match="`resume`"), StopRequest().listening() as stop:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # torchrun passes the same one on
         assert stop.anywhere(CPU)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from sop_faiss.data import parallel
+from sop_faiss.data import ordered_map as parallel
 from sop_faiss.data.batch import BadSample
-from sop_faiss.data.device_colour import normalise
-from sop_faiss.data.source import open_source
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches, batch_loader, epoch_order, split_holdout
+from sop_faiss.data.views.device_color import normalize
 from sop_faiss.errors import ConfigError, DataError
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config
@@ -28,7 +28,7 @@ def make(shards, tmp_path, *overrides, rank=0, world_size=1) -> Batches:
 
 
 def same(a, b) -> bool:
-    names = ("global_views", "local_views", "global_colours", "local_colours", "masks", "image_ids")
+    names = ("global_views", "local_views", "global_colors", "local_colors", "masks", "image_ids")
     return all(torch.equal(getattr(a, name), getattr(b, name)) for name in names)
 
 
@@ -65,9 +65,9 @@ def test_shapes_and_types(shards, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("colour", ["cpu", "device"])
-def test_workers_threads_and_restarts_change_nothing(shards, tmp_path, workers, threads, colour):
-    settings = ("data.threads=1", f"views.colour={colour}")
+@pytest.mark.parametrize("color", ["cpu", "device"])
+def test_workers_threads_and_restarts_change_nothing(shards, tmp_path, workers, threads, color):
+    settings = ("data.threads=1", f"views.color={color}")
     expected = [make(shards, tmp_path, *settings)[step] for step in range(5)]
     again = make(shards, tmp_path, *settings, f"data.workers={workers}", f"data.threads={threads}")
     for start in (0, 3):
@@ -87,12 +87,12 @@ def test_ranks_share_a_global_batch(shards, tmp_path):
         assert torch.equal(torch.cat([part.masks for part in joined], dim=1), expected.masks)
 
 
-def test_cached_pictures_change_nothing(shards, tmp_path):
+def test_cached_images_change_nothing(shards, tmp_path):
     cached = make(shards, tmp_path, "data.decoded_cache_bytes=5000")
     plain = make(shards, tmp_path)
     assert all(same(cached[step], plain[step]) for step in (0, 1, 4, 5))
-    assert 0 < cached.samples._kept_bytes <= 5000
-    assert cached.samples._kept_bytes == sum(picture.nbytes for picture in cached.samples._kept.values())
+    assert 0 < cached.writer._kept_bytes <= 5000
+    assert cached.writer._kept_bytes == sum(image.nbytes for image in cached.writer._kept.values())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -125,28 +125,28 @@ def test_a_worker_makes_batches_in_shared_memory(shards, tmp_path):
 
 
 def test_the_device_gets_plain_views_and_the_draws(shards, tmp_path):
-    grey = ("views.grey=1", "views.jitter=1")
-    on_cpu, on_device = (make(shards, tmp_path, *grey, f"views.colour={colour}")[0] for colour in ("cpu", "device"))
-    assert on_cpu.global_colours.shape == (2, 6, 0) and on_cpu.local_colours.shape == (1, 6, 0)
-    assert on_device.global_colours.shape == (2, 6, 11) and on_device.local_colours.shape == (1, 6, 11)
+    gray = ("views.gray=1", "views.jitter=1")
+    on_cpu, on_device = (make(shards, tmp_path, *gray, f"views.color={color}")[0] for color in ("cpu", "device"))
+    assert on_cpu.global_colors.shape == (2, 6, 0) and on_cpu.local_colors.shape == (1, 6, 0)
+    assert on_device.global_colors.shape == (2, 6, 11) and on_device.local_colors.shape == (1, 6, 11)
     assert torch.equal(on_cpu.global_views[..., 0], on_cpu.global_views[..., 2])
     assert not torch.equal(on_device.global_views[..., 0], on_device.global_views[..., 2])
     assert torch.equal(on_cpu.masks, on_device.masks)
     config = tiny_config(tmp_path).views
     for name in ("global", "local"):
         ours, theirs = (
-            normalise(getattr(b, f"{name}_views"), getattr(b, f"{name}_colours"), config, torch.device("cpu"))
+            normalize(getattr(b, f"{name}_views"), getattr(b, f"{name}_colors"), config, torch.device("cpu"))
             for b in (on_device, on_cpu)
         )
         assert (ours - theirs).abs().mean() < 0.8 / 255 / min(config.std)
 
 
-def test_parts_of_a_batch_keep_their_colours(shards, tmp_path):
-    batch = make(shards, tmp_path, "views.colour=device")[1]
+def test_parts_of_a_batch_keep_their_colors(shards, tmp_path):
+    batch = make(shards, tmp_path, "views.color=device")[1]
     parts = batch.split(3)
-    assert torch.equal(torch.cat([part.global_colours for part in parts], 1), batch.global_colours)
-    assert torch.equal(torch.cat([part.local_colours for part in parts], 1), batch.local_colours)
-    assert torch.equal(batch.to(torch.device("cpu")).global_colours, batch.global_colours)
+    assert torch.equal(torch.cat([part.global_colors for part in parts], 1), batch.global_colors)
+    assert torch.equal(torch.cat([part.local_colors for part in parts], 1), batch.local_colors)
+    assert torch.equal(batch.to(torch.device("cpu")).global_colors, batch.global_colors)
 
 
 def test_default_threads(monkeypatch):
@@ -156,7 +156,7 @@ def test_default_threads(monkeypatch):
 
 def test_a_bad_image_is_replaced_the_same_way_each_time(tmp_path):
     folder = write_folder(tmp_path / "photos", classes=0, per_class=12, size=20)
-    (folder / "0003.jpg").write_bytes(b"not a picture")
+    (folder / "0003.jpg").write_bytes(b"not an image")
     (folder / "0007.jpg").write_bytes((folder / "0007.jpg").read_bytes()[:200])
     batches = make(folder, tmp_path)
     first, again = [[batches[step] for step in range(2)] for _ in range(2)]
@@ -204,7 +204,7 @@ def test_the_digest_tells_other_images_apart(shards, tmp_path):
 
 
 def test_without_a_cls_loss_no_local_views_are_made(shards, tmp_path):
-    assert len(make(shards, tmp_path, "loss.cls_weight=0").make(0).local_views) == 0
+    assert len(make(shards, tmp_path, "sop.cls.weight=0").make(0).local_views) == 0
 
 
 def global_batch(parts) -> tuple:
@@ -222,7 +222,7 @@ def global_batch(parts) -> tuple:
 def test_the_stream_goes_on_whatever_ranks_and_workers_it_is_resumed_with(tmp_path, workers):
     """1 rank, then 2, then 1 again, each started anew at the step where the one before was killed; bad images too."""
     folder = write_folder(tmp_path / "photos", classes=0, per_class=14, size=20)
-    (folder / "0005.jpg").write_bytes(b"not a picture")
+    (folder / "0005.jpg").write_bytes(b"not an image")
     expected = [global_batch([make(folder, tmp_path)[step]]) for step in range(7)]
     assert sum(len(batch[4]) for batch in expected) > 0
     found = []

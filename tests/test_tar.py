@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sop_faiss.data.source import open_source
-from sop_faiss.data.tar import walk_tar
+from sop_faiss.data.images.source import open_source
+from sop_faiss.data.shards.tar import walk_tar
 from sop_faiss.errors import DataError
 from tests.images import encode, make_image, write_shards, write_tar
 from tests.messages import assert_one_line
 
-PICTURE = encode(make_image(np.random.default_rng(0), 8))
+IMAGE = encode(make_image(np.random.default_rng(0), 8))
 
 
 def tarfile_oracle(path: Path) -> list[tuple[str, int, int]]:
@@ -67,9 +67,9 @@ def test_walk_passes_over_folders_and_reads_pax_sizes(tmp_path: Path) -> None:
         folder.type = tarfile.DIRTYPE
         tar.addfile(folder)
         member = tarfile.TarInfo("folder/a.jpg")
-        member.size = len(PICTURE)
+        member.size = len(IMAGE)
         member.pax_headers = {"comment": "x" * 2000, "mtime": "1.5"}
-        tar.addfile(member, io.BytesIO(PICTURE))
+        tar.addfile(member, io.BytesIO(IMAGE))
     assert walk(path) == tarfile_oracle(path)
 
 
@@ -87,9 +87,9 @@ def test_walk_members_larger_than_8_gib(tmp_path: Path, format: int) -> None:
 
 
 def test_walk_accepts_a_missing_padding_but_no_missing_end(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("a.jpg", PICTURE)])
+    path = write_tar(tmp_path / "x.tar", [("a.jpg", IMAGE)])
     whole = path.read_bytes()
-    content_end = 512 + -(-len(PICTURE) // 512) * 512
+    content_end = 512 + -(-len(IMAGE) // 512) * 512
     path.write_bytes(whole[: content_end + 512])
     assert len(walk(path)) == 1
     path.write_bytes(whole[:content_end])
@@ -113,7 +113,7 @@ def test_every_cut_is_an_error(tmp_path: Path) -> None:
 
 
 def test_damaged_header_names_the_offset(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", [("a.jpg", PICTURE), ("b.jpg", PICTURE)])
+    path = write_tar(tmp_path / "x.tar", [("a.jpg", IMAGE), ("b.jpg", IMAGE)])
     content = bytearray(path.read_bytes())
     second = tarfile_oracle(path)[1][1] - 512
     content[second + 5] ^= 1
@@ -143,8 +143,8 @@ def test_gzip_named_tar_says_so(tmp_path: Path) -> None:
 
 
 def test_joined_tars_are_refused(tmp_path: Path) -> None:
-    one = write_tar(tmp_path / "one.tar", [("a.jpg", PICTURE)])
-    two = write_tar(tmp_path / "two.tar", [("b.jpg", PICTURE)])
+    one = write_tar(tmp_path / "one.tar", [("a.jpg", IMAGE)])
+    two = write_tar(tmp_path / "two.tar", [("b.jpg", IMAGE)])
     joined = tmp_path / "joined.tar"
     joined.write_bytes(one.read_bytes() + two.read_bytes())
     with pytest.raises(DataError, match="after its end mark"):

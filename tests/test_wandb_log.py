@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.train import main
-from sop_faiss.train.monitor import read_metrics
+from sop_faiss.train.log.monitor import read_metrics
 from tests.images import write_shards
 from tests.runs import tiny_config_file
 

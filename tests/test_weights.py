@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError
-from sop_faiss.model.weights import read_official
+from sop_faiss.model.encoders.weights import read_official
 from tests.encoders import random_images, timm_features, timm_network, write_official
 
 TOLERANCE = 1e-5

@@ -1,6 +1,6 @@
 """The configuration of a run: frozen dataclasses, their checks, YAML files and dotted overrides.
 
-Every knob of the method is a field here, with its meaning and the paper's value as default (docs/method.md, 5).
+Every setting is a field here, with its meaning and the paper's value as default (docs/method.md, 5).
 Durations are in epochs here and in steps everywhere else.
 """
 
@@ -11,10 +11,11 @@ from sop_faiss.config.load import (
     find_config,
     flat_settings,
     load_config,
+    load_run_config,
     packaged_configs,
     to_yaml,
 )
-from sop_faiss.config.method import LevelConfig, LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig
+from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, SopConfig, TermConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 from sop_faiss.config.schema import Config
 
@@ -22,14 +23,13 @@ __all__ = [
     "Config",
     "DataConfig",
     "EvaluateConfig",
-    "LevelConfig",
     "LossConfig",
     "MasksConfig",
-    "MemoryConfig",
     "ModelConfig",
     "NeighborsConfig",
     "OptimConfig",
     "SopConfig",
+    "TermConfig",
     "TrainConfig",
     "ViewsConfig",
     "config_of",
@@ -37,6 +37,7 @@ __all__ = [
     "find_config",
     "flat_settings",
     "load_config",
+    "load_run_config",
     "packaged_configs",
     "to_yaml",
 ]

@@ -1,4 +1,4 @@
-"""What the checks of the configuration's sections are written with: each raises one line."""
+"""Checks of settings; each raises a ConfigError with a message of one line."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sop_faiss.errors import ConfigError, one_line
 
 __all__ = ["require", "require_between", "require_finite", "require_one_of", "require_range", "require_share", "shown"]
 
-_SHOWN_LENGTH = 60
+_SHOWN_LENGTH = 60  # so that a long value does not hide the rest of a message
 
 
 def shown(text: object) -> str:
-    """What a user has written, as messages show it: cut to 60 characters, without those that terminals obey."""
+    """Return what a user has written for a message: at most 60 characters, without control characters."""
     printable = one_line(str(text))
     return printable if len(printable) <= _SHOWN_LENGTH else printable[:_SHOWN_LENGTH] + "..."
 
 
 def require(condition: bool, what: str) -> None:
-    """Raise `what`, the whole message, unless the condition holds."""
+    """Raise `what`, the complete message, unless the condition holds."""
     if not condition:
         raise ConfigError(what)
 
 
 def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse a word that is not among the allowed ones; the nearest is suggested."""
+    """Refuse a word that is not among the allowed ones, and suggest the nearest."""
     if value not in allowed:
         near = difflib.get_close_matches(value, allowed, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -36,7 +36,7 @@ def require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def require_range(name: str, bounds: tuple[float, float], low: float, high: float) -> None:
-    """Refuse bounds that are not ordered or lie outside [low, high]."""
+    """Refuse bounds that are not ordered or are outside [low, high]."""
     require(low <= bounds[0] <= bounds[1] <= high, f"{name} = {bounds}: wanted {low} <= smaller <= larger <= {high}")
 
 
@@ -61,5 +61,5 @@ def require_finite(section: str, settings: Any) -> None:
 
 
 def require_share(name: str, value: float) -> None:
-    """Refuse what is not between 0 and 1."""
+    """Refuse a value that is not between 0 and 1."""
     require(0.0 <= value <= 1.0, f"{name} = {value}: wanted a share between 0 and 1")

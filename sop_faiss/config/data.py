@@ -23,41 +23,41 @@ class DataConfig:
     train: str = ""
     """SRC of the training images: shard pattern, folder, list, or the address of shards (https, s3, gs, ...)."""
     access: str = "auto"
-    """How shards are read. `auto`: those here in place, those behind addresses through the cache. `cached`: those here
-    through the cache too (for slow network drives). The index of a shard is kept beside it, as NAME.tar.index; where
-    that cannot be written, `auto` indexes the shard in memory at each start. `sequential`: each shard from front to
-    back, nothing kept, for data that fit in no cache. Then the order is shuffled only within `shuffle_buffer` and by
-    shards, an epoch is `samples_per_epoch` images whether or not each was seen once, two workers may meet the same
-    image, and a resumed run begins anew with freshly shuffled shards: its steps are not those it would have made."""
+    """How shards are read. `auto`: local shards in place, those at addresses through the cache. `cached`: local shards
+    through the cache too (for slow network drives). The index of a shard is next to it, as NAME.tar.index; if that
+    cannot be written, `auto` indexes the shard in memory at each start. `sequential`: each shard from front to back,
+    without a cache, for data that fit in none. Then the order is shuffled only within `shuffle_buffer` and by shards,
+    an epoch is `samples_per_epoch` images whether or not each was seen once, two workers may read the same image, and a
+    resumed run starts again with freshly shuffled shards: its steps are not those of a run that never stopped."""
     cache_dir: str = ""
     """Folder of fetched shards; several runs may share it (empty: sop_faiss/shards in the user's cache folder)."""
     cache_bytes: int = 100_000_000_000
-    """The most that is kept there. All shards of a run must fit, and are fetched in the order in which they are needed,
-    while training goes on; those of other runs leave, the longest unused first."""
+    """The largest size of that folder. All shards of a run must fit, and are fetched in the order in which they are
+    needed, during training; those of other runs are removed, the longest unused first."""
     shuffle_buffer: int = 1000
-    """Images that wait in each worker to be drawn at random, encoded (`sequential`)."""
+    """Encoded images that wait in each worker to be drawn at random (`sequential`)."""
     samples_per_epoch: int = 0
-    """Images per epoch (`sequential`, where nobody has counted them); 0 elsewhere."""
+    """Images per epoch, which are not counted (`sequential`); else 0."""
     workers: int = 2
-    """Processes that decode and augment, per rank; 0 does it in the training process."""
+    """Processes that decode and augment, per rank; 0: the training process does it."""
     threads: int = 0
-    """Threads in each of these processes, which share the images of a batch; 0: as many as leave one to each processor,
-    4 at most. Beyond about 6, more `workers` help more. What is made depends on neither."""
+    """Threads in each of these processes, which share the images of a batch; 0: so many that each has a processor, 4 at
+    most. Beyond about 6, more `workers` help more. The images do not depend on either."""
     holdout_share: float = 0.0
-    """Share of the images left out of training (a seeded draw); `evaluate` may score on them."""
+    """Fraction of the images left out of training (a seeded draw); `evaluate` may score on them."""
     max_bad_fraction: float = 0.01
-    """Stop when more than this share of the attempts to read an image failed; another takes the place of a bad one."""
+    """Stop if more than this fraction of the attempts to read an image failed; another replaces each bad image."""
     max_image_pixels: int = 64_000_000
-    """Larger pictures are refused before they are decoded."""
+    """Larger images are refused before they are decoded."""
     top_value: float = 0.0
     """White in grayscale images of 16 bits or of floats, such as 4095 where a camera or scanner fills 12 of the 16; 0:
     what a TIFF states, else what its type holds (65535, which leaves 12 bits almost black). An encoder of the run reads
-    images in the same way. `sop-data check` tells what the images hold."""
+    images in the same way. `sop-data check` reports what the images contain."""
     scaled_decoding: bool = False
-    """Decode a JPEG at 1/2, 1/4 or 1/8 where every crop of it still has at least the pixels of its view. Quicker on
+    """Decode a JPEG at 1/2, 1/4 or 1/8 where every crop of it still has at least the pixels of its view. Faster on
     large photos; the views differ slightly (by some levels of 255 on fine detail), so it is off unless asked for."""
     decoded_cache_bytes: int = 0
-    """Keep decoded pictures in memory, up to this many bytes per worker (0: none). For small images."""
+    """Keep decoded images in memory, up to this many bytes per worker (0: none). For small images."""
 
     def __post_init__(self) -> None:
         require_finite("data", self)
@@ -68,12 +68,12 @@ class DataConfig:
         require(
             self.samples_per_epoch >= 1 if sequential else self.samples_per_epoch == 0,
             f"data.samples_per_epoch = {self.samples_per_epoch} with data.access = {self.access}: wanted "
-            + ("the images per epoch, which nobody has counted" if sequential else "0, since the index counts them"),
+            + ("the images per epoch, which are not counted" if sequential else "0, since the index counts them"),
         )
         require(
             not (sequential and self.decoded_cache_bytes),
-            f"data.decoded_cache_bytes = {self.decoded_cache_bytes} with data.access = sequential: nothing is kept "
-            "of a stream; set it to 0",
+            f"data.decoded_cache_bytes = {self.decoded_cache_bytes} with data.access = sequential: a stream is "
+            "not cached; set it to 0",
         )
         require(
             not sequential or self.holdout_share == 0,
@@ -84,8 +84,8 @@ class DataConfig:
         require_between("data.threads", self.threads, 0, 1024)
         require(
             not (self.scaled_decoding and self.decoded_cache_bytes),
-            "data.scaled_decoding and data.decoded_cache_bytes are both set: a picture that is kept must serve later "
-            "crops too, so it is decoded whole; set one of them",
+            "data.scaled_decoding and data.decoded_cache_bytes are both set: a cached image serves later crops "
+            "too, so it is decoded in full size; set one of them",
         )
         require(0.0 <= self.holdout_share < 1.0, f"data.holdout_share = {self.holdout_share}: wanted 0 <= share < 1")
         require_share("data.max_bad_fraction", self.max_bad_fraction)
@@ -105,7 +105,7 @@ class ViewsConfig:
     global_size: int = 224
     """Side in pixels."""
     global_scale: tuple[float, float] = (0.25, 1.0)
-    """Area of the crop as a share of the image."""
+    """Area of the crop as a fraction of the image."""
     local_count: int = 10
     local_size: int = 96
     local_scale: tuple[float, float] = (0.05, 0.25)
@@ -117,13 +117,13 @@ class ViewsConfig:
     """Rotate by an angle uniform in +- this before the crop (0 in the paper; the digits use it)."""
     max_shear_degrees: float = 0.0
     jitter: float = 0.8
-    """Probability of colour jitter."""
+    """Probability of color jitter."""
     brightness: float = 0.4
     contrast: float = 0.4
     saturation: float = 0.2
     hue: float = 0.1
-    grey: float = 0.2
-    """Probability of dropping colour."""
+    gray: float = 0.2
+    """Probability of dropping color."""
     blur_global1: float = 1.0
     """Probability of Gaussian blur on the first global view."""
     blur_global2: float = 0.1
@@ -133,9 +133,9 @@ class ViewsConfig:
     """Standard deviation in pixels, uniform."""
     solarize_global2: float = 0.2
     """Probability of solarization on every global view but the first."""
-    colour: str = "auto"
-    """Where jitter, grey, blur and solarization are done: `cpu` (uint8, in the workers), `device` (in batches, from the
-    same draws; the pixels differ by about half a level of 255), or `auto`: on a CUDA device, else on the CPU."""
+    color: str = "auto"
+    """Where jitter, gray, blur and solarization are computed: `cpu` (uint8, in the workers), `device` (in batches, from
+    the same draws; the pixels differ by about half a level of 255), or `auto`: on a CUDA device, else on the CPU."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
@@ -153,14 +153,14 @@ class ViewsConfig:
             require_range(f"views.{name}", getattr(self, name), 1e-4, 1.0)
         require_range("views.aspect", self.aspect, 0.1, 10.0)
         require_range("views.blur_sigma", self.blur_sigma, 0.01, 100.0)
-        for name in ("flip", "jitter", "grey", "blur_global1", "blur_global2", "blur_local", "solarize_global2"):
+        for name in ("flip", "jitter", "gray", "blur_global1", "blur_global2", "blur_local", "solarize_global2"):
             require_share(f"views.{name}", getattr(self, name))
         for name in ("brightness", "contrast", "saturation"):
             require(0.0 <= getattr(self, name) <= 1.0, f"views.{name} = {getattr(self, name)}: wanted 0 to 1")
         require(0.0 <= self.hue <= 0.5, f"views.hue = {self.hue}: wanted 0 to 0.5")
         for name in ("max_rotation_degrees", "max_shear_degrees"):
             require(0.0 <= getattr(self, name) <= 80.0, f"views.{name} = {getattr(self, name)}: wanted 0 to 80")
-        require_one_of("views.colour", self.colour, ("cpu", "device", "auto"))
+        require_one_of("views.color", self.color, ("cpu", "device", "auto"))
         require(min(self.std) > 0, f"views.std = {self.std}: wanted positive numbers")
         for name in ("mean", "std"):
             value = getattr(self, name)
@@ -183,9 +183,9 @@ class MasksConfig:
     probability: float = 0.5
     """Probability that a view is masked at all (`block`, and `random` without `random_ratio`)."""
     ratio: tuple[float, float] = (0.1, 0.5)
-    """Share of patches hidden, uniform in this range (likewise)."""
+    """Fraction of patches hidden, uniform in this range (in the same cases)."""
     random_ratio: float | None = 0.7
-    """Share of patches hidden of every view (`random`). null: drawn for each view from `probability` and `ratio`, as
+    """Fraction of patches hidden in every view (`random`). null: drawn for each view from `probability` and `ratio`, as
     iBOT's `rand` does with the recipe's ratios."""
     start_epoch: int = 0
     """Nothing is hidden before this epoch, so that the patch loss starts with it: iBOT's pred_start_epoch, 50 for Swin.
@@ -194,8 +194,8 @@ class MasksConfig:
     aspect: tuple[float, float] = (0.3, 1.0 / 0.3)
     """Height over width of a block."""
     pixels: bool = False
-    """Convolutional backbones have no tokens to hide: with this the hidden squares' pixels are replaced, by a learned
-    colour that starts as the mean one. Without it they train with `kind: none` and no patch loss."""
+    """For convolutional backbones, which have no tokens to hide: replace the pixels of hidden squares by a learned
+    color, which starts as the mean. Without it they train with `kind: none` and no patch loss."""
 
     def __post_init__(self) -> None:
         require_finite("masks", self)

@@ -21,15 +21,25 @@ from omegaconf.errors import (
 )
 
 from sop_faiss.config.checks import shown
+from sop_faiss.config.renamed import RENAMED, translate
 from sop_faiss.config.schema import Config
 from sop_faiss.config.wanted import wanted
 from sop_faiss.errors import ConfigError
 from sop_faiss.paths import path_state
 
-__all__ = ["config_of", "config_summary", "find_config", "flat_settings", "load_config", "packaged_configs", "to_yaml"]
+__all__ = [
+    "config_of",
+    "config_summary",
+    "find_config",
+    "flat_settings",
+    "load_config",
+    "load_run_config",
+    "packaged_configs",
+    "to_yaml",
+]
 
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
-"""The value of another field. Resolvers, as `${oc.env:NAME}`, would read the environment for whoever wrote the file."""
+"""The value of another field. Resolvers such as `${oc.env:NAME}` would let a file read the user's environment."""
 
 _NO_FIELD = "${...} wants the name of another field, as ${train.epochs}"
 
@@ -49,9 +59,11 @@ def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "")
     known = _known_keys(Config)
     for key, value in content.items():
         name = f"{prefix}{key}"
+        if name in RENAMED:
+            raise ConfigError(f"{origin}: {name} has been renamed: write {RENAMED[name]}")
         if name in known and "." in str(key):
             raise ConfigError(f"{origin}: key {shown(name)}: in a file, write its last part below its section")
-        if name not in known:
+        if name not in known and not any(old.startswith(f"{name}.") for old in RENAMED):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             if not near:
                 near = [option for option in known if option.rsplit(".", 1)[-1] == str(key).rsplit(".", 1)[-1]][:1]
@@ -81,7 +93,7 @@ def _reject_resolvers(value: Any, origin: str, name: str = "") -> None:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    single = f"config {path} holds no sections: wanted some such as 'data:' and 'views:'"
+    single = f"config {path} has no sections: wanted some such as 'data:' and 'views:'"
     try:
         loaded = OmegaConf.load(path)
         _reject_resolvers(OmegaConf.to_container(loaded), f"config {path}")
@@ -100,7 +112,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _unreadable(error: Exception) -> str:
-    """Why YAML could not be read, and where; the classes of its errors are not OmegaConf's."""
+    """Return why YAML could not be read, and where; the classes of its errors are not OmegaConf's."""
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         where = f"line {mark.line + 1}, column {mark.column + 1}"
@@ -117,22 +129,22 @@ def _unreadable(error: Exception) -> str:
 
 
 def packaged_configs() -> dict[str, Path]:
-    """The configurations that come with the package, by name."""
+    """Return the configurations that come with the package, by name."""
     folder = resources.files("sop_faiss.configs")
     return {Path(str(entry)).stem: Path(str(entry)) for entry in folder.iterdir() if str(entry).endswith(".yaml")}
 
 
 def config_summary(path: Path) -> str:
-    """What a configuration is for: the first sentence of its opening comment; empty if it has none."""
+    """Return what a configuration is for: the first sentence of its opening comment; empty if it has none."""
     comment, _, _ = path.read_text(encoding="utf-8").partition("\n")
     return comment.removeprefix("#").strip().partition(". ")[0].removesuffix(".") if comment.startswith("#") else ""
 
 
 def find_config(name_or_file: str | Path) -> Path:
-    """The file of a configuration: a path that exists, else the name of a packaged one.
+    """Return the file of a configuration, given a path that exists, else the name of a packaged one.
 
     Raises:
-        ConfigError: neither; the nearest names are suggested.
+        ConfigError: it is neither; the nearest name is suggested.
     """
     path = Path(name_or_file)
     if os.path.isfile(path):  # noqa: PTH113  # Path.is_file() raises on names too long
@@ -143,9 +155,8 @@ def find_config(name_or_file: str | Path) -> Path:
     near = difflib.get_close_matches(str(name_or_file), packaged, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     what = path_state(path) if str(name_or_file) else "is empty"
-    of_run = path / "config.yaml"
-    if str(name_or_file) and of_run.is_file():
-        what += f" (it has {of_run})"
+    if str(name_or_file) and os.path.isfile(path / "config.yaml"):  # noqa: PTH113
+        what += f" (it has {path / 'config.yaml'})"
     raise ConfigError(
         f"config {str(name_or_file) or repr('')} {what}: wanted a file, or a packaged one of "
         f"{', '.join(sorted(packaged))}{hint}"
@@ -167,13 +178,22 @@ def _parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
+def load_run_config(file: Path) -> Config:
+    """Read the configuration that a run was started with, with the names of settings of earlier versions translated.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    return _built({f"config {file}": translate(_read_mapping(file))})
+
+
 def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weights: Path | None = None) -> Config:
     """Read a configuration, apply dotted overrides, and check it.
 
     Args:
         name_or_file: a YAML file, else the name of a packaged configuration.
         overrides: `section.field=value` strings, applied in order.
-        weights: sets `model.weights`, whatever letters are in its name.
+        weights: sets `model.weights`; its name may contain any letters.
 
     Raises:
         ConfigError: an unknown key (the nearest is suggested), a wrong type, or an impossible value.
@@ -186,7 +206,7 @@ def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weig
 
 
 def config_of(content: dict[str, Any], origin: str) -> Config:
-    """A checked configuration of plain values, as a file of another kind holds them; defaults for what is not there.
+    """Build a checked configuration from plain values; missing fields have their defaults.
 
     Args:
         content: sections of fields.
@@ -196,11 +216,11 @@ def config_of(content: dict[str, Any], origin: str) -> Config:
         ConfigError: as `load_config`.
     """
     _reject_resolvers(content, origin)
-    return _built({origin: content})
+    return _built({origin: translate(content)})
 
 
 def _built(layers: dict[str, dict[str, Any]]) -> Config:
-    """The defaults with layers of values over them, by where these come from."""
+    """Build the defaults with layers of values over them; a layer's key says where it comes from."""
     merged = OmegaConf.structured(Config)
     _make_writable(merged)
     for origin, content in layers.items():
@@ -212,8 +232,8 @@ def _built(layers: dict[str, dict[str, Any]]) -> Config:
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", None) or "").partition("[")[0]  # of an entry of a list: the list
         named = not isinstance(error, InterpolationKeyError | InterpolationResolutionError)
-        told = wanted(key) if named or isinstance(error, InterpolationValidationError) else _NO_FIELD
-        raise ConfigError(f"{origins}: {key or 'value'}: {told}") from None
+        reason = wanted(key) if named or isinstance(error, InterpolationValidationError) else _NO_FIELD
+        raise ConfigError(f"{origins}: {key or 'value'}: {reason}") from None
     if not isinstance(built, Config):
         raise ConfigError(f"{origins} is not a configuration")
     return built
@@ -224,13 +244,13 @@ def _merged(base: DictConfig, content: dict[str, Any], origin: str) -> DictConfi
         merged: Any = OmegaConf.merge(base, content)
     except OmegaConfBaseException:
         name, value = _culprit(base, content)
-        told = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-        raise ConfigError(f"{origin}: {name} = {shown(told)}: {wanted(name)}") from None
+        written = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        raise ConfigError(f"{origin}: {name} = {shown(written)}: {wanted(name)}") from None
     return merged
 
 
 def _culprit(base: DictConfig, content: dict[str, Any], prefix: str = "") -> tuple[str, Any]:
-    """Name and value of the first field that cannot be merged; the error does not always name it."""
+    """Return name and value of the first field that cannot be merged, which the error does not always name."""
     for key, value in content.items():
         nested: Any = value
         for part in reversed(f"{prefix}{key}".split(".")):
@@ -243,7 +263,7 @@ def _culprit(base: DictConfig, content: dict[str, Any], prefix: str = "") -> tup
 
 
 def _make_writable(node: DictConfig) -> None:
-    """Frozen dataclasses make read-only OmegaConf nodes; merging needs them open."""
+    """Make nodes writable, as merging needs: those of frozen dataclasses are read-only."""
     OmegaConf.set_readonly(node, False)
     for key in node:
         child = node._get_node(key)
@@ -252,12 +272,12 @@ def _make_writable(node: DictConfig) -> None:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration as YAML, readable by `load_config`."""
+    """Return the resolved configuration as YAML that `load_config` reads."""
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
-    """Every field by its dotted name, as an override would name it."""
+    """Return every field by its dotted name, as an override would name it."""
     return dict(_flat(asdict(config)))
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of
 
-__all__ = ["LevelConfig", "LossConfig", "MemoryConfig", "ModelConfig", "NeighborsConfig", "SopConfig"]
-
 _SIZES = {
     "patch_size": 1024,
     "embed_dim": 16_384,
@@ -18,7 +16,7 @@ _SIZES = {
     "projector_hidden": 65_536,
     "embedding_dim": 16_384,
 }
-"""The largest a model may be: beyond any in use, and short of what only fails when memory is asked for."""
+"""The largest sizes of a model: beyond any in use, and small enough to fail here and not in an allocation."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,14 @@ class ModelConfig:
     """Backbone and projector."""
 
     backbone: str = "vit_small_patch16_224"
-    """A timm ViT, Swin or convolutional network. Left at its default where `init` names the network."""
+    """A timm ViT (also with registers, RoPE or SwiGLU: DINOv2, DINOv3, Eva), Swin or convolutional network. Leave it at
+    its default if `init` names the network."""
     init: str = ""
-    """Whose weights the backbone starts from; the projector's are always fresh. Empty: random ones of `train.seed`.
+    """Weights that the backbone starts with; the projector's are always random. Empty: random ones from `train.seed`.
     `timm:NAME` with `weights`; `dino:FILE`, an official DINO, iBOT, MaSSL or SOP checkpoint of a network like
-    `backbone`; or a run directory of ours, or a checkpoint in one (its teacher). They set `backbone` and its sizes, and
+    `backbone`; or a run directory, or a checkpoint in one (its teacher). They set `backbone` and its sizes, and
     `views.mean` and `views.std` where those are at their defaults. Position embeddings are resampled to
-    `views.global_size`. Only the first step reads the file: a resumed run goes on without it."""
+    `views.global_size`. Only the first step needs the file: a resumed run does not."""
     weights: str = ""
     """Weights file of `init=timm:NAME`: .safetensors, .pth or .bin (`sop-train --weights`). Code in it is never run."""
     by_position: bool = False
@@ -43,9 +42,10 @@ class ModelConfig:
     recipes. `auto`: that of `init`, which is `dino` for `dino:FILE` of a ViT without registers; else `timm`. It belongs
     to the encoder: exports keep it, and features and indices of one are not compared with those of the other."""
     batchnorm: str = "auto"
-    """Of convolutional networks. `frozen`: normalise with the running statistics, which stay as they are; scale and
+    """Of convolutional networks. `frozen`: normalize with the running statistics, which stay as they are; scale and
     shift still learn. `batch`: with each group of views' own, as in training from scratch; the teacher then uses
-    running ones, and one process takes the batch in one piece. `auto`: frozen with `init`, of the batch without."""
+    running ones, and only one process with the batch in one part is possible. `auto`: `frozen` with `init`, else
+    `batch`."""
     patch_size: int | None = None
     """Overrides the backbone's own (ViT)."""
     embed_dim: int | None = None
@@ -60,9 +60,9 @@ class ModelConfig:
     """Stochastic depth of the student; the teacher has none."""
     cls_token_std: float = 1e-6
     """Standard deviation of the [CLS] token that a ViT starts with. Departs: iBOT starts with 0.02, which this sets;
-    1e-6 is timm's."""
+    1e-6 is timm's, and leaves its Eva family with timm's 0.02."""
     global_token: str = "cls"
-    """What stands for the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`). Of
+    """What represents the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`). Of
     convolutional networks `cls` is their own pooling, and there is no `mean`."""
     projector_layers: int = 3
     projector_hidden: int = 2048
@@ -95,45 +95,27 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
-    """The two FIFO memories (docs/method.md, 2)."""
-
-    cls_capacity: int = 65536
-    """N_C, rows of the [CLS] memory; at most as many as there are training images."""
-    patch_capacity: int = 8192
-    """N_P, rows of the patch memory; likewise."""
-    fill: str = "random"
-    """What the memories hold at first: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
-
-    def __post_init__(self) -> None:
-        require_finite("memory", self)
-        for name in ("cls_capacity", "patch_capacity"):
-            require(getattr(self, name) >= 2, f"memory.{name} = {getattr(self, name)}: wanted 2 or more")
-        require_one_of("memory.fill", self.fill, ("random", "teacher"))
-
-
-@dataclass(frozen=True)
 class NeighborsConfig:
     """How the nearest rows of the anchors are found."""
 
     engine: str = "auto"
     """`faiss`, `torch` (exact, by blocks), or `auto`: FAISS on a CPU; on a GPU the faster of both, by a trial at the
-    first search, or torch where FAISS has no code for the device."""
+    first search, or torch if FAISS cannot search on the device."""
     precision: str = "float32"
-    """`float32`, or `bf16`: 2k + 32 candidates are searched for in bfloat16 and scored again in float32. For GPUs. Of
-    many rows that are nearly as similar as the k-th another one may be taken; similarities are exact."""
+    """`float32`, or `bf16`: 2k + 32 candidates are searched for in bfloat16 and scored again in float32. For GPUs. If
+    many rows are nearly as similar as the k-th, another one may be taken; similarities are exact."""
     exclude_same_image: str = "auto"
-    """Rows of the anchor's own image are no supports: `always`, `never`, or `auto`: when the data set has fewer
-    images than twice the memory's capacity, so that the memory holds several rows of an image."""
+    """Leave rows of the anchor's own image out of its supports: `always`, `never`, or `auto`: if the data set has fewer
+    images than twice the memory's capacity, so that the memory has several rows of an image."""
     refresh: str = "auto"
-    """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and renew only what a
-    store has changed; the same neighbours but for ties; not with sop.anchors = fixed_vectors. `auto`: what is
-    cheaper."""
+    """`full`: search for all anchors every step. `incremental`: keep each row's nearest rows and update only what a
+    store has changed; the same neighbors except for ties; not with sop.anchors = fixed_vectors. `auto`: the
+    cheaper one."""
     index: str = "exact"
     """`exact`, or for memories of millions of rows on the CPU an approximate index: `ivf` (rows in lists around k-means
     centroids) or `hnsw` (a graph; slow to build). Its measured recall is in the metrics: `neighbor_recall_cls`."""
     rebuild_every_steps: int = 100
-    """The approximate index is built anew after so many steps, and when half of the rows are new. Rows stored since
+    """The approximate index is rebuilt after this many steps, and when half of the rows are new. Rows stored since then
     are searched exactly."""
     probes: int = 16
     """IVF lists that are searched per anchor, of about sqrt(capacity) lists; more find more and take longer."""
@@ -152,11 +134,11 @@ class NeighborsConfig:
         require(
             self.index == "exact" or self.refresh != "incremental",
             f"neighbors.index = {self.index} and neighbors.refresh = incremental exclude each other, since kept "
-            "neighbours are exact: set neighbors.index=exact or neighbors.refresh=auto",
+            "neighbors are exact: set neighbors.index=exact or neighbors.refresh=auto",
         )
         require(
             self.index == "exact" or self.engine != "torch",
-            f"neighbors.index = {self.index} is an index of FAISS, which neighbors.engine = torch does without: set "
+            f"neighbors.index = {self.index} is an index of FAISS, which neighbors.engine = torch does not use: set "
             "neighbors.index=exact or neighbors.engine=auto",
         )
         require(
@@ -172,9 +154,13 @@ class NeighborsConfig:
 
 
 @dataclass(frozen=True)
-class LevelConfig:
-    """The prototypes of one loss level (docs/method.md, 3)."""
+class TermConfig:
+    """One loss term: its weight, its memory and its prototypes (docs/method.md, 2 to 4)."""
 
+    weight: float = 1.0
+    """lambda: factor of the term in the loss; 0 switches it off, with its memory, search and forward pass."""
+    capacity: int = 65536
+    """N, rows of its memory; at most as many as there are training images."""
     num_anchors: int = 4096
     """K, prototypes (SOPs) per task."""
     num_supports: int = 8
@@ -187,8 +173,14 @@ class LevelConfig:
 class SopConfig:
     """Self-organizing prototypes (docs/method.md, 3)."""
 
-    cls: LevelConfig = field(default_factory=LevelConfig)
-    patch: LevelConfig = field(default_factory=lambda: LevelConfig(num_anchors=512, num_supports=0, tasks=1))
+    cls: TermConfig = field(default_factory=TermConfig)
+    """The [CLS] term: lambda_1 and N_C."""
+    patch: TermConfig = field(
+        default_factory=lambda: TermConfig(capacity=8192, num_anchors=512, num_supports=0, tasks=1)
+    )
+    """The patch term: lambda_2 and N_P."""
+    fill: str = "random"
+    """First contents of the memories: `random` unit vectors (the paper), or `teacher` embeddings of a fill pass."""
     contributions: str = "similarity"
     """`similarity` (the released code's, clamped), `smooth` (the paper's pseudo-code), or `one_hot`."""
     eps: float = 0.1
@@ -200,42 +192,49 @@ class SopConfig:
         require_finite("sop", self)
         require_one_of("sop.contributions", self.contributions, ("similarity", "smooth", "one_hot"))
         require_one_of("sop.anchors", self.anchors, ("random", "fixed_rows", "fixed_vectors"))
-        for name in ("cls", "patch"):
-            level: LevelConfig = getattr(self, name)
-            require_finite(f"sop.{name}", level)
-            require(level.num_anchors >= 2, f"sop.{name}.num_anchors = {level.num_anchors}: wanted 2 or more")
-            require(level.num_supports >= 0, f"sop.{name}.num_supports = {level.num_supports}: wanted 0 or more")
-            require_between(f"sop.{name}.tasks", level.tasks, 1, 1000)
-            limit = 1.0 - 1.0 / level.num_anchors
+        require_one_of("sop.fill", self.fill, ("random", "teacher"))
+        require(bool(self.terms()), "sop.cls.weight and sop.patch.weight are both 0: nothing would be learned")
+        for name, term in (("cls", self.cls), ("patch", self.patch)):
+            require_finite(f"sop.{name}", term)
+            require(term.weight >= 0, f"sop.{name}.weight = {term.weight}: wanted 0 or more")
+            require(term.capacity >= 2, f"sop.{name}.capacity = {term.capacity}: wanted 2 or more")
+            require(term.num_anchors >= 2, f"sop.{name}.num_anchors = {term.num_anchors}: wanted 2 or more")
+            require(term.num_supports >= 0, f"sop.{name}.num_supports = {term.num_supports}: wanted 0 or more")
+            require_between(f"sop.{name}.tasks", term.tasks, 1, 1000)
+            limit = 1.0 - 1.0 / term.num_anchors
             require(
                 0.0 <= self.eps < limit,
                 f"sop.eps = {self.eps}: wanted 0 <= eps < 1 - 1/num_anchors = {limit:.3f}, "
                 "or an anchor would give more to other prototypes than to its own",
             )
+            require(
+                term.weight == 0 or term.num_anchors <= term.capacity,
+                f"sop.{name}.num_anchors = {term.num_anchors} exceeds sop.{name}.capacity = {term.capacity}: "
+                "lower num_anchors or raise capacity",
+            )
+            require(
+                term.weight == 0 or term.num_supports < term.capacity,
+                f"sop.{name}.num_supports = {term.num_supports}: wanted fewer than sop.{name}.capacity = "
+                f"{term.capacity}, since an anchor is not its own support",
+            )
+
+    def terms(self) -> dict[str, TermConfig]:
+        """Return the loss terms that have a weight, by name."""
+        return {name: term for name, term in (("cls", self.cls), ("patch", self.patch)) if term.weight}
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Temperatures and weights (docs/method.md, 4)."""
+    """Temperatures (docs/method.md, 4)."""
 
     student_temp: float = 0.1
     teacher_temp_start: float = 0.04
     teacher_temp: float = 0.07
     """Teacher temperature from `teacher_temp_epochs` on; linear from `teacher_temp_start` before."""
     teacher_temp_epochs: float = 30.0
-    cls_weight: float = 1.0
-    """lambda_1; 0 switches the [CLS] loss off, with its memory, search and forward."""
-    patch_weight: float = 1.0
-    """lambda_2; 0 switches the patch loss off."""
 
     def __post_init__(self) -> None:
         require_finite("loss", self)
         for name in ("student_temp", "teacher_temp_start", "teacher_temp"):
             require(getattr(self, name) >= 0.005, f"loss.{name} = {getattr(self, name)}: wanted 0.005 or more")
         require_between("loss.teacher_temp_epochs", self.teacher_temp_epochs, 0, 1_000_000)
-        for name in ("cls_weight", "patch_weight"):
-            require(getattr(self, name) >= 0, f"loss.{name} = {getattr(self, name)}: wanted 0 or more")
-        require(
-            self.cls_weight + self.patch_weight > 0,
-            "loss.cls_weight and loss.patch_weight are both 0: nothing would be learned",
-        )

@@ -1,4 +1,4 @@
-"""The sections of a configuration about the run: optimiser, length and bookkeeping, online evaluation."""
+"""The sections of a configuration about the run: optimizer, length and bookkeeping, online evaluation."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class OptimConfig:
     decay_mask_token: bool = False
     """Decay the mask token, too, as iBOT does, which keeps it as a matrix of one row. Here it is a 1-d parameter."""
     projector_warmup_epochs: float = 0.0
-    """At first the backbone is frozen and only the projector learns, so that a fresh projector does not spoil a
-    backbone that `model.init` has filled; steps are cheaper meanwhile. Then the backbone's learning rate rises from 0
-    within `warmup_epochs`."""
+    """For these epochs the backbone is frozen and only the projector learns, so that a random projector does not
+    corrupt a backbone with weights of `model.init`; these steps are cheaper. Then the backbone's learning rate rises
+    from 0 over `warmup_epochs`."""
     layer_decay: float = 1.0
-    """Layer-wise learning rates, as in BEiT: the projector's times this for the backbone's last layer, times this again
-    for each layer below, as timm counts layers. 1: the same everywhere."""
+    """Layer-wise learning rates, as in BEiT: the projector's times this for the backbone's last layer, and times this
+    again for each layer below, as timm counts layers. 1: the same for all layers."""
     clip_norm: float = 3.0
     """Gradient norm limit of each parameter by itself; 0 switches it off."""
     beta1: float = 0.9
     beta2: float = 0.999
     momentum: float = 0.996
-    """The teacher keeps this share of itself per step (EMA); cosine to `momentum_end`."""
+    """The teacher keeps this fraction of itself per step (EMA); cosine to `momentum_end`."""
     momentum_end: float = 1.0
 
     def __post_init__(self) -> None:
@@ -62,23 +62,23 @@ class TrainConfig:
     batch_size: int = 1024
     """Images per step over all ranks."""
     accumulate: int = 1
-    """A rank's images are taken in this many equal parts, one after the other, with less memory. With model.drop_path=0
-    it is the same step but for the order of sums. With drop path each part draws its own: another draw of the same
+    """Process a rank's images in this many equal parts, one after the other, with less memory. With model.drop_path=0
+    the step is the same except for the order of sums; with drop path each part has its own draw from the same
     distribution. A batch norm that uses the batch's statistics allows one part only."""
     views_apart: bool = False
-    """The local views go forward and backward before the global ones, not with them, with less memory. As with
-    `accumulate`, the same step but for the order of sums, or with drop path for another draw of it."""
+    """Process the local views, forward and backward, before the global ones, with less memory. As with `accumulate`,
+    the step is the same except for the order of sums and another draw of drop path."""
     checkpoint_activations: bool = False
-    """Keep of the student's blocks only what comes in, and compute the rest again in the backward pass: the same, with
-    far less memory, and a third more time. Not with batch norms that count what comes in (`model.batchnorm`)."""
+    """Keep only the inputs of the student's blocks, and compute the rest again in the backward pass: the same results
+    with far less memory and a third more time. Not with batch norms that update statistics (`model.batchnorm`)."""
     compile: str = "none"
-    """torch.compile: `none`, `backbone` (each block), or `step` (student and teacher whole, with the projector). Where
-    it cannot work a line says why, and the run goes on without."""
+    """torch.compile: `none`, `backbone` (each block), or `step` (complete student and teacher, with the projector). If
+    it cannot work, the log says why, and the run continues without."""
     parallel: str = "auto"
     """How ranks share the student: `ddp` (each has all of it), `fsdp` (FSDP2: each has a part of every parameter,
-    gradient and optimizer state), or `auto`: fsdp from 250 million parameters on (ViT-L). No matter with one rank."""
+    gradient and optimizer state), or `auto`: fsdp from 250 million parameters on (ViT-L). Ignored with one rank."""
     check_ranks_every_steps: int = 100
-    """Compare memories, draws and teacher of all ranks by checksum every so many steps (0: never)."""
+    """Compare memories, draws and teacher of all ranks by checksum every this many steps (0: never)."""
     seed: int = 0
     precision: str = "auto"
     """`float32`, `bf16` (autocast of the backbone), or `auto`: bf16 on CUDA, float32 elsewhere."""
@@ -88,23 +88,23 @@ class TrainConfig:
     """Save and stop after this step, with schedules unchanged (0: run to the end)."""
     checkpoint_every_steps: int = 1000
     keep_last: int = 3
-    """Checkpoints kept beside the ones `keep_every_steps` names."""
+    """Newest checkpoints to keep, in addition to those of `keep_every_steps`."""
     keep_every_steps: int = 0
-    """Keep every checkpoint at a multiple of this for good (0: none)."""
+    """Keep every checkpoint at a multiple of this permanently (0: none)."""
     background_save: bool = True
-    """Copy what a checkpoint holds at its step, and write it from a thread while training goes on. The copy takes the
-    size of a checkpoint once more, in main memory. Off: no copy, and each save waits for the disk."""
+    """Copy the contents of a checkpoint at its step, and write them from a thread while training continues. The copy
+    takes the size of a checkpoint in main memory. Off: no copy, and each save waits for the disk."""
     log_every_steps: int = 20
-    """Lines of metrics.jsonl; health beyond the step's own numbers is measured, and alarms are heeded, in these steps
-    alone."""
+    """Write a line of metrics.jsonl every this many steps; only in these steps, health is measured and alarms are
+    checked."""
     stop_on: str = "certain"
     """What stops a run: `non_finite` numbers; `certain`: these, and a collapse beyond doubt (all images have one
     embedding); `any`: every alarm. Others only warn (docs/metrics.md)."""
     alarm_warmup_steps: int | None = None
-    """Alarms other than of numbers that are not finite are heeded after this step. None: after both
-    warm-ups of `optim`, and 100 steps at least: fresh networks make embeddings that are all alike."""
+    """Alarms are checked after this step (numbers that are not finite always stop a run). None: after both warm-ups of
+    `optim`, and 100 steps at least, since fresh networks make embeddings that are all alike."""
     wandb_project: str = ""
-    """Log to this project at Weights & Biases, too (empty: not at all; wants `pip install 'sop-faiss[wandb]'`)."""
+    """Log to this project at Weights & Biases, too (empty: no; needs `pip install 'sop-faiss[wandb]'`)."""
 
     def __post_init__(self) -> None:
         require_finite("train", self)
@@ -134,9 +134,9 @@ class EvaluateConfig:
     """
 
     train: str = ""
-    """SRC of the labelled gallery."""
+    """SRC of the labeled gallery."""
     test: str = ""
-    """SRC of the labelled queries; `holdout`: the images that `data.holdout_share` leaves out, scored against the
+    """SRC of the labeled queries; `holdout`: the images that `data.holdout_share` leaves out, scored against the
     images trained on."""
     retrieval: str = ""
     """A retrieval data set as `sop-retrieve --dataset` takes it: roxford5k, rparis6k or a directory."""
@@ -145,23 +145,23 @@ class EvaluateConfig:
     retrieval_protocol: str = "auto"
     """`revisitop`, `dino`, `plain`, or `auto`: what suits the ground truth."""
     view_recall: str = "auto"
-    """Recall@1 between two views, cropped as global views are: the share of images whose one view is nearer to their
-    other view than to that of any other image, both ways. `always`, `never`, or `auto`: where nothing else is measured.
-    The images are those of `data.holdout_share`; without it they are trained on, so that a high score tells of seen
-    images alone."""
-    view_colours: bool = False
-    """Change the colours of these views, too, as those of the first and the second global view. Early in training that
+    """Recall@1 between two views, cropped as global views are: the fraction of images whose one view is nearer
+    to their other view than to that of any other image, both ways. `always`, `never`, or `auto`: where nothing else is
+    measured. The images are those of `data.holdout_share`; without it they are trained on, so that a high score is
+    about seen images only."""
+    view_colors: bool = False
+    """Change the colors of these views, too, as those of the first and the second global view. Early in training that
     hides what is learned: on 1,264 photos mAP rose from 4.1 to 6.7 %, recall@1 without from 9.8 to 18.4 %, with them
     from 1.1 to 1.2 %."""
     view_images: int = 1000
-    """The most images for it, a seeded draw. Of more images a view is harder to find: compare equal numbers."""
+    """The most images for it, a seeded draw. Among more images a view is harder to find: compare equal numbers."""
     every_steps: int = 0
     """Score at step 0, at every multiple of this, and at the last step (0: never)."""
     best_by: str = ""
     """The score that `best/` follows (empty: the first that is measured, of k-NN, mAP and recall@1)."""
     background: str = "auto"
-    """Whether the loop goes on while a copy of the teacher is scored: `always`, `never`, or `auto`: on CUDA. On a CPU
-    the two would share the same cores. Losses are the same, bit for bit, either way."""
+    """Whether the loop continues while a copy of the teacher is scored: `always`, `never`, or `auto`: on CUDA. On a CPU
+    both would need the same cores. Losses are the same, bit for bit, either way."""
     k: int = 20
     batch_size: int = 256
     max_train_images: int = 0
@@ -179,7 +179,7 @@ class EvaluateConfig:
             require_one_of(f"evaluate.{name}", getattr(self, name), ("auto", "always", "never"))
         require(
             not self.every_steps or bool(self.test or self.retrieval) or self.view_recall != "never",
-            f"evaluate.every_steps = {self.every_steps} with nothing to score: name evaluate.test or "
+            f"evaluate.every_steps = {self.every_steps} with nothing to score: set evaluate.test or "
             "evaluate.retrieval, or set evaluate.view_recall=auto",
         )
         require(

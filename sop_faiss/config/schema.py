@@ -1,4 +1,4 @@
-"""The whole configuration, and the checks that concern more than one section."""
+"""The complete configuration, and the checks that concern several sections."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sop_faiss.config.checks import require
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
-from sop_faiss.config.method import LossConfig, MemoryConfig, ModelConfig, NeighborsConfig, SopConfig
+from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, SopConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 
 __all__ = ["Config"]
@@ -20,7 +20,6 @@ class Config:
     views: ViewsConfig = field(default_factory=ViewsConfig)
     masks: MasksConfig = field(default_factory=MasksConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
     neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
     sop: SopConfig = field(default_factory=SopConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -29,43 +28,26 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
-        levels = (
-            ("cls", self.loss.cls_weight, self.memory.cls_capacity, self.sop.cls),
-            ("patch", self.loss.patch_weight, self.memory.patch_capacity, self.sop.patch),
-        )
-        for name, weight, capacity, level in levels:
-            if weight == 0:
-                continue
-            require(
-                level.num_anchors <= capacity,
-                f"sop.{name}.num_anchors = {level.num_anchors} exceeds memory.{name}_capacity = {capacity}: "
-                "lower the one or raise the other",
-            )
-            require(
-                level.num_supports < capacity,
-                f"sop.{name}.num_supports = {level.num_supports}: wanted fewer than memory.{name}_capacity = "
-                f"{capacity}, since an anchor is not its own support",
-            )
         require(
-            self.loss.patch_weight == 0 or self.masks.kind != "none",
-            "masks.kind = none leaves the patch loss without patches: set loss.patch_weight=0 as well",
+            self.sop.patch.weight == 0 or self.masks.kind != "none",
+            "masks.kind = none leaves the patch loss without patches: set sop.patch.weight=0 too",
         )
         masks = self.masks
         is_fixed = masks.kind == "random" and masks.random_ratio is not None
         never = masks.random_ratio == 0 if is_fixed else 0 in (masks.probability, masks.ratio[1])
         require(
-            self.loss.patch_weight == 0 or masks.kind == "none" or not never,
+            self.sop.patch.weight == 0 or masks.kind == "none" or not never,
             "masks hides no patch (probability or ratio 0), which leaves the patch loss without any: "
-            "raise it, or set loss.patch_weight=0",
+            "raise it, or set sop.patch.weight=0",
         )
         require(
-            self.loss.patch_weight == 0 or masks.start_epoch < max(1, self.train.epochs),
+            self.sop.patch.weight == 0 or masks.start_epoch < max(1, self.train.epochs),
             f"masks.start_epoch = {masks.start_epoch}: wanted fewer than train.epochs = {self.train.epochs}, or the "
             "patch loss would never start; lower it",
         )
         require(
-            self.loss.cls_weight > 0 or masks.start_epoch == 0,
-            f"masks.start_epoch = {masks.start_epoch} with loss.cls_weight = 0: nothing would be learned before that "
+            self.sop.cls.weight > 0 or masks.start_epoch == 0,
+            f"masks.start_epoch = {masks.start_epoch} with sop.cls.weight = 0: nothing would be learned before that "
             "epoch; set masks.start_epoch=0",
         )
         require(

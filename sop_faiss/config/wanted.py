@@ -1,4 +1,4 @@
-"""What a field of the configuration takes, in words for those who wrote something else."""
+"""What a field of the configuration takes, for messages about a wrong value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = {
 
 @functools.cache
 def wanted(name: str) -> str:
-    """Say what the field or section with this dotted name takes.
+    """Return what the field or section with this dotted name takes.
 
     Example:
         `wanted("train.epochs")` is `wanted a number`; `wanted("views.mean")` is `wanted 3 numbers, as [A, B, C]`.

@@ -1,4 +1,4 @@
-"""What the data stream yields: one rank's part of a global batch."""
+"""Batches of the data stream: one rank's part of a global batch."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ class BadSample:
 
     position: int  # in the source
     key: str
-    shard: str  # relative to the source's root; "" for a picture that is a file
+    shard: str  # relative to the source's root; "" for an image that is a file
     member: str  # of the shard, or the file relative to the root
-    offset: int  # of the picture in its shard, bytes
+    offset: int  # of the image in its shard, bytes
     reason: str  # one word, to count by
     message: str
     replacement: str  # key of the image that took its place
 
 
 class Buffers(NamedTuple):
-    """The memory of a batch, to write its images into."""
+    """Arrays that share the memory of a batch, to write its images into."""
 
     global_views: UInt8[np.ndarray, "G b s s 3"]
     local_views: UInt8[np.ndarray, "L b t t 3"]
-    global_colours: Float32[np.ndarray, "G b c"]
-    local_colours: Float32[np.ndarray, "L b c"]
+    global_colors: Float32[np.ndarray, "G b c"]
+    local_colors: Float32[np.ndarray, "L b c"]
     masks: Bool[np.ndarray, "G b n"]
 
 
 @dataclass
 class Batch:
-    """One rank's part of a global batch, in uint8; views of an image have the same place in each view."""
+    """One rank's part of a global batch, in uint8; an image has the same place in every view."""
 
     global_views: UInt8[Tensor, "G b s s 3"]
     local_views: UInt8[Tensor, "L b t t 3"]
-    global_colours: Float32[Tensor, "G b c"]
-    """A row of `Colours` for each view where colours are left to the device; else no columns."""
-    local_colours: Float32[Tensor, "L b c"]
+    global_colors: Float32[Tensor, "G b c"]
+    """A row of `Colors` for each view where colors are left to the device; else no columns."""
+    local_colors: Float32[Tensor, "L b c"]
     masks: Bool[Tensor, "G b n"]
     image_ids: Int64[Tensor, " b"]
     bad: list[BadSample]
 
     def buffers(self) -> Buffers:
-        """The same memory as numpy sees it; for a batch on the CPU."""
-        tensors = (self.global_views, self.local_views, self.global_colours, self.local_colours, self.masks)
+        """Return numpy arrays that share the batch's memory; for a batch on the CPU."""
+        tensors = (self.global_views, self.local_views, self.global_colors, self.local_colors, self.masks)
         return Buffers(*(tensor.numpy() for tensor in tensors))
 
     def split(self, parts: int) -> list[Batch]:
-        """As many batches of equal size, in order; the bad samples stay with the first."""
+        """Split into `parts` batches of equal size, in order; the bad samples stay with the first."""
         pieces = zip(
             self.global_views.chunk(parts, 1),
             self.local_views.chunk(parts, 1),
-            self.global_colours.chunk(parts, 1),
-            self.local_colours.chunk(parts, 1),
+            self.global_colors.chunk(parts, 1),
+            self.local_colors.chunk(parts, 1),
             self.masks.chunk(parts, 1),
             self.image_ids.chunk(parts),
             [self.bad, *([] for _ in range(parts - 1))],
@@ -72,28 +72,28 @@ class Batch:
         return [Batch(*piece) for piece in pieces]
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device, without waiting for the copy; the drawn colours stay on the CPU."""
+        """Return the batch on a device, without waiting for the copy; the drawn colors stay on the CPU."""
         return Batch(
             self.global_views.to(device, non_blocking=True),
             self.local_views.to(device, non_blocking=True),
-            self.global_colours,
-            self.local_colours,
+            self.global_colors,
+            self.local_colors,
             self.masks.to(device, non_blocking=True),
             self.image_ids.to(device, non_blocking=True),
             self.bad,
         )
 
     def pin_memory(self) -> Batch:
-        """Page-locked tensors, for copies that run beside the computation."""
+        """Lock the batch's memory, so that copies to a GPU run during the computation."""
         self.global_views, self.local_views = self.global_views.pin_memory(), self.local_views.pin_memory()
         self.masks, self.image_ids = self.masks.pin_memory(), self.image_ids.pin_memory()
         return self
 
 
 def empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor to build a batch in.
+    """Return an uninitialized tensor to build a batch in.
 
-    In a worker process it lies in shared memory and is handed over as it is; the process's own would be copied there.
+    In a worker process it is in shared memory, which is passed on without a copy; private memory would be copied there.
     """
     elements = torch.Size(shape).numel()
     if this_worker() is None or elements == 0:

@@ -1,4 +1,4 @@
-"""Is a data set whole? Every shard walked, every picture decoded, everything held against the manifest."""
+"""Check a data set: every shard is walked, every image decoded, and all compared with the manifest."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sop_faiss.data.classes import whole_numbers
-from sop_faiss.data.decode import MAX_PIXELS, drop_reason
-from sop_faiss.data.deep import DeepImage, DeepTally, require_top_value
-from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
-from sop_faiss.data.keys import is_hidden
-from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
-from sop_faiss.data.shards import MANIFEST_NAME, ShardSource, common_folder, open_shards
-from sop_faiss.data.source import ImageSource, find_shards, open_source
-from sop_faiss.data.whole import picture_name, read_whole
+from sop_faiss.data.images.class_numbers import whole_numbers
+from sop_faiss.data.images.decode import MAX_PIXELS, drop_reason
+from sop_faiss.data.images.deep_grayscale import DeepImage, DeepTally, require_top_value
+from sop_faiss.data.images.keys import is_hidden
+from sop_faiss.data.images.near_duplicates import Duplicates, Signature, image_signature
+from sop_faiss.data.images.source import ImageSource, find_shards, open_source
+from sop_faiss.data.images.verified_image import image_name, read_whole
+from sop_faiss.data.ordered_map import MAX_WORKERS, default_workers, map_ordered
+from sop_faiss.data.shards.shard_source import MANIFEST_NAME, ShardSource, common_folder, open_shards
 from sop_faiss.errors import ConfigError, DataError, SopError
 from sop_faiss.files import read_json, sha256_file
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["BadPicture", "CheckReport", "SideLengths", "check"]
+__all__ = ["BadImage", "CheckReport", "SideLengths", "check"]
 
 
 @dataclass(frozen=True)
-class BadPicture:
-    """A picture that cannot be used, and why."""
+class BadImage:
+    """An image that cannot be used, and why."""
 
     shard: str
     member: str
@@ -36,7 +36,7 @@ class BadPicture:
 
 @dataclass(frozen=True)
 class SideLengths:
-    """Shorter sides of the good pictures, in pixels."""
+    """Shorter sides of the good images, in pixels."""
 
     smallest: int
     median: int
@@ -45,33 +45,33 @@ class SideLengths:
 
 @dataclass
 class CheckReport:
-    """What `check` found; `problems` is empty when all is well, one line each otherwise."""
+    """What `check` found; `problems` has one line for each problem, and is empty if there are none."""
 
     source: str
     shards: int = 0
     samples: int = 0
     good: int = 0
     bytes: int = 0
-    labelled: int = 0
+    labeled: int = 0
     label_counts: dict[int, int] = field(default_factory=dict)
     formats: dict[str, int] = field(default_factory=dict)
     shorter_side: SideLengths | None = None
     bad_by_reason: dict[str, int] = field(default_factory=dict)
-    bad: list[BadPicture] = field(default_factory=list)
+    bad: list[BadImage] = field(default_factory=list)
     ignored_members: dict[str, int] = field(default_factory=dict)
-    repeated_keys: int = 0  # in more than one shard; no problem, they get the shard's name before them when read
+    repeated_keys: int = 0  # in more than one shard; not a problem: they are prefixed with the shard's name when read
     has_manifest: bool = False
-    duplicates: dict[str, Any] | None = None  # `Duplicates.report`, where asked for; no problem in itself
+    duplicates: dict[str, Any] | None = None  # `Duplicates.report`, if requested; not a problem in itself
     deep_grayscale: DeepTally = field(default_factory=DeepTally)
     problems: list[str] = field(default_factory=list)
 
     @property
     def notices(self) -> list[str]:
-        """What to know of grayscale images of more than 8 bits; no problem in itself."""
+        """Notes on grayscale images of more than 8 bits; not problems in themselves."""
         return self.deep_grayscale.notices()
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain JSON types; `ok` says whether there is no problem."""
+        """Return the report as plain JSON types; `ok` is true if there are no problems."""
         content = asdict(self)
         content["label_counts"] = {str(label): count for label, count in self.label_counts.items()}
         content["deep_grayscale"] = self.deep_grayscale.to_dict()
@@ -87,17 +87,17 @@ def check(
     find_duplicates: bool = False,
     progress: ProgressCallback | None = None,
 ) -> CheckReport:
-    """Verify shards (or a folder or list of pictures): headers, keys, labels, every picture, and the manifest.
+    """Verify shards (or a folder or list of images): headers, keys, labels, every image, and the manifest.
 
-    Finds all problems instead of stopping at the first; members other than pictures and labels are counted, never read.
+    All problems are found, not only the first; members other than images and labels are counted, never read.
 
     Args:
         src: anything `open_source` takes.
         workers: threads; None for one per processor, 8 at most.
-        max_pixels: pictures with more are bad.
-        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
-        find_duplicates: report pictures that are there twice, exactly or nearly.
-        progress: called with the pictures done and their total.
+        max_pixels: images with more are bad.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else the largest value of its type.
+        find_duplicates: report exact and near duplicates.
+        progress: called with the number of images checked and their total.
 
     Raises:
         DataError: there is nothing to check.
@@ -111,7 +111,7 @@ def check(
     except DataError:
         if not Path(src).is_dir():
             raise
-        found = sorted(Path(src).glob("*.tar"))  # the manifest names more; reported below
+        found = sorted(Path(src).glob("*.tar"))  # the manifest names more, which is reported below
         paths = [path for path in found if not is_hidden(path.name)]
     sources = _open_each(paths, report) if paths else [open_source(src)]
     total = sum(len(source) for source in sources)
@@ -120,7 +120,7 @@ def check(
     duplicates = Duplicates() if find_duplicates else None
     for source in sources:
         results = map_ordered(
-            partial(_check_picture, source, max_pixels, top_value, find_duplicates),
+            partial(_check_image, source, max_pixels, top_value, find_duplicates),
             range(len(source)),
             workers or default_workers(),
         )
@@ -135,7 +135,7 @@ def check(
     report.repeated_keys = sum(count > 1 for count in keys.values())
     if paths:
         _check_manifest(common_folder([path.absolute().parent for path in paths]), paths, sources, report)
-    report.problems += [f"{count} pictures are bad: {reason}" for reason, count in report.bad_by_reason.items()]
+    report.problems += [f"{count} images are bad: {reason}" for reason, count in report.bad_by_reason.items()]
     return report
 
 
@@ -145,7 +145,7 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
     for path in paths:
         report.shards += 1
         try:
-            source = open_shards(str(path), [path], walk_anew=True)
+            source = open_shards(str(path), [path], ignore_sidecars=True)
         except DataError as error:
             report.problems.append(str(error))
             continue
@@ -159,7 +159,7 @@ def _open_each(paths: Sequence[Path], report: CheckReport) -> list[ImageSource]:
 
 
 class _Good(NamedTuple):
-    """What is found of a good picture."""
+    """Facts about a good image."""
 
     format: str
     shorter_side: int  # pixels
@@ -167,15 +167,15 @@ class _Good(NamedTuple):
     deep: DeepImage | None
 
 
-def _check_picture(
+def _check_image(
     source: ImageSource, max_pixels: int, top_value: float, signed: bool, position: int
 ) -> _Good | DataError:
-    """What one picture is (with a signature if `signed`), or what is wrong with it."""
+    """Return the facts about one image (with a signature if `signed`), or what is wrong with it."""
     whole = read_whole(source, position, max_pixels, top_value)
     if isinstance(whole, DataError):
         return whole
-    signature = picture_signature(whole.encoded, whole.picture) if signed else None
-    return _Good(whole.format or "unknown", min(whole.picture.size), signature, whole.deep)
+    signature = image_signature(whole.encoded, whole.image) if signed else None
+    return _Good(whole.format or "unknown", min(whole.image.size), signature, whole.deep)
 
 
 def _count(
@@ -189,19 +189,19 @@ def _count(
     report.samples += 1
     label = -1 if source.labels is None else int(source.labels[position])
     if label >= 0:
-        report.labelled += 1
+        report.labeled += 1
         report.label_counts[label] = report.label_counts.get(label, 0) + 1
     if isinstance(result, DataError):
         reason = drop_reason(result)
         report.bad_by_reason[reason] = report.bad_by_reason.get(reason, 0) + 1
-        report.bad.append(BadPicture(source.source_of(position), source.member_of(position), str(result)))
+        report.bad.append(BadImage(source.source_of(position), source.member_of(position), str(result)))
         return
     report.good += 1
     report.formats[result.format] = report.formats.get(result.format, 0) + 1
     sides[result.shorter_side] += 1
     report.deep_grayscale.add(result.deep)
     if duplicates is not None and result.signature is not None:
-        duplicates.add(picture_name(source, position), label, result.signature)
+        duplicates.add(image_name(source, position), label, result.signature)
 
 
 def _side_lengths(sides: Counter[int]) -> SideLengths | None:
@@ -210,7 +210,7 @@ def _side_lengths(sides: Counter[int]) -> SideLengths | None:
 
 
 def _check_manifest(folder: Path, paths: Sequence[Path], sources: Sequence[ImageSource], report: CheckReport) -> None:
-    """Hold the shards against `manifest.json`: names, sample counts, bytes, sha256, class names."""
+    """Compare the shards with `manifest.json`: names, sample counts, bytes, sha256, class names."""
     if not (folder / MANIFEST_NAME).is_file():
         return
     try:

@@ -1,4 +1,4 @@
-"""Pictures to shards: every picture verified by decoding it, the bad ones dropped, counted and listed."""
+"""Pack images into shards: every image is verified by decoding it; bad ones are dropped, counted and listed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from sop_faiss.data.decode import MAX_PIXELS, drop_reason
-from sop_faiss.data.deep import DeepImage, DeepTally, require_top_value
-from sop_faiss.data.duplicates import Duplicates, Signature, picture_signature
-from sop_faiss.data.keys import is_hidden
-from sop_faiss.data.parallel import MAX_WORKERS, default_workers, map_ordered
-from sop_faiss.data.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
-from sop_faiss.data.sidecar import load_index
-from sop_faiss.data.source import ImageSource, open_source
-from sop_faiss.data.whole import picture_name, read_whole
+from sop_faiss.data.images.decode import MAX_PIXELS, drop_reason
+from sop_faiss.data.images.deep_grayscale import DeepImage, DeepTally, require_top_value
+from sop_faiss.data.images.keys import is_hidden
+from sop_faiss.data.images.near_duplicates import Duplicates, Signature, image_signature
+from sop_faiss.data.images.source import ImageSource, open_source
+from sop_faiss.data.images.verified_image import image_name, read_whole
+from sop_faiss.data.ordered_map import MAX_WORKERS, default_workers, map_ordered
+from sop_faiss.data.shards.shard_writer import SHARD_BYTES, Sample, ShardEntry, ShardWriter, write_manifest
+from sop_faiss.data.shards.sidecar import load_index
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.files import atomic_directory, write_json
 from sop_faiss.progress import ProgressCallback
@@ -36,9 +36,9 @@ _JPEG_QUALITY = 95
 
 @dataclass(frozen=True)
 class Dropped:
-    """A picture that was left out, and why: the first word of `reason` is what to count by."""
+    """An image that was left out, and why; the first word of `reason` is the kind, which is counted."""
 
-    picture: str  # file, or member and shard
+    image: str  # file, or member and shard
     reason: str
 
 
@@ -49,25 +49,25 @@ class PackSummary:
     out: Path
     shards: list[ShardEntry]
     samples: int
-    labelled: int
+    labeled: int
     bytes: int
     resized: int
     classes: int
     dropped: list[Dropped]
     duplicates: dict[str, int | bool]
-    """How many pictures repeat another's bytes (`exact`), or nearly its look (`near`); whether the former are out."""
+    """Numbers of exact and of near duplicates (`exact`, `near`), and whether exact ones are left out."""
     notices: list[str]
-    """What to know of grayscale images of more than 8 bits."""
+    """Notes on grayscale images of more than 8 bits."""
 
     @property
     def dropped_by_reason(self) -> dict[str, int]:
-        """How many pictures were dropped for each reason, the most frequent first."""
+        """How many images were dropped for each reason, the most frequent first."""
         return _count_reasons(self.dropped)
 
 
 @dataclass(frozen=True)
 class _Encoded:
-    """One picture ready for a shard."""
+    """One image ready for a shard."""
 
     suffix: str
     encoded: bytes
@@ -78,7 +78,7 @@ class _Encoded:
 
 @dataclass
 class _Packing:
-    """Takes prepared pictures in order, and keeps count."""
+    """Writes prepared images in order, and counts them."""
 
     source: ImageSource
     keys: Sequence[str]
@@ -86,32 +86,32 @@ class _Packing:
     drop_exact_duplicates: bool
     duplicates: Duplicates = field(default_factory=Duplicates)
     dropped: list[Dropped] = field(default_factory=list)
-    labelled: int = 0
+    labeled: int = 0
     resized: int = 0
     deep: DeepTally = field(default_factory=DeepTally)
 
     def take(self, position: int, result: _Encoded | DataError) -> None:
-        """Write one picture, or note why not."""
-        picture = picture_name(self.source, position)
+        """Write one image, or record why it is left out."""
+        image = image_name(self.source, position)
         if isinstance(result, DataError):
-            self.dropped.append(Dropped(picture, str(result)))
+            self.dropped.append(Dropped(image, str(result)))
             return
         self.deep.add(result.deep)
         label = -1 if self.source.labels is None else int(self.source.labels[position])
-        if self.duplicates.add(picture, label, result.signature) and self.drop_exact_duplicates:
+        if self.duplicates.add(image, label, result.signature) and self.drop_exact_duplicates:
             return
         self.writer.write(Sample(self.keys[position], result.suffix, result.encoded, label))
-        self.labelled += label >= 0
+        self.labeled += label >= 0
         self.resized += result.is_resized
 
     def write_duplicates(self, folder: Path) -> dict[str, int | bool]:
-        """Write `duplicates.json`; what the manifest says of it."""
+        """Write `duplicates.json`, and return its summary for the manifest."""
         report = self.duplicates.report()
         write_json(folder / DUPLICATES_NAME, {"exact_are_left_out": self.drop_exact_duplicates, **report})
         return {
-            "exact": report["exact"]["pictures_beyond_the_first"],
+            "exact": report["exact"]["images_beyond_the_first"],
             "exact_are_left_out": self.drop_exact_duplicates,
-            "near": report["near"]["pictures_beyond_the_first"],
+            "near": report["near"]["images_beyond_the_first"],
         }
 
 
@@ -130,30 +130,30 @@ def pack(
     shard_bytes: int = SHARD_BYTES,
     progress: ProgressCallback | None = None,
 ) -> PackSummary:
-    """Write the pictures of a folder, list or CSV as webdataset shards with their sidecars and a `manifest.json`.
+    """Write the images of a folder, list or CSV as webdataset shards with their sidecars and a `manifest.json`.
 
-    A JPEG, PNG or WebP keeps its bytes; other formats, pictures that are made smaller, and with `top_value` grayscale
-    of more than 8 bits, are encoded anew (JPEG of quality 95 where the original was lossy, else PNG of 8 bits). Keys
-    are those of the source, with dots made `_`. The same pictures give the same shards and manifest, whatever the
-    number of workers: these read, decode and encode; one thread writes. `duplicates.json` lists pictures that are there
-    twice; see `Duplicates.report`. All or nothing is written.
+    JPEG, PNG and WebP files keep their bytes. Other formats, images that are made smaller, and with `top_value`
+    grayscale of more than 8 bits are encoded again (as JPEG of quality 95 if the original was lossy, else as PNG of
+    8 bits). Keys are those of the source, with dots replaced by `_`. The same images give the same shards and manifest
+    for any number of workers: workers read, decode and encode; one thread writes. `duplicates.json` lists duplicates
+    (see `Duplicates.report`). Either everything is written or nothing.
 
     Args:
         src: anything `open_source` takes.
         out: the folder to make; must be absent or empty.
-        samples_per_shard: pictures per shard at most.
-        resize: shorter side in pixels to shrink larger pictures to, the aspect kept; None leaves all as they are.
+        samples_per_shard: images per shard at most.
+        resize: shorter side in pixels to which larger images are shrunk, at the same aspect; None: no resizing.
         name: first part of the names of the shards.
         workers: threads; None for one per processor, 8 at most.
-        max_bad_fraction: fail when a larger share of the pictures is bad; 1 fails only when all are.
-        max_pixels: pictures with more are bad.
-        top_value: white in grayscale of more than 8 bits; 0: what the file states, else what its type holds.
-        drop_exact_duplicates: of pictures with the same bytes keep the first only.
-        shard_bytes: a shard also ends when its pictures reach this size.
-        progress: called with the pictures done and their total.
+        max_bad_fraction: packing fails if a larger fraction of the images is bad; 1: only if all are bad.
+        max_pixels: images with more are bad.
+        top_value: white in grayscale of more than 8 bits; 0: what the file states, else the largest value of its type.
+        drop_exact_duplicates: keep only the first of images with the same bytes.
+        shard_bytes: a shard also ends when its images reach this size.
+        progress: called with the number of images packed and their total.
 
     Raises:
-        DataError: the source is unusable, or too many pictures are bad.
+        DataError: the source is unusable, or too many images are bad.
         ConfigError: a number is out of range.
         SopError: `out` exists and is not empty.
     """
@@ -177,12 +177,12 @@ def pack(
         _check_dropped(source, dropped, max_bad_fraction)
         duplicates = packing.write_duplicates(folder)
         for entry in writer.entries:
-            load_index(folder / entry.name)  # writes the sidecar
+            load_index(folder / entry.name)  # this writes the sidecar
         manifest = write_manifest(
             folder,
             writer.entries,
             source.class_names,
-            labelled=packing.labelled,
+            labeled=packing.labeled,
             source=source.description,
             resize=resize,
             deep_grayscale={"top_value": top_value, **packing.deep.to_dict()},
@@ -190,14 +190,14 @@ def pack(
             dropped={
                 "count": len(dropped),
                 "by_reason": _count_reasons(dropped),
-                "pictures": [{"picture": item.picture, "reason": item.reason} for item in dropped],
+                "images": [{"image": item.image, "reason": item.reason} for item in dropped],
             },
         )
     return PackSummary(
         out=out,
         shards=writer.entries,
         samples=manifest["samples"],
-        labelled=packing.labelled,
+        labeled=packing.labeled,
         bytes=manifest["bytes"],
         resized=packing.resized,
         classes=0 if source.labels is None else len(set(source.labels.tolist()) - {-1}),
@@ -210,33 +210,33 @@ def pack(
 def _prepare(
     source: ImageSource, resize: int | None, max_pixels: int, top_value: float, position: int
 ) -> _Encoded | DataError:
-    """Verify one picture by decoding it whole, and encode it anew where that is asked or needed.
+    """Verify one image by decoding all of it, and encode it again where requested or necessary.
 
-    Returns what is wrong with a bad picture; the first word is the reason.
+    For a bad image, return what is wrong; the first word is the reason.
     """
     whole = read_whole(source, position, max_pixels, top_value)
     if isinstance(whole, DataError):
         return whole
-    encoded, kind, picture, deep = whole
-    signature = picture_signature(encoded, picture)
-    shorter = min(picture.size)
+    encoded, kind, image, deep = whole
+    signature = image_signature(encoded, image)
+    shorter = min(image.size)
     shrink = resize is not None and shorter > resize
-    is_told = deep is not None and top_value > 0  # what is white: said here, so nobody has to say it of the shards
-    if not shrink and not is_told and kind is not None and kind in _KEPT:
+    has_new_white = deep is not None and top_value > 0  # applied here, so that reading the shards needs no `top_value`
+    if not shrink and not has_new_white and kind is not None and kind in _KEPT:
         return _Encoded(_KEPT[kind], encoded, False, signature, deep)
     if resize is not None and shrink:
-        width, height = (max(1, round(side * resize / shorter)) for side in picture.size)
-        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+        width, height = (max(1, round(side * resize / shorter)) for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
     stream = io.BytesIO()
     if kind in _LOSSY:
-        picture.save(stream, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
+        image.save(stream, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
         return _Encoded("jpg", stream.getvalue(), shrink, signature, deep)
-    picture.save(stream, "PNG")
+    image.save(stream, "PNG")
     return _Encoded("png", stream.getvalue(), shrink, signature, deep)
 
 
 def _webdataset_keys(keys: Sequence[str]) -> list[str]:
-    """Keys that are not hidden and have no dot in the basename, where webdataset would cut them; still unique."""
+    """Make keys unique that are not hidden and have no dot in the basename, where webdataset would cut them."""
     taken = set(keys)
     made = []
     for key in keys:
@@ -260,8 +260,8 @@ def _check_dropped(source: ImageSource, dropped: Sequence[Dropped], max_bad_frac
         first = dropped[0]
         counts = ", ".join(f"{reason} {count}" for reason, count in _count_reasons(dropped).items())
         raise DataError(
-            f"{len(dropped)} of the {len(source)} pictures of {source.description} are bad ({counts}), wanted at most "
-            f"{max_bad_fraction:.1%} and not all; the first is {first.picture}: {first.reason}"
+            f"{len(dropped)} of the {len(source)} images of {source.description} are bad ({counts}), wanted at most "
+            f"{max_bad_fraction:.1%} and not all; the first is {first.image}: {first.reason}"
         )
 
 

@@ -1,4 +1,4 @@
-"""How fast the stream of batches is, stage by stage, and how well it mixes the shards. Never part of training."""
+"""Measure the speed of the data stream, stage by stage, and how well it mixes the shards. Never part of training."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.data.colour import augment_colours
-from sop_faiss.data.masks import draw_mask
-from sop_faiss.data.source import ImageSource
+from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.data.views import write_view
+from sop_faiss.data.views.color import augment_colors
+from sop_faiss.data.views.crops import write_view
+from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.errors import DataError, UnreachableError
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["STAGES", "ShuffleQuality", "StreamSpeed", "ideal_distinct", "shuffle_quality", "time_stages", "time_stream"]
 
-STAGES = ("read", "decode", "crop and resize", "colour", "masks", "collate")
+STAGES = ("read", "decode", "crop and resize", "color", "masks", "collate")
 _BATCHES_MIXED = 200
 
 
 @dataclass(frozen=True)
 class StreamSpeed:
-    """A run of batches through the stream, as training would take them if its steps took no time."""
+    """The speed at which batches come if training steps take no time."""
 
     images: int
     seconds: float
@@ -40,8 +40,7 @@ class StreamSpeed:
 def time_stream(batches: Batches, steps: range, progress: ProgressCallback | None = None) -> StreamSpeed:
     """Take the batches of these steps as fast as they come, with the workers of the configuration.
 
-    The whole run counts, the start of the workers included: the first batches alone would flatter workers that prepare
-    ahead.
+    The time includes the start of the workers: without it, batches that are prepared ahead would seem to take no time.
 
     Raises:
         DataError: no readable image was found in place of a bad one, or a worker died.
@@ -57,22 +56,22 @@ def time_stream(batches: Batches, steps: range, progress: ProgressCallback | Non
 
 
 def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> dict[str, float]:
-    """Seconds that each of `STAGES` takes per image, one after the other in this process.
+    """Time each of `STAGES`, in seconds per image, one after the other in this process.
 
-    `decode` includes the drawing of boxes and colours, since the boxes say at which fraction a picture may be decoded;
-    `colour` is absent where it is left to the device. `collate` is one copy of the finished views, as from a worker's
-    memory to the trainer's. Images that cannot be read are passed over.
+    `decode` includes the drawing of boxes and colors, since the boxes decide at which fraction an image may be decoded;
+    `color` is absent if it is done on the device. `collate` is one copy of the finished views, as from a worker's
+    memory to the trainer's. Images that cannot be read are skipped.
 
     Args:
-        batches: names source, views and masks.
+        batches: the stream, which has the source and the settings of views and masks.
         image_ids: the images to time, most of them readable.
-        epoch: whose views.
+        epoch: the epoch whose views are made.
 
     Raises:
         DataError: none of the images can be read.
     """
     views = batches.config.views
-    seconds = {stage: 0.0 for stage in STAGES if stage != "colour" or not batches.colours_on_device}
+    seconds = {stage: 0.0 for stage in STAGES if stage != "color" or not batches.colors_on_device}
     slots = [np.empty((views.global_size, views.global_size, 3), np.uint8) for _ in range(views.global_count)]
     slots += [np.empty((views.local_size, views.local_size, 3), np.uint8) for _ in range(batches.local_count)]
     grid = views.global_size // batches.patch_size
@@ -82,18 +81,18 @@ def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> d
         try:
             encoded = batches.source.read(image_id)
             clock.stop("read")
-            picture, drawn = batches.multicrop.load(image_id, epoch, encoded)
+            image, drawn = batches.multicrop.load(image_id, epoch, encoded)
             clock.stop("decode")
         except UnreachableError:
             raise
         except DataError:
             continue
         for index, ((view, generator), slot) in enumerate(zip(drawn, slots, strict=True)):
-            write_view(picture, view, slot, coloured=False)
+            write_view(image, view, slot, colored=False)
             clock.stop("crop and resize")
-            if "colour" in seconds:
-                augment_colours(slot, view.colours)
-                clock.stop("colour")
+            if "color" in seconds:
+                augment_colors(slot, view.colors)
+                clock.stop("color")
             if index < views.global_count:
                 draw_mask(grid, grid, batches.config.masks, generator)
                 clock.stop("masks")
@@ -107,7 +106,7 @@ def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> d
 
 
 class _Clock:
-    """Adds the time since the last stop to a stage."""
+    """A clock that adds the time since its last stop to a stage."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self._seconds = seconds
@@ -121,14 +120,14 @@ class _Clock:
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """How many different shards the images of one global batch come from."""
+    """The number of different shards that the images of one global batch come from."""
 
     groups: int
-    """Shards in all; folders, where the pictures are files."""
+    """Number of shards, or of folders if the images are files."""
     distinct: float
     """Different ones in a batch, on average."""
     ideal: float
-    """... expected of a uniform draw from all images."""
+    """The number expected of a uniform draw from all images."""
 
 
 def shuffle_quality(batches: Batches) -> ShuffleQuality:
@@ -143,7 +142,7 @@ def shuffle_quality(batches: Batches) -> ShuffleQuality:
 
 
 def _group_numbers(source: ImageSource) -> Int64[np.ndarray, " n"]:
-    """A number for each picture's shard, or for its folder where it is a file."""
+    """Return a number for each image's shard, or for its folder if it is a file."""
     numbers: Counter[str] = Counter()
     groups = np.empty(len(source), np.int64)
     for position in range(len(source)):
@@ -155,11 +154,11 @@ def _group_numbers(source: ImageSource) -> Int64[np.ndarray, " n"]:
 
 
 def ideal_distinct(sizes: Sequence[int], drawn: int) -> float:
-    """Expected number of groups met by a uniform draw without replacement: sum of 1 - C(N - n, B) / C(N, B).
+    """Return the expected number of groups in a uniform draw without replacement: sum of 1 - C(N - n, B) / C(N, B).
 
     Args:
-        sizes: n, members of each group; N is their sum.
-        drawn: B, at most N.
+        sizes: n, the number of members of each group; N is their sum.
+        drawn: B, the number of members drawn, at most N.
     """
     total = sum(sizes)
     missed = 0.0

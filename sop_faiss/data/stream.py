@@ -1,8 +1,8 @@
 """The stream of training batches: a pure function of (seed, step), so that any step can be made again.
 
-The order of the images is a permutation that (seed, epoch) determines; a global batch is a run of it, and rank r of R
-makes the r-th part. A worker is asked for a step and returns its batch: the position in the data is the step number,
-and resuming is starting to count there.
+The order of the images is a permutation that (seed, epoch) determines; a global batch is a section of it, and rank r of
+R makes the r-th part. A worker gets the number of a step and returns its batch: the position in the data is the step
+number, so a resumed run only starts to count there.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from jaxtyping import Int64
 
 from sop_faiss import distributed
 from sop_faiss.config import Config
-from sop_faiss.data.batch import BadSample, Batch, Buffers, empty_tensor
-from sop_faiss.data.colour import COLUMNS
-from sop_faiss.data.device_colour import colours_on_device
-from sop_faiss.data.multicrop import MultiCrop
-from sop_faiss.data.parallel import default_threads, map_ordered
-from sop_faiss.data.prefetch import fetch_ahead
-from sop_faiss.data.samples import Samples
-from sop_faiss.data.source import ImageSource
-from sop_faiss.data.views import view_generator
+from sop_faiss.data.batch import BadSample, Batch, empty_tensor
+from sop_faiss.data.batch_writer import BatchWriter
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.ordered_map import default_threads, map_ordered
+from sop_faiss.data.shards.prefetch import fetch_ahead
+from sop_faiss.data.views.color import COLUMNS
+from sop_faiss.data.views.crops import view_generator
+from sop_faiss.data.views.device_color import colors_on_device
+from sop_faiss.data.views.multicrop import MultiCrop
 from sop_faiss.data.workers import Workers
 from sop_faiss.errors import ConfigError
 
 __all__ = ["Batches", "batch_loader", "digest_images", "epoch_order", "split_holdout"]
 
-_ORDER, _HOLDOUT = 2**63, 2**63 + 2  # views of no image: keys of other draws
+_ORDER, _HOLDOUT = 2**63, 2**63 + 2  # numbers that no view has: keys of other draws
 _CPU = torch.device("cpu")
 
 A = TypeVar("A")
@@ -42,19 +42,19 @@ B = TypeVar("B")
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
-    """The order of `count` images in an epoch."""
+    """Return the order of `count` images in an epoch."""
     return view_generator(seed, epoch, 0, _ORDER).permutation(count)
 
 
 def split_holdout(count: int, share: float, seed: int) -> tuple[Int64[np.ndarray, " m"], Int64[np.ndarray, " h"]]:
-    """Positions to train on, and positions held out; a seeded draw of round(share * count), both in rising order."""
+    """Draw round(share * count) positions to hold out; return those to train on and those held out, each sorted."""
     order = view_generator(seed, 0, 0, _HOLDOUT).permutation(count)
     held_out = round(share * count)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
 def digest_images(source: ImageSource, trained: Int64[np.ndarray, " m"]) -> str:
-    """What a source's images are and which of them are trained on, as 64 hex digits."""
+    """Digest a source's images and which of them are trained on, as 64 hex digits."""
     digest = hashlib.sha256(trained.tobytes())
     for key in source.keys:
         digest.update(key.encode() + b"\n")
@@ -66,12 +66,12 @@ class Batches:
 
     Args:
         source: the images.
-        positions: those of them that are trained on.
+        positions: the images that are trained on.
         config: sections data, views, masks and train.
         patch_size: side of a mask's unit, in pixels.
-        rank: whose part is made.
-        world_size: into how many parts a global batch is cut.
-        device: where the views are to be used; `views.colour: auto` goes by it.
+        rank: the rank whose part is made.
+        world_size: number of parts of a global batch.
+        device: where the views will be used; `views.color: auto` depends on it.
 
     Raises:
         ConfigError: the batch is larger than the data set, or cannot be cut into equal parts.
@@ -89,7 +89,7 @@ class Batches:
     ) -> None:
         self._plan(positions, source.description, config, patch_size, (rank, world_size), device)
         self.source = source
-        self.samples = Samples(source, positions, self.multicrop)
+        self.writer = BatchWriter(source, positions, self.multicrop)
 
     def _plan(
         self,
@@ -100,7 +100,7 @@ class Batches:
         ranks: tuple[int, int],
         device: torch.device,
     ) -> None:
-        """All that is known without the images; `ranks` are rank and world size."""
+        """Set everything that is known without the images; `ranks` are rank and world size."""
         rank, world_size = ranks
         batch_size = config.train.batch_size
         if batch_size > len(positions):
@@ -121,14 +121,14 @@ class Batches:
         self.steps_per_epoch = len(positions) // batch_size
         self.batch_size_per_rank = batch_size // world_size
         self._offset = rank * self.batch_size_per_rank
-        self.local_count = config.views.local_count if config.loss.cls_weight else 0
+        self.local_count = config.views.local_count if config.sop.cls.weight else 0
         self.multicrop = MultiCrop(config, self.local_count)
         self.threads = config.data.threads or default_threads(config.data.workers, distributed.local_world_size())
-        self.colours_on_device = colours_on_device(config.views, device)
+        self.colors_on_device = colors_on_device(config.views, device)
         self._order: tuple[int, Int64[np.ndarray, " m"]] = (-1, positions[:0])
 
     def image_ids(self, step: int) -> Int64[np.ndarray, " b"]:
-        """This rank's images of a step, before any bad one is replaced."""
+        """Return this rank's images of a step, before any bad one is replaced."""
         epoch, within = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             order = self.positions[epoch_order(len(self.positions), self.config.train.seed, epoch)]
@@ -137,20 +137,20 @@ class Batches:
         return self._order[1][start : start + self.batch_size_per_rank]
 
     def fetching_ahead(self, step: int) -> AbstractContextManager[None]:
-        """Inside, shards that are not here are fetched in the order in which this rank needs them from `step` on."""
+        """Fetch missing shards while the context is open, in the order in which this rank needs them from `step` on."""
         return fetch_ahead(self.source, functools.partial(self._positions_from, step))
 
     def _positions_from(self, step: int) -> Int64[np.ndarray, " n"]:
-        """This rank's images up to the end of the epoch after this one, in order."""
+        """Return this rank's images up to the end of the next epoch, in order."""
         end = (step // self.steps_per_epoch + 2) * self.steps_per_epoch
         return np.concatenate([self.image_ids(each) for each in range(step, end)])
 
     def digest(self) -> str:
-        """What the images are and in which order, as 64 hex digits; a run is resumed on the same ones."""
+        """Digest the images and their order, as 64 hex digits; a run is resumed on the same images."""
         return digest_images(self.source, self.positions)
 
     def __getitem__(self, step: int) -> Batch:
-        """The batch of a step, as `make`."""
+        """Make the batch of a step, as `make`."""
         return self.make(step)
 
     def make(self, step: int) -> Batch:
@@ -160,24 +160,25 @@ class Batches:
             DataError: no readable image was found in place of a bad one.
         """
         batch = self._empty_batch(step)
-        wanted, out = batch.image_ids.tolist(), batch.buffers()
-        write = functools.partial(self._write, step // self.steps_per_epoch, wanted, out)
-        for place, (image_id, bad) in enumerate(self._in_threads(write, range(len(wanted)))):
+        epoch, out = step // self.steps_per_epoch, batch.buffers()
+
+        def write(placed: tuple[int, int]) -> tuple[int, list[BadSample]]:
+            place, image_id = placed
+            return self.writer.write(image_id, epoch, out, place)
+
+        for place, (image_id, bad) in enumerate(self._in_threads(write, enumerate(batch.image_ids.tolist()))):
             batch.image_ids[place] = image_id
             batch.bad += bad
         return batch
-
-    def _write(self, epoch: int, wanted: list[int], out: Buffers, place: int) -> tuple[int, list[BadSample]]:
-        return self.samples.write(wanted[place], epoch, out, place)
 
     def _in_threads(self, function: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
         return map(function, items) if self.threads == 1 else map_ordered(function, items, self.threads)
 
     def _empty_batch(self, step: int) -> Batch:
-        """A batch of the images wanted, whose views are still to be written."""
+        """Return a batch of the step's images, without their views."""
         views, count = self.config.views, self.batch_size_per_rank
         patches = (views.global_size // self.patch_size) ** 2
-        columns = len(COLUMNS) if self.colours_on_device else 0
+        columns = len(COLUMNS) if self.colors_on_device else 0
         return Batch(
             empty_tensor((views.global_count, count, views.global_size, views.global_size, 3), torch.uint8),
             empty_tensor((self.local_count, count, views.local_size, views.local_size, 3), torch.uint8),
@@ -190,14 +191,14 @@ class Batches:
 
 
 def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[Batch]:
-    """The batches of `steps`, made ahead by `data.workers` processes, two each at most (in this one, and none, if 0).
+    """Yield the batches of `steps`, made ahead by `data.workers` processes, at most two each (if 0, in this process).
 
     Raises:
         DataError: no readable image was found in place of a bad one.
         WorkerDiedError: a worker died.
     """
     count = batches.config.data.workers
-    # here and in the forked workers, threads share the images of a batch and not the rows of an image
+    # here and in the forked workers, the threads work on different images of a batch, not on the rows of one image
     threads_of_opencv = cv2.getNumThreads()
     cv2.setNumThreads(0)
     try:
@@ -214,7 +215,7 @@ def batch_loader(batches: Batches, steps: range, pin_memory: bool) -> Iterator[B
 
 
 def _pinning() -> Callable[[Batch], Batch]:
-    """Page-locks batches for the present GPU, in any thread."""
+    """Return a function that pins batches for the current GPU, in any thread."""
     device = torch.cuda.current_device()
 
     def pin(batch: Batch) -> Batch:

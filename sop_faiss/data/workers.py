@@ -1,6 +1,6 @@
-"""Processes that make values by number; a killed one is an error at once, whatever it was doing.
+"""Processes that make values by number; if one is killed, that is an error at once, whatever it was doing.
 
-Each process has a pipe of its own: it holds no lock that another one waits for, and its end is the end of its pipe.
+Each process has its own pipe: it holds no lock that another one waits for, and the pipe ends with the process.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sop_faiss.data.parallel import map_ordered
+from sop_faiss.data.ordered_map import map_ordered
 from sop_faiss.errors import SopError, WorkerDiedError
 
 __all__ = ["Workers", "this_worker"]
 
 T = TypeVar("T")
 
-_AHEAD = 2  # values that are asked of each process before the first of them is taken
+_AHEAD = 2  # values requested of each process before the first of them is taken
 _PATIENCE_SECONDS = 2.0  # a process that does not end by itself in this time is killed
 
 _this_worker: tuple[int, int] | None = None
 
 
 def this_worker() -> tuple[int, int] | None:
-    """Tell the number of this process among the workers and their count; None in any other process."""
+    """Return the number of this process among the workers and their count; None in any other process."""
     return _this_worker
 
 
 class Workers(Generic[T]):
-    """Forked processes that make values, the n-th of `map`'s numbers in the process n modulo `count`.
+    """Forked processes that make values; the n-th of `map`'s numbers goes to process n modulo `count`.
 
-    They ignore the signals that ask to stop, which are the business of the process that started them, and they end with
-    it, however it ends. Tensors are handed over in shared memory.
+    They ignore the signals that request a stop, since the process that started them handles these, and they end with
+    it, however it ends. Tensors are passed in shared memory.
 
     Args:
-        function: makes a value of a number; what it raises is raised by `map`.
-        count: how many processes.
+        function: makes a value from a number; what it raises is raised by `map`.
+        count: number of processes.
     """
 
     def __init__(self, function: Callable[[int], T], count: int) -> None:
         context = multiprocessing.get_context("fork")
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
-        # at exit, too, and there before multiprocessing waits for its processes
+        # also runs at exit, before multiprocessing waits for its processes
         self.close = Finalize(self, _end, (self._processes, self._pipes), exitpriority=0)
         for number in range(count):
             ours, theirs = context.Pipe()
@@ -63,11 +63,11 @@ class Workers(Generic[T]):
             theirs.close()
 
     def map(self, numbers: Sequence[int], finish: Callable[[T], T] | None = None) -> Iterator[T]:
-        """Yield the value of each number, in order; two for each process are made ahead at most.
+        """Yield the value of each number, in order; at most two per process are made ahead.
 
         Args:
-            numbers: are taken once; the processes end afterwards.
-            finish: is applied to each value in a thread of its own, beside what the caller does.
+            numbers: the numbers; the processes end after the last.
+            finish: applied to each value in a separate thread, while the caller works.
 
         Raises:
             WorkerDiedError: a process died.
@@ -89,15 +89,15 @@ class Workers(Generic[T]):
                     self._ask(place % count, number)
                 yield value
         finally:
-            self.close()  # a thread that waits for a value then has its end
+            self.close()  # this also ends a thread that waits for a value
 
     def _ask(self, worker: int, number: int) -> None:
-        with self._deaths_told():
+        with self._deaths_reported():
             self._pipes[worker].send(number)
 
     def _receive(self, worker: int) -> T:
         pipe = self._pipes[worker]
-        with self._deaths_told():
+        with self._deaths_reported():
             wait([pipe, *self._sentinels()])
             if wait(self._sentinels(), 0):
                 raise EOFError
@@ -111,8 +111,8 @@ class Workers(Generic[T]):
         return [process.sentinel for process in self._processes]
 
     @contextlib.contextmanager
-    def _deaths_told(self) -> Iterator[None]:
-        """Raise what a process's death does to pipes and shared memory as what it is."""
+    def _deaths_reported(self) -> Iterator[None]:
+        """Raise WorkerDiedError for errors of pipes and shared memory that a process's death causes."""
         try:
             yield
         except (EOFError, OSError):
@@ -120,41 +120,41 @@ class Workers(Generic[T]):
             if not ended:
                 raise
             dead = next(process for process in self._processes if process.sentinel in ended)
-            dead.join()  # its files are closed some moments before it is gone
-            raise WorkerDiedError(_obituary(dead.exitcode)) from None
+            dead.join()  # its files are closed shortly before it ends
+            raise WorkerDiedError(_death_message(dead.exitcode)) from None
 
 
-def _obituary(status: int | None) -> str:
-    """How a process ended, and what to do."""
+def _death_message(status: int | None) -> str:
+    """Say how a process ended, and what to do."""
     if status is None or status >= 0:
-        return f"a process that prepares images ended (status {status}): see what it said before, or set data.workers=0"
+        return f"a process that prepares images ended (status {status}): see its messages above, or set data.workers=0"
     name = signal.Signals(-status).name
-    remedy = "shared memory (/dev/shm) is full? enlarge it" if name == "SIGBUS" else "too little memory? free some"
-    return f"a process that prepares images died ({name}): {remedy}, or lower data.workers"
+    cause = "shared memory (/dev/shm) may be full: enlarge it" if name == "SIGBUS" else "memory may be short: free some"
+    return f"a process that prepares images died ({name}); {cause}, or lower data.workers"
 
 
 def _work(
     function: Callable[[int], object], place: tuple[int, int], pipe: Connection, inherited: list[Connection]
 ) -> None:
-    """In a new process: make what is asked for, until None is asked for or nobody is there to ask."""
+    """Run in a new process: make the values requested, until None is requested or the pipe ends."""
     global _this_worker
     _this_worker = place
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
-    for other in inherited:  # else these processes would keep each other's pipes open
+    for other in inherited:  # otherwise these processes would keep each other's pipes open
         other.close()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while (asked := pipe.recv()) is not None:
-            pipe.send(_made(function, asked))
+            pipe.send(_value_or_error(function, asked))
 
 
-def _made(function: Callable[[int], object], number: int) -> object:
-    """The value, or the error instead of it."""
+def _value_or_error(function: Callable[[int], object], number: int) -> object:
+    """Return the value, or the error instead of it."""
     try:
         return function(number)
     except Exception as error:
-        if not isinstance(error, SopError | OSError | MemoryError):  # a bug, which is found by its place
+        if not isinstance(error, SopError | OSError | MemoryError):  # a bug, for which the traceback is needed
             error.add_note(traceback.format_exc())
         return error
 

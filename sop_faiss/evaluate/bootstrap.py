@@ -20,7 +20,7 @@ LEVEL = 0.95
 SEED = 0
 
 _INDICES = 2**22
-"""Drawn positions held at a time."""
+"""Drawn positions held in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PairedDifference:
 
 
 def bootstrap_interval(values: Float64[np.ndarray, " q"], resamples: int = RESAMPLES, seed: int = SEED) -> Interval:
-    """Mean of per-query values, and its 95 % interval; the same for the same values and seed.
+    """Return the mean of per-query values, and its 95 % interval; the same for the same values and seed.
 
     Raises:
         ValueError: there is no value.
@@ -59,7 +59,7 @@ def bootstrap_interval(values: Float64[np.ndarray, " q"], resamples: int = RESAM
 def paired_difference(
     first: Float64[np.ndarray, " q"], second: Float64[np.ndarray, " q"], resamples: int = RESAMPLES, seed: int = SEED
 ) -> PairedDifference:
-    """How much better the second is than the first on the same queries, in the same order.
+    """Measure how much better the second is than the first on the same queries, in the same order.
 
     Raises:
         ValueError: there is no value.

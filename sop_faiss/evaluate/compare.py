@@ -62,7 +62,7 @@ def compare_results(files: Sequence[Path]) -> Comparison:
         files: two or more JSON files.
 
     Raises:
-        DataError: there are fewer than two, one is no such result, or they are not about the same queries.
+        DataError: there are fewer than two, one is not a result, or they are not about the same queries.
     """
     if len(files) < 2:
         raise DataError(f"{len(files)} result to compare: name two or more JSON files of sop-retrieve")
@@ -94,7 +94,7 @@ def _read(file: Path) -> Mapping[str, Any]:
     except SopError as error:
         raise DataError(str(error)) from None
     if not isinstance(content, dict) or content.get("command") != "sop-retrieve":
-        raise DataError(f"{file} is no result of sop-retrieve: wanted what its --json wrote")
+        raise DataError(f"{file} is not a result of sop-retrieve: wanted what its `json` wrote")
     per_query = content.get("per_query")
     whole = (
         isinstance(content.get("protocol"), dict)
@@ -111,7 +111,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _is_score(value: object) -> bool:
-    """A percentage, or null for a query that is not counted."""
+    """Read a percentage, or null for a query that is not counted."""
     if value is None:
         return True
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -146,7 +146,7 @@ def _setup(key: str, per_result: Sequence[Sequence[float | None]]) -> Setup | No
 
 
 def _names(files: Sequence[Path], results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The encoders' names where they differ, else the files' names, else their paths."""
+    """Return the encoders' names where they differ, else the files' names, else their paths."""
     for names in (
         [str(result["encoder"].get("name")) for result in results],
         [file.stem for file in files],

@@ -28,7 +28,7 @@ class Confusion:
         return self.counts.sum(axis=1)
 
     def per_class(self) -> dict[str, dict[str, Any]]:
-        """For each class that was tested: `images`, `right`, and `top1` in percent."""
+        """Return for each class that was tested `images`, `right`, and `top1` in percent."""
         return {
             name: {"images": int(images), "right": int(right), "top1": 100.0 * int(right) / int(images)}
             for name, images, right in zip(self.names, self.images(), self.counts.diagonal(), strict=True)

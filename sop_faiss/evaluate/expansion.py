@@ -1,4 +1,4 @@
-"""Query expansion and database augmentation: features made better by their neighbours, before anything is ranked.
+"""Query expansion and database augmentation: features made better by their neighbors, before anything is ranked.
 
 alpha-QE: a query becomes itself plus its n nearest gallery images, each weighted by similarity^alpha, and of unit norm
 again. Source: Radenovic, Tolias, Chum, "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019, section
@@ -37,7 +37,7 @@ class Expansion:
     database_neighbors: int = 0
     """Database augmentation: nearest others added to each gallery image; 0 switches it off."""
     database_alpha: float = 3.0
-    """Likewise."""
+    """Weight similarity^alpha of these neighbors."""
 
     def check(self) -> None:
         """Check the numbers.
@@ -51,7 +51,7 @@ class Expansion:
                 raise ConfigError(f"{name} = {value}: wanted 0 or more")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; None for what is switched off."""
+        """Return the settings as JSON values; None for what is switched off."""
         query = {"neighbors": self.query_neighbors, "alpha": self.query_alpha}
         database = {"neighbors": self.database_neighbors, "alpha": self.database_alpha}
         return {
@@ -61,7 +61,7 @@ class Expansion:
 
 
 def augment_database(gallery: Float32[np.ndarray, "n d"], neighbors: int, alpha: float) -> Float32[np.ndarray, "n d"]:
-    """Each row plus its nearest others, weighted; of unit norm.
+    """Return each row plus its nearest others, weighted; of unit norm.
 
     Args:
         gallery: unit rows.
@@ -69,7 +69,7 @@ def augment_database(gallery: Float32[np.ndarray, "n d"], neighbors: int, alpha:
         alpha: of the weights.
 
     Raises:
-        ConfigError: there are not so many others.
+        ConfigError: there are fewer others.
     """
     if neighbors >= len(gallery):
         raise ConfigError(f"database_neighbors = {neighbors} of {len(gallery)} gallery images: wanted fewer")
@@ -95,17 +95,17 @@ def expand_queries(
     alpha: float,
     distractors: Iterable[Float32[np.ndarray, "_ d"]] = (),
 ) -> Float32[np.ndarray, "q d"]:
-    """Each query plus its nearest gallery images, weighted; of unit norm.
+    """Return each query plus its nearest gallery images, weighted; of unit norm.
 
     Args:
         queries: unit rows.
         gallery: unit rows, all that can be found but for the distractors.
         neighbors: how many.
         alpha: of the weights.
-        distractors: more of the gallery, in blocks; it stands before them where similarities are equal.
+        distractors: more of the gallery, in blocks; the gallery comes before them where similarities are equal.
 
     Raises:
-        ConfigError: there are not so many images.
+        ConfigError: there are fewer images.
     """
     nearest = _Nearest(queries, neighbors)
     for block in itertools.chain([gallery], distractors):
@@ -128,7 +128,7 @@ class _Nearest:
         self.rows = np.empty((len(queries), 0, queries.shape[1]), np.float32)
 
     def add(self, block: Float32[np.ndarray, "n d"]) -> None:
-        """Look at more rows, which stand behind all rows so far where similarities are equal."""
+        """Search more rows, which come after all rows so far where similarities are equal."""
         found = round_products(self._exact @ block.astype(np.float64).T, self._queries, block)
         similarities, rows = [], []
         for query, own in enumerate(found):

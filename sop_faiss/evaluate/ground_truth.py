@@ -2,7 +2,7 @@
 
 The shape is that of revisited Oxford/Paris: `imlist` (gallery names), `qimlist` (query names), and `gnd`, one entry per
 query, whose lists are positions in `imlist`: `easy`/`hard`/`junk` (graded) or `ok`/`junk` (plain), with an optional box
-`bbx` = [x1, y1, x2, y2] around the object, in pixels of the query picture.
+`bbx` = [x1, y1, x2, y2] around the object, in pixels of the query image.
 
 The published files are pickles. A pickle can run code and can ask for any amount of memory, so only one that consists
 of built-in containers, text and numbers is read: other instructions are refused before the first one is carried out.
@@ -33,8 +33,8 @@ from sop_faiss.paths import path_state
 __all__ = [
     "GRADED",
     "PLAIN",
-    "Box",
     "GroundTruth",
+    "QueryBox",
     "QueryTruth",
     "encode_ground_truth",
     "make_ground_truth",
@@ -50,11 +50,11 @@ GRADED = ("easy", "hard", "junk")
 PLAIN = ("ok", "junk")
 """The lists of a plain data set."""
 
-Box = tuple[float, float, float, float]
+QueryBox = tuple[float, float, float, float]
 """x1, y1, x2, y2 in pixels, x1 < x2 and y1 < y2."""
 
 _NOT_IN_NAMES = re.compile(r"[\0\\\ud800-\udfff]")
-"""A zero byte, a backslash and a lone surrogate stand in no image name."""
+"""A zero byte, a backslash and a lone surrogate are in no image name."""
 
 # fmt: off
 _PLAIN_OPCODES = frozenset((
@@ -70,10 +70,10 @@ _PLAIN_OPCODES = frozenset((
 
 @dataclass(frozen=True)
 class QueryTruth:
-    """One query: its picture, the box around its object (None: the whole picture), and lists of gallery positions."""
+    """One query: its image, the box around its object (None: the whole image), and lists of gallery positions."""
 
     name: str
-    box: Box | None
+    box: QueryBox | None
     lists: Mapping[str, Int64[np.ndarray, " _"]]
 
 
@@ -127,7 +127,7 @@ def make_ground_truth(content: dict[str, Any], origin: Path) -> GroundTruth:
 
 
 def encode_ground_truth(content: dict[str, Any]) -> bytes:
-    """A gnd.json: one line per query."""
+    """Write ground truth as the text of a gnd.json: one line per query."""
     head = ",\n".join(f" {json.dumps(name)}: {json.dumps(content[name])}" for name in ("qimlist", "imlist"))
     entries = ",\n".join(f"  {json.dumps(entry)}" for entry in content["gnd"])
     return f'{{\n{head},\n "gnd": [\n{entries}\n ]\n}}\n'.encode()
@@ -200,7 +200,7 @@ def _checked(content: Any, path: Path, sha256: str) -> GroundTruth:
 
 
 def _require_known(keys: Iterable[Any], known: Sequence[str], where: str) -> None:
-    """Refuse a key that nothing reads: a misspelled list would change the scores without a word."""
+    """Refuse a key that nothing reads: a misspelled list would change the scores silently."""
     for key in keys:
         if key not in known:
             near = difflib.get_close_matches(str(key).lower()[:30], known, n=1)
@@ -209,7 +209,7 @@ def _require_known(keys: Iterable[Any], known: Sequence[str], where: str) -> Non
 
 
 def _checked_names(names: Any, field: str, path: Path) -> list[str]:
-    """A non-empty list of relative file names that stay inside the image folder."""
+    """Return a non-empty list of relative file names that stay inside the image folder."""
     if not isinstance(names, (list, tuple)) or not names:
         raise DataError(f"ground truth {path}: {field} is not a list with at least one name")
     for i, name in enumerate(names):
@@ -246,7 +246,7 @@ def _checked_positions(positions: Any, image_count: int, where: str) -> Int64[np
     return np.array(positions, dtype=np.int64)
 
 
-def _checked_box(box: Any, where: str) -> Box:
+def _checked_box(box: Any, where: str) -> QueryBox:
     numbers = isinstance(box, (list, tuple)) and all(type(value) in (int, float) for value in box)
     if not numbers or len(box) != 4 or not all(abs(value) < 2**31 for value in box):
         raise DataError(f"{where}['bbx'] is not four numbers x1, y1, x2, y2")

@@ -1,4 +1,4 @@
-"""DINO's weighted k-nearest-neighbour classifier on frozen features.
+"""DINO's weighted k-nearest-neighbor classifier on frozen features.
 
 Each of the k nearest training images votes for its class with weight exp(similarity / 0.07); nothing is trained.
 Source: Wu et al. 2018, "Unsupervised Feature Learning via Non-Parametric Instance Discrimination"; Caron et al. 2021,
@@ -45,7 +45,7 @@ def knn_classify(
     ks: Sequence[int] = KS,
     temperature: float = TEMPERATURE,
 ) -> dict[str, float]:
-    """The metrics of `knn_scores`."""
+    """Return the metrics of `knn_scores`."""
     return knn_scores(train_features, train_labels, test_features, test_labels, ks, temperature).metrics
 
 
@@ -57,9 +57,9 @@ def knn_scores(
     ks: Sequence[int] = KS,
     temperature: float = TEMPERATURE,
 ) -> KnnScores:
-    """Accuracy of weighted k-NN for every k, from one search.
+    """Measure the accuracy of weighted k-NN for every k, from one search.
 
-    A class is predicted only if one of the k neighbours belongs to it. Of two classes with equal votes the smaller
+    A class is predicted only if one of the k neighbors belongs to it. Of two classes with equal votes the smaller
     label comes first, of two training images of equal similarity the first. Labels are any integers.
 
     Args:
@@ -67,7 +67,7 @@ def knn_scores(
         train_labels: class of each training row.
         test_features: unit rows.
         test_labels: true class of each test row; a class without training images is never right.
-        ks: numbers of neighbours; one above n uses all n (see `used_ks`).
+        ks: numbers of neighbors; one above n uses all n (see `used_ks`).
         temperature: of the votes, above 0.
 
     Raises:
@@ -99,7 +99,7 @@ def knn_scores(
 
 @dataclass(frozen=True)
 class _Votes:
-    """The votes of each test row: one pair (row, class) per class among its neighbours, by rising row, then class."""
+    """The votes of each test row: one pair (row, class) per class among its neighbors, by rising row, then class."""
 
     row_count: int
     row: Int64[np.ndarray, " pairs"]
@@ -107,15 +107,15 @@ class _Votes:
     votes: Float64[np.ndarray, " pairs"]
 
     def winners(self) -> Int64[np.ndarray, " q"]:
-        """The class of most votes of each row; of equal ones the smaller label."""
+        """Return the class of most votes of each row; of equal ones the smaller label."""
         order = np.lexsort((self.label, -self.votes, self.row))
         first = np.searchsorted(self.row, np.arange(self.row_count))  # sorting by row leaves rows where they were
         return self.label[order[first]]
 
     def place_of(self, truth: Int64[np.ndarray, " q"]) -> Int64[np.ndarray, " q"]:
-        """Place of the true class among a row's classes by falling votes, from 0.
+        """Return the place of the true class among a row's classes by falling votes, from 0.
 
-        A true class that no neighbour belongs to stands behind every place.
+        A true class that no neighbor belongs to comes after every place.
         """
         is_truth: Bool[np.ndarray, " pairs"] = self.label == truth[self.row]
         truth_votes = np.full(self.row_count, -np.inf)
@@ -130,7 +130,7 @@ class _Votes:
 
 def _votes(similarities: Float32[np.ndarray, "q k"], classes: Int64[np.ndarray, "q k"], temperature: float) -> _Votes:
     rows, k = similarities.shape
-    # Votes relative to the nearest neighbour's: the same order, and no overflow at any temperature.
+    # Votes relative to the nearest neighbor's: the same order, and no overflow at any temperature.
     exact = similarities.astype(np.float64)
     votes = np.exp((exact - exact[:, :1]) / temperature)
     row_of_vote = np.repeat(np.arange(rows), k)

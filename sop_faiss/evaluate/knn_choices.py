@@ -9,18 +9,18 @@ from sop_faiss.errors import ConfigError
 __all__ = ["KS", "TEMPERATURE", "check_choices", "used_ks"]
 
 KS = (10, 20, 100, 200)
-"""The numbers of neighbours that DINO reports."""
+"""The numbers of neighbors that DINO reports."""
 TEMPERATURE = 0.07
 """Of the votes, as in DINO: weight exp(similarity / temperature)."""
 
 
 def used_ks(ks: Sequence[int], train_count: int) -> dict[int, int]:
-    """How many neighbours each asked k really uses: k, but never more than there are training images."""
+    """Return how many neighbors each k uses: k, but never more than there are training images."""
     return {k: min(k, train_count) for k in ks}
 
 
 def check_choices(ks: Sequence[int], temperature: float) -> None:
-    """Check the numbers of neighbours and the temperature.
+    """Check the numbers of neighbors and the temperature.
 
     Raises:
         ConfigError: no k is given, one is below 1, or the temperature is not above 0.

@@ -4,7 +4,7 @@ Source: Caron et al. 2021, "Emerging Properties in Self-Supervised Vision Transf
 `eval_linear.py`: weights from N(0, 0.01^2), bias 0, momentum 0.9, no weight decay, cosine to 0 by epoch, learning rate
 scaled with batch/256.
 
-Departs: the features are computed once, from whole pictures or central crops; DINO trains on random crops and flips,
+Departs: the features are computed once, from whole images or central crops; DINO trains on random crops and flips,
 at the cost of a pass of the encoder per epoch. They are unit vectors times sqrt(d), so that an entry is of size 1 as
 after the encoder's last layer norm, and DINO's learning rates mean about the same. DINO asks the user to tune the
 learning rate; here every rate trains at once on part of the training images, the rest choose, and the test images see
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.labelled_part import LabelledPart
+from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.unit_rows import require_unit_rows
@@ -93,18 +93,18 @@ def linear_probe(
     rows, labels = _scaled(train_features, device), torch.from_numpy(targets).to(device)
     rates, epochs = choices.learning_rates, choices.epochs
     held_out, kept = _split(targets, choices)
-    tell = _Epochs(progress, epochs * (1 if len(rates) == 1 else 2))
+    count_epoch = _Epochs(progress, epochs * (1 if len(rates) == 1 else 2))
     held_out_top1: dict[float, float] = {}
     best = rates[0]
     if len(rates) > 1:
-        tried = _train(rows[kept], labels[kept], len(classes), rates, choices, tell)
+        tried = _train(rows[kept], labels[kept], len(classes), rates, choices, count_epoch)
         truth = train_labels[held_out.numpy()]
         held_out_top1 = {
             rate: _test(layer, rows[held_out], truth, classes)[0]["top1"]
             for rate, layer in zip(rates, tried, strict=True)
         }
         best = max(rates, key=lambda rate: (held_out_top1[rate], -rate))
-    (final,) = _train(rows, labels, len(classes), (best,), choices, tell)
+    (final,) = _train(rows, labels, len(classes), (best,), choices, count_epoch)
     metrics, predicted = _test(final, _scaled(test_features, device), test_labels, classes)
     return LinearScores(metrics, predicted, best, held_out_top1, len(held_out) if len(rates) > 1 else 0)
 
@@ -116,7 +116,7 @@ def _scaled(features: Float32[np.ndarray, "n d"], device: str) -> Float32[Tensor
 def _split(targets: Int64[np.ndarray, " n"], choices: LinearChoices) -> tuple[Int64[Tensor, " h"], Int64[Tensor, " k"]]:
     """Held-out rows, the same share of each class, and the others; a class of one image is not held out."""
     names = [f"{row:012d}" for row in range(len(targets))]
-    part = LabelledPart(train_share=choices.held_out, seed=choices.seed)
+    part = LabeledPart(train_share=choices.held_out, seed=choices.seed)
     drawn = part.rows(targets, names, names)
     held_out = drawn[np.bincount(targets)[targets[drawn]] > 1]
     if len(choices.learning_rates) > 1 and not len(held_out):
@@ -145,7 +145,7 @@ def _train(
     class_count: int,
     rates: tuple[float, ...],
     choices: LinearChoices,
-    tell: _Epochs,
+    count_epoch: _Epochs,
 ) -> list[nn.Linear]:
     """Train a layer for each learning rate, all from one start and on the same batches; none influences another."""
     generator = torch.Generator().manual_seed(derive_seed("linear", choices.seed))
@@ -169,7 +169,7 @@ def _train(
             torch.stack([functional.cross_entropy(layer(some), wanted) for layer in layers]).sum().backward()
             optimizer.step()
         schedule.step()
-        tell()
+        count_epoch()
     return layers
 
 

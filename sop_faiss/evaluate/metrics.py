@@ -4,7 +4,7 @@ Source: Radenovic, Iscen, Tolias, Avrithis, Chum, "Revisiting Oxford and Paris",
 relevant, ignored (junk) and all other images. Ignored images are taken out of the ranking before anything is measured.
 
 Every metric follows from the *ranks* of the relevant images alone. A rank is a count, namely of the kept gallery images
-that stand above, so one pass over the similarities gives it exactly. Images of equal similarity stand in gallery order.
+above it, so one pass over the similarities gives it exactly. Images of equal similarity keep the gallery's order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIGN_BIT = np.uint32(0x80000000)
 
 
 def order_keys(similarities: Float32[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
-    """One integer per gallery image; rising keys are the ranking (falling similarity, then rising position).
+    """Return one integer per gallery image; rising keys are the ranking (falling similarity, then rising position).
 
     The upper half of a key is the bit pattern of the float, turned so that larger floats give smaller integers; the
     lower half is the position. No two keys are equal, so the ranking is a total order: a stable sort's, found without
@@ -54,7 +54,7 @@ def order_keys(similarities: Float32[np.ndarray, " n"]) -> UInt64[np.ndarray, " 
 def ranks_of_relevant(
     similarities: Float32[np.ndarray, " n"], relevant: Int64[np.ndarray, " r"], ignored: Int64[np.ndarray, " i"]
 ) -> Int64[np.ndarray, " r"]:
-    """Zero-based ranks of the relevant images, rising, in the ranking without the ignored images.
+    """Return the zero-based ranks of the relevant images, rising, in the ranking without the ignored images.
 
     Args:
         similarities: of one query to the whole gallery; larger is closer.
@@ -64,7 +64,7 @@ def ranks_of_relevant(
     keys = order_keys(similarities)
     relevant_keys = np.sort(keys[relevant])
     kept_keys = np.delete(keys, ignored)
-    # A kept image stands above exactly those relevant images whose key is larger than its own.
+    # A kept image ranks above exactly those relevant images whose key is larger than its own.
     first_below = np.searchsorted(relevant_keys, kept_keys, side="right")
     return np.cumsum(np.bincount(first_below, minlength=len(relevant) + 1)[: len(relevant)], dtype=np.int64)
 
@@ -72,14 +72,14 @@ def ranks_of_relevant(
 def in_ranking_order(
     similarities: Float32[np.ndarray, " n"], positions: Int64[np.ndarray, " r"]
 ) -> Int64[np.ndarray, " r"]:
-    """These gallery positions in the order of the ranking: the j-th belongs to the j-th of `ranks_of_relevant`."""
+    """Sort gallery positions into the order of the ranking: the j-th belongs to the j-th of `ranks_of_relevant`."""
     return np.asarray(positions[np.argsort(order_keys(similarities)[positions])])
 
 
 def top_positions(
     similarities: Float32[np.ndarray, " n"], ignored: Int64[np.ndarray, " i"], count: int
 ) -> Int64[np.ndarray, " t"]:
-    """Positions of the first `count` gallery images of the ranking without the ignored ones (fewer if there are)."""
+    """Return the positions of the first `count` gallery images of the ranking without the ignored ones, or of all."""
     keys = np.delete(order_keys(similarities), ignored)
     if count < len(keys):
         keys = np.partition(keys, count)[:count]
@@ -87,7 +87,7 @@ def top_positions(
 
 
 def average_precision(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
-    """Area under the precision-recall curve by trapezoids, 0..1.
+    """Return the area under the precision-recall curve by trapezoids, 0..1.
 
     The j-th relevant image (from 0) at rank t adds a step of recall 1/relevant_count, with the mean of the precision
     just before it, j/t (1 at rank 0), and just after it, (j + 1)/(t + 1).
@@ -103,7 +103,7 @@ def average_precision(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> fl
 
 
 def precision_at(ranks: Int64[np.ndarray, " r"], k: int) -> float:
-    """Share of relevant images among the first k, 0..1, where k shrinks to the place of the last relevant image.
+    """Return the share of relevant images among the first k, 0..1; k shrinks to the place of the last relevant one.
 
     So a query with fewer than k relevant images can still reach 1. A ranking that holds none scores 0.
     """
@@ -114,22 +114,22 @@ def precision_at(ranks: Int64[np.ndarray, " r"], k: int) -> float:
 
 
 def recall_at(ranks: Int64[np.ndarray, " r"], k: int) -> float:
-    """1 if a relevant image is among the first k of the ranking, else 0: Recall@k of metric learning."""
+    """Return 1 if a relevant image is among the first k of the ranking, else 0: Recall@k of metric learning."""
     return float(len(ranks) > 0 and ranks[0] < k)
 
 
 def recall_at_1(ranks: Int64[np.ndarray, " r"]) -> float:
-    """1 if the first image of the ranking is relevant, else 0."""
+    """Return 1 if the first image of the ranking is relevant, else 0."""
     return recall_at(ranks, 1)
 
 
 def r_precision(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
-    """Share of relevant images among the first R, 0..1, where R is how many are relevant (at least 1)."""
+    """Return the share of relevant images among the first R, 0..1, where R is how many are relevant (at least 1)."""
     return int(np.searchsorted(ranks, relevant_count)) / relevant_count
 
 
 def average_precision_at_r(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
-    """mAP@R of one query, 0..1: the precision at each relevant image among the first R, summed, over R.
+    """Return mAP@R of one query, 0..1: the precision at each relevant image among the first R, summed, over R.
 
     Source: Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020, equation 2.
     """
@@ -138,7 +138,7 @@ def average_precision_at_r(ranks: Int64[np.ndarray, " r"], relevant_count: int) 
 
 
 def ndcg(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
-    """Normalised discounted cumulative gain over the whole ranking, 0..1, with a gain of 1 for a relevant image.
+    """Return the normalized discounted cumulative gain over the complete ranking, 0..1; a relevant image gains 1.
 
     Source: Jarvelin and Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 2002; the discount of
     rank t (from 0) is log2(t + 2).
@@ -148,7 +148,7 @@ def ndcg(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
 
 
 def mean_percent(scores: Iterable[float]) -> float:
-    """Mean over the counted queries, in percent.
+    """Return the mean over the counted queries, in percent.
 
     Raises:
         ValueError: there is no score to average.

@@ -1,6 +1,6 @@
-"""Ground truth of a user's own pictures, from class folders or a CSV of groups or pairs.
+"""Ground truth of a user's own images, from class folders or a CSV of groups or pairs.
 
-* Class folders: `DIR/CLASS/*.jpg`. Every picture of a class with two or more is a query; the others of its class are
+* Class folders: `DIR/CLASS/*.jpg`. Every image of a class with two or more is a query; the others of its class are
   relevant to it, and it is itself left out of its ranking. With `DIR/query/CLASS/` and `DIR/database/CLASS/` the
   queries are the former and the gallery the latter.
 * CSV with the columns `image,group`: as class folders. A third column `role` (`query` or `database`) parts the queries
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sop_faiss.data.classes import whole_numbers
-from sop_faiss.data.keys import require_utf8
-from sop_faiss.data.listing import open_folder
+from sop_faiss.data.images.class_numbers import whole_numbers
+from sop_faiss.data.images.keys import require_utf8
+from sop_faiss.data.images.listing import open_folder
 from sop_faiss.errors import DataError
 from sop_faiss.paths import path_state
 
@@ -44,8 +44,8 @@ class PlainSet:
         content: as of a `gnd.json`.
         root: the folder that everything is in.
         query_folder: below root, what query names are relative to.
-        gallery_folder: likewise of the gallery's names.
-        alone: pictures without another of their group, which cannot be queries.
+        gallery_folder: the folder of the gallery's names.
+        alone: images without another of their group, which cannot be queries.
     """
 
     content: dict[str, Any]
@@ -72,31 +72,31 @@ def _from_folders(root: Path) -> PlainSet:
     if (root / "query").is_dir() and (root / "database").is_dir():
         queries, gallery = _classes_of(root / "query"), _classes_of(root / "database")
         return PlainSet(_between(queries, gallery, root, one_folder=False), root, "query", "database", 0)
-    pictures = _classes_of(root)
-    content, alone = _among(pictures, root)
+    images = _classes_of(root)
+    content, alone = _among(images, root)
     return PlainSet(content, root, "", "", alone)
 
 
 def _classes_of(folder: Path) -> dict[str, str]:
-    """The class of each picture, by its path below the folder."""
+    """Map the path of each image to its class below the folder."""
     source = open_folder(str(folder), folder)
     require_utf8(source.members)
     if not all("/" in member for member in source.members):
         raise DataError(
-            f"{folder} has pictures outside class folders: wanted CLASS/picture.jpg, where pictures of one class are "
+            f"{folder} has images outside class folders: wanted CLASS/image.jpg, where images of one class are "
             "relevant to each other, or a gnd.json"
         )
     return {member: member.partition("/")[0] for member in source.members}
 
 
 def _among(groups: Mapping[str, str], origin: Path) -> tuple[dict[str, Any], int]:
-    """Every picture asks for the others of its group; and how many have no other."""
+    """Every image asks for the others of its group; and how many have no other."""
     images = list(groups)
     positions = _positions_by_group(groups)
     _require_reasonable(sum(len(own) ** 2 for own in positions.values()), origin)
     queries = [place for place, image in enumerate(images) if len(positions[groups[image]]) > 1]
     if not queries:
-        raise DataError(f"{origin}: no two pictures share a group, so nothing is relevant to anything")
+        raise DataError(f"{origin}: no two images share a group, so nothing is relevant to anything")
     gnd = [
         {"ok": [other for other in positions[groups[images[place]]] if other != place], "junk": [place]}
         for place in queries
@@ -108,7 +108,7 @@ def _among(groups: Mapping[str, str], origin: Path) -> tuple[dict[str, Any], int
 def _between(
     queries: Mapping[str, str], gallery: Mapping[str, str], origin: Path, *, one_folder: bool
 ) -> dict[str, Any]:
-    """Every query asks for the gallery's pictures of its group; groups that are whole numbers are compared as such.
+    """Every query asks for the gallery's images of its group; groups that are whole numbers are compared as such.
 
     Where queries and gallery are in one folder, a query that is in the gallery, too, is left out of its own ranking.
     """
@@ -119,7 +119,7 @@ def _between(
     positions = _positions_by_group(gallery)
     _require_reasonable(sum(len(positions.get(group, ())) for group in queries.values()), origin)
     if not any(group in positions for group in queries.values()):
-        raise DataError(f"{origin}: no query's group has a picture in the database, so nothing is relevant to anything")
+        raise DataError(f"{origin}: no query's group has an image in the database, so nothing is relevant to anything")
     own_place = {image: place for place, image in enumerate(gallery)} if one_folder else {}
     gnd = [
         {
@@ -141,8 +141,8 @@ def _positions_by_group(groups: Mapping[str, str]) -> dict[str, list[int]]:
 def _require_reasonable(relevant: int, origin: Path) -> None:
     if relevant > _MAX_RELEVANT:
         raise DataError(
-            f"{origin}: {relevant:,} pairs of pictures would be relevant, at most {_MAX_RELEVANT:,} are taken: put "
-            "some pictures of each class into query/ and the others into database/"
+            f"{origin}: {relevant:,} pairs of images would be relevant, at most {_MAX_RELEVANT:,} are taken: put "
+            "some images of each class into query/ and the others into database/"
         )
 
 
@@ -185,7 +185,7 @@ def _read_table(file: Path) -> tuple[list[str], _Lines]:
     except csv.Error as error:
         raise DataError(f"{file} is not CSV ({error})") from None
     if len(rows) < 2:
-        raise DataError(f"{file} has no line below its heading: wanted image,group or query,image and pictures")
+        raise DataError(f"{file} has no line below its heading: wanted image,group or query,image and images")
     heading = [cell.lower() for cell in rows[0][1]]
     for number, row in rows[1:]:
         if len(row) != len(heading) or not all(row):

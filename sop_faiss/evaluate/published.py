@@ -1,7 +1,7 @@
-"""Published results on revisited Oxford and Paris, for a table beside one's own, and where the protocols differ.
+"""Published results on revisited Oxford and Paris, for a table next to one's own, and where the protocols differ.
 
 Source: "Self-Organizing Visual Prototypes for Non-Parametric Representation Learning" (arXiv 2505.21533), which gives
-mAP at medium and hard, in percent, of ViT-B/16 by four methods. The paper states neither the size of the pictures nor
+mAP at medium and hard, in percent, of ViT-B/16 by four methods. The paper states neither the size of the images nor
 whether queries are cropped; the script released with it, as DINO's, takes whole queries, 512 px and three scales.
 """
 
@@ -43,7 +43,7 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
 
 
 def protocol_differences(protocol: Mapping[str, Any], encoder_name: str) -> list[str]:
-    """What of this measurement is not as in the published ones, each as a few words; empty if nothing is known to be.
+    """List what of this measurement differs from the published ones, each in a few words.
 
     Args:
         protocol: of the result, as `sop-retrieve` writes it.
@@ -55,9 +55,9 @@ def protocol_differences(protocol: Mapping[str, Any], encoder_name: str) -> list
     if protocol["queries_cropped"]:
         found.append("queries are cropped to their boxes (published: whole)")
     if size != _SIZE_PIXELS:
-        found.append(f"pictures of {size} px (published: {_SIZE_PIXELS})")
+        found.append(f"images of {size} px (published: {_SIZE_PIXELS})")
     if not preprocess.get("keep_aspect"):
-        found.append("square pictures (published: whole)")
+        found.append("square images (published: whole)")
     if len(scales) != _SCALES:
         found.append(f"{len(scales)} scale{'s' if len(scales) > 1 else ''} (published: {_SCALES})")
     if protocol["pooling"] != _POOLING:

@@ -19,7 +19,7 @@ FAISS_PACKAGES = ("faiss-gpu", "faiss-cpu", "faiss-gpu-cu12", "faiss-gpu-cu11")
 
 
 def environment() -> dict[str, str | int | None]:
-    """Versions, platform, number of CPUs, GPU and date; neither host name nor paths.
+    """Return versions, platform, number of CPUs, GPU and date; neither host name nor paths.
 
     Keys: sop_faiss, python, numpy, torch, timm, faiss (versions; None where absent), platform, cpus, gpu (its name, or
     None), date (UTC, ISO 8601).

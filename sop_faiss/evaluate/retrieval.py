@@ -31,7 +31,7 @@ from sop_faiss.evaluate.metrics import (
     recall_at,
     top_positions,
 )
-from sop_faiss.neighbors.counting import CountAbove
+from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import similarity_rows
 from sop_faiss.unit_rows import require_unit_rows
 
@@ -50,7 +50,7 @@ KS = (1, 5, 10)
 """mP@k, and R@k of plain sets, are reported for these k."""
 
 PLAIN_METRICS = (*(f"R@{k}" for k in KS), "R-precision", "mAP@R", "nDCG")
-"""What plain sets report beside mAP and mP@k."""
+"""What plain sets report in addition to mAP and mP@k."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Difficulty:
     ignored: tuple[str, ...]
 
     def relevant_to(self, query: QueryTruth) -> bool:
-        """Whether anything is."""
+        """Return whether any image is relevant to a query."""
         return any(len(query.lists[name]) for name in self.relevant)
 
     def metric(self, name: str) -> str:
-        """Name of a metric at this difficulty, as `mAP_medium`; plain `mAP` where there is only one."""
+        """Return the name of a metric at this difficulty, as `mAP_medium`; plain `mAP` where there is only one."""
         return f"{name}_{self.name}" if self.name else name
 
 
@@ -85,7 +85,7 @@ class Protocol:
         lists: the lists a ground truth must have.
         difficulties: what is reported.
         box: `required`: queries are cropped, and each must have a box; `used`: cropped where there is a box;
-            `ignored`: whole pictures.
+            `ignored`: whole images.
     """
 
     name: str
@@ -134,10 +134,10 @@ class RetrievalScores:
 
 
 def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
-    """The protocol of that name, or the one that suits the ground truth; checked against it.
+    """Return the protocol of that name, or the one that suits the ground truth, checked against it.
 
     Raises:
-        ConfigError: there is no such protocol.
+        ConfigError: the protocol is unknown.
         DataError: the ground truth lacks what the protocol needs.
     """
     chosen = name if name is not None else ("revisitop" if truth.lists == GRADED else "plain")
@@ -148,13 +148,13 @@ def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
         fitting = ", ".join(key for key, other in PROTOCOLS.items() if other.lists == truth.lists)
         raise DataError(
             f"protocol {chosen} needs {'/'.join(protocol.lists)}, but {truth.path} has {'/'.join(truth.lists)}; "
-            f"choose --protocol {fitting}"
+            f"choose `protocol={fitting}`"
         )
     without_box = [query.name for query in truth.queries if query.box is None]
     if protocol.box == "required" and without_box:
         raise DataError(
             f"protocol {chosen} crops every query to its box, but {len(without_box)} of {len(truth.queries)} queries "
-            f"have no bbx (first: {without_box[0]}); choose --protocol dino for whole pictures"
+            f"have no bbx (first: {without_box[0]}); choose `protocol=dino` for whole images"
         )
     return protocol
 
@@ -184,8 +184,8 @@ def score_retrieval(
         truth: what is relevant.
         protocol: what to report.
         top_count: how many gallery positions to keep per query.
-        distractors: unit rows that are relevant to no query, in blocks that are looked at once and let go. An image of
-            the gallery stands before a distractor of equal similarity. Under `torchrun` each rank brings its own part,
+        distractors: unit rows that are relevant to no query, in blocks that are read once. An image of the
+            gallery comes before a distractor of equal similarity. Under `torchrun` each rank brings its own part,
             and all get the scores of the whole.
         device: where distractors are counted; the scores do not depend on it.
 
@@ -218,7 +218,7 @@ def _among_distractors(
     distractors: Iterable[Float32[np.ndarray, "_ d"]],
     device: str,
 ) -> list[dict[str, _Ranked]]:
-    """The same with every rank moved down by the distractors that stand above."""
+    """Move every rank down by the distractors above it."""
     none = [np.empty(0, np.float32)]
     counter = CountAbove(
         query_features,

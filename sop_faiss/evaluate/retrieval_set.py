@@ -1,8 +1,8 @@
-"""A retrieval data set on disk: its ground truth, and the picture file of every query and gallery name.
+"""A retrieval data set on disk: its ground truth, and the image file of every query and gallery name.
 
-Pictures stand in `jpg/` (queries and gallery together, as in Oxford and Paris), in `query/` and `database/`, or beside
+Images are in `jpg/` (queries and gallery together, as in Oxford and Paris), in `query/` and `database/`, or next to
 the ground truth. Without a ground truth, class folders and CSV files are read as `plain_sets.py` says. Nothing is
-downloaded: a missing picture is an error that says how many are missing and from where.
+downloaded: a missing image is an error that says how many are missing and from where.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from sop_faiss.data.decode import decode_image
-from sop_faiss.data.listing import FileSource
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.ground_truth import PLAIN, Box, GroundTruth, make_ground_truth, read_ground_truth
+from sop_faiss.evaluate.ground_truth import PLAIN, GroundTruth, QueryBox, make_ground_truth, read_ground_truth
 from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.files import sha256_file
 from sop_faiss.paths import path_state
@@ -36,23 +36,23 @@ KNOWN_SETS = {
 
 BENCHMARK_PAGE = "https://github.com/filipradenovic/revisitop"
 ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp", ".JPG", ".JPEG", ".PNG")
-"""What may follow a name of imlist or qimlist; the name as it stands comes first."""
+"""What may follow a name of imlist or qimlist; the unchanged name comes first."""
 
 
 @dataclass(eq=False)
 class CroppedFiles(FileSource):
-    """Picture files of which only the part inside a box is seen."""
+    """Image files of which only the part inside a box is seen."""
 
-    boxes: list[Box | None]
-    """Per picture; None keeps the whole picture."""
+    boxes: list[QueryBox | None]
+    """Per image; None keeps the whole image."""
     top_value: float = 0.0
     """As of `decode_image`, for the cropped ones: they are encoded with 8 bits."""
 
     def read(self, position: int) -> bytes:
-        """Encoded bytes of one picture; a cropped one is encoded anew, without loss.
+        """Return the encoded bytes of one image; a cropped one is encoded again, without loss.
 
         Raises:
-            DataError: as of FileSource and `decode_image`, or `outside:` the box is not in the picture.
+            DataError: as of FileSource and `decode_image`, or `outside:` the box is not in the image.
         """
         encoded = super().read(position)
         box = self.boxes[position]
@@ -67,15 +67,15 @@ class CroppedFiles(FileSource):
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """A data set whose every picture file is there.
+    """A data set whose every image file is there.
 
     Attributes:
         name: as the user named it.
         truth: what is relevant to which query.
-        gallery: the pictures of `truth.images`, in that order.
-        queries: the pictures of `truth.queries`, in that order, cropped to the queries' boxes.
-        whole_queries: the same pictures, not cropped.
-        query_rows: the gallery position of each query, where all of them are whole pictures of the gallery; else None.
+        gallery: the images of `truth.images`, in that order.
+        queries: the images of `truth.queries`, in that order, cropped to the queries' boxes.
+        whole_queries: the same images, not cropped.
+        query_rows: the gallery position of each query, where all of them are whole images of the gallery; else None.
     """
 
     name: str
@@ -86,22 +86,22 @@ class RetrievalSet:
     query_rows: Int64[np.ndarray, " q"] | None = None
 
 
-def crop_to_box(image: UInt8[np.ndarray, "h w 3"], box: Box) -> UInt8[np.ndarray, "ch cw 3"]:
-    """The part of a picture inside a box, whose corners are rounded to whole pixels and clipped to the picture.
+def crop_to_box(image: UInt8[np.ndarray, "h w 3"], box: QueryBox) -> UInt8[np.ndarray, "ch cw 3"]:
+    """Cut out the part of an image inside a box, whose corners are rounded to whole pixels and clipped to the image.
 
     Raises:
-        DataError: nothing of the box lies inside the picture (first word `outside`).
+        DataError: nothing of the box is inside the image (first word `outside`).
     """
     height, width = image.shape[:2]
     x1, y1, x2, y2 = (round(value) for value in box)
     part = image[y1 : min(y2, height), x1 : min(x2, width)]
     if part.size == 0:
-        raise DataError(f"box {list(box)} lies outside its picture of {width} x {height} px: wrong gnd or picture?")
+        raise DataError(f"box {list(box)} is outside its image of {width} x {height} px: wrong gnd or image?")
     return np.ascontiguousarray(part)
 
 
 def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | None = None) -> RetrievalSet:
-    """Find ground truth and pictures of a data set.
+    """Find ground truth and images of a data set.
 
     Args:
         dataset: `roxford5k`, `rparis6k`, a directory, or a CSV file of groups or pairs.
@@ -109,7 +109,7 @@ def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | 
         gnd: another ground-truth file than the data set's own.
 
     Raises:
-        DataError: directory, ground truth or pictures are missing or damaged, or the ground truth of a known data set
+        DataError: directory, ground truth or images are missing or damaged, or the ground truth of a known data set
             is not the published one.
     """
     place = (data_root if data_root is not None else Path()) / dataset
@@ -121,8 +121,8 @@ def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | 
         root = _directory(dataset, data_root)
         truth = read_ground_truth(gnd if gnd is not None else _own_ground_truth(root, dataset))
         folders = ("jpg", "jpg") if (root / "jpg").is_dir() else _own_folders(root)
-    gallery = _find_pictures(root, folders[1], "database", truth.images, dataset)
-    queries = _find_pictures(root, folders[0], "query", [query.name for query in truth.queries], dataset)
+    gallery = _find_images(root, folders[1], "database", truth.images, dataset)
+    queries = _find_images(root, folders[0], "query", [query.name for query in truth.queries], dataset)
     _refuse_own_relevance(truth, queries, gallery)
     root, keys, boxes = root.absolute(), _unique_keys(truth), [query.box for query in truth.queries]
     return RetrievalSet(
@@ -148,14 +148,14 @@ def _is_classes(root: Path) -> bool:
 
 
 def _own_folders(root: Path) -> tuple[str, str]:
-    """Where queries and gallery are: `query/` and `database/`, or beside the ground truth."""
+    """Where queries and gallery are: `query/` and `database/`, or next to the ground truth."""
     return ("query", "database") if (root / "query").is_dir() or (root / "database").is_dir() else ("", "")
 
 
 def _refuse_own_relevance(truth: GroundTruth, queries: Sequence[str], gallery: Sequence[str]) -> None:
     """Refuse a query to which its own file is relevant: it finds itself first, and the scores say nothing.
 
-    A box out of the query's picture, in a plain set, is the protocol of the first Oxford and Paris sets.
+    A box out of the query's image, in a plain set, is the protocol of the first Oxford and Paris sets.
     """
     positions = {posixpath.normpath(file): position for position, file in enumerate(gallery)}
     for number, (query, file) in enumerate(zip(truth.queries, queries, strict=True)):
@@ -184,8 +184,8 @@ def _directory(dataset: str, data_root: Path | None) -> Path:
     if not root.is_dir():
         names = ", ".join(KNOWN_SETS)
         raise DataError(
-            f"data set {dataset!r}: {root} is not a directory; wanted {names} inside --data-root, or a directory with "
-            "gnd.json and pictures"
+            f"data set {dataset!r}: {root} is not a directory; wanted {names} inside `data_root`, or a directory with "
+            "gnd.json and images"
         )
     return root
 
@@ -196,33 +196,33 @@ def _own_ground_truth(root: Path, dataset: str) -> Path:
     found = sorted([*root.glob("gnd.json"), *root.glob("gnd_*.pkl")])
     if len(found) != 1:
         got = ", ".join(path.name for path in found) or "neither gnd.json nor gnd_*.pkl"
-        raise DataError(f"{root} holds {got}; wanted one ground-truth file, or name one with --gnd")
+        raise DataError(f"{root} holds {got}; wanted one ground-truth file, or name one with `gnd`")
     return found[0]
 
 
 def _published_ground_truth(path: Path, dataset: str) -> Path:
     if not path.is_file():
-        raise DataError(f"ground truth {path} {path_state(path)}: get it from {BENCHMARK_PAGE}, or name one with --gnd")
+        raise DataError(f"ground truth {path} {path_state(path)}: get it from {BENCHMARK_PAGE}, or name one with `gnd`")
     if (got := sha256_file(path)) != KNOWN_SETS[dataset]:
         raise DataError(
             f"{path} is not the published ground truth of {dataset} (sha256 {got[:12]}..., wanted "
-            f"{KNOWN_SETS[dataset][:12]}...): fetch it again, or name it with --gnd to use it all the same"
+            f"{KNOWN_SETS[dataset][:12]}...): fetch it again, or name it with `gnd` to use it all the same"
         )
     return path
 
 
-def _find_pictures(root: Path, folder: str, what: str, names: Sequence[str], dataset: str) -> list[str]:
+def _find_images(root: Path, folder: str, what: str, names: Sequence[str], dataset: str) -> list[str]:
     """File of each name relative to root, in `folder`; "" is root itself."""
     files = [_first_existing(root, f"{folder}/{name}" if folder else name) for name in names]
     missing = [name for name, file in zip(names, files, strict=True) if file is None]
     if not (root / folder).is_dir() or (not folder and len(missing) == len(names)):
         raise DataError(
-            f"{root} has neither jpg/ nor {what}/, nor pictures beside the ground truth: the pictures are missing"
+            f"{root} has neither jpg/ nor {what}/, nor images next to the ground truth: the images are missing"
             + _where_from(dataset, root / "jpg")
         )
     if missing:
         raise DataError(
-            f"{len(missing)} of {len(names)} {what} pictures are missing in {root / folder} (first: {missing[0]})"
+            f"{len(missing)} of {len(names)} {what} images are missing in {root / folder} (first: {missing[0]})"
             + _where_from(dataset, root / folder)
         )
     return [file for file in files if file is not None]
@@ -239,7 +239,7 @@ def _where_from(dataset: str, place: Path) -> str:
 
 
 def _unique_keys(truth: GroundTruth) -> list[str]:
-    """Query names; a picture that is asked for several boxes gets the box added."""
+    """Query names; an image that is asked for several boxes gets the box added."""
     times = Counter(query.name for query in truth.queries)
     return [
         query.name if times[query.name] == 1 else f"{query.name}@{query.box}".replace(" ", "")

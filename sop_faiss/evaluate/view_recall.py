@@ -1,4 +1,4 @@
-"""Recall@1 between two views of images: a score that wants no labels."""
+"""Recall@1 between two views of images: a score that needs no labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["view_recall_at_1"]
 
 
 def view_recall_at_1(first: Float32[np.ndarray, "n d"], second: Float32[np.ndarray, "n d"]) -> float:
-    """How often a view's most similar one, of the other views of all images, is of its own image.
+    """Measure how often a view's most similar one, of the other views of all images, is of its own image.
 
     The mean of both directions, in percent. Guessing gives 100 / n, and so does an encoder to which all images are
     alike, since of equally similar rows the first is taken.

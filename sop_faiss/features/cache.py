@@ -1,12 +1,12 @@
-"""Features that were computed before, by the content of the picture: nothing is encoded twice, nothing stale is read.
+"""Features that were computed before, by the content of the image: nothing is encoded twice, nothing stale is read.
 
 A directory of caches, one for each way to make features:
 
     KEY/key.json                  encoder fingerprint, pooling, preprocessing; KEY is their sha256
-    KEY/part-SHA256.safetensors   `pictures` (n, 32): sha256 of each picture's encoded bytes; `features` (n, d)
+    KEY/part-SHA256.safetensors   `images` (n, 32): sha256 of each image's encoded bytes; `features` (n, d)
 
-A part bears the checksum of its own bytes and is written whole, so that an extraction that was killed goes on from the
-parts it left. Whitening is applied after the cache.
+A part's name has the checksum of its bytes, and a part appears complete or not at all, so that after a kill an
+extraction continues from the parts that are there. Whitening is applied after the cache.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from safetensors.numpy import load, save
 from sop_faiss import distributed
 from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.files import atomic_file, read_json, require_name, write_json
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.paths import path_state
 
 __all__ = ["FeatureCache", "kept_until_whole", "open_cache", "remove_cache"]
@@ -52,11 +52,11 @@ _OF_OTHERS = {
     "manifest.json": "a feature store, an index or a folder of shards",
     KEY_FILE: "one part of a cache",
 }
-"""Files that tell what else a directory is."""
+"""Files that show what else a directory is."""
 PART_ROWS = 4096
-"""A part is written after so many new features ..."""
+"""A part is written after this many new features ..."""
 PART_SECONDS = 30.0
-"""... or after so long, whichever comes first: what a kill costs at most."""
+"""... or after this time, whichever comes first: what a kill costs at most."""
 
 
 class FeatureCache:
@@ -64,7 +64,7 @@ class FeatureCache:
 
     Args:
         folder: where its parts are; made when the first is written.
-        key: what determines a feature but for the picture, as JSON values.
+        key: what determines a feature besides the image, as JSON values.
         dimension: d.
     """
 
@@ -81,14 +81,14 @@ class FeatureCache:
     def __len__(self) -> int:
         return len(self._place)
 
-    def find(self, picture: bytes) -> Float32[np.ndarray, " d"] | None:
-        """The feature of the picture with this sha256, if it is at hand."""
-        place = self._place.get(picture)
+    def find(self, image: bytes) -> Float32[np.ndarray, " d"] | None:
+        """Return the feature of the image with this sha256, None if it is not in the cache."""
+        place = self._place.get(image)
         return None if place is None else self._parts[place[0]][place[1]]
 
-    def add(self, pictures: Iterable[bytes], features: Float32[np.ndarray, "n d"]) -> None:
-        """Keep features by the sha256 of their pictures; written now and then, and by `flush`."""
-        self._new.extend(zip(pictures, features, strict=True))
+    def add(self, images: Iterable[bytes], features: Float32[np.ndarray, "n d"]) -> None:
+        """Keep features by the sha256 of their images; written now and then, and by `flush`."""
+        self._new.extend(zip(images, features, strict=True))
         if len(self._new) >= PART_ROWS or time.monotonic() - self._written_at >= PART_SECONDS:
             self.flush()
 
@@ -104,8 +104,8 @@ class FeatureCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / KEY_FILE).exists():
             write_json(self.folder / KEY_FILE, self._key)
-        pictures = np.stack([np.frombuffer(picture, np.uint8) for picture, _ in self._new])
-        content = save({"pictures": pictures, "features": np.stack([feature for _, feature in self._new])})
+        images = np.stack([np.frombuffer(image, np.uint8) for image, _ in self._new])
+        content = save({"images": images, "features": np.stack([feature for _, feature in self._new])})
         with atomic_file(self.folder / f"part-{hashlib.sha256(content).hexdigest()}.safetensors") as temporary:
             temporary.write_bytes(content)
         self._new.clear()
@@ -115,7 +115,7 @@ class FeatureCache:
             return
         if (self.folder / KEY_FILE).exists() and _key_in(self.folder) != self._key:
             raise FeatureError(
-                f"cache {self.folder} is of another encoder, though its name says not: remove that folder"
+                f"cache {self.folder} is of another encoder, although its name says otherwise: remove that folder"
             )
         for file in sorted(self.folder.glob("part-*.safetensors")):
             self._read_part(file)
@@ -124,16 +124,17 @@ class FeatureCache:
         """Take a part if every byte of it is as it was written."""
         content, named = file.read_bytes(), _PART.fullmatch(file.name)
         try:
-            whole = named is not None and hashlib.sha256(content).hexdigest() == named[1]
-            tensors = load(content) if whole else {}
+            intact = named is not None and hashlib.sha256(content).hexdigest() == named[1]
+            tensors = load(content) if intact else {}
         except SafetensorError:
             tensors = {}
-        pictures, features = tensors.get("pictures"), tensors.get("features")
-        if pictures is None or features is None or features.shape != (len(pictures), self._dimension):
-            _log.warning("cache part %s is damaged and left out: its pictures are encoded again", file)
+        images = tensors.get("images", tensors.get("pictures"))  # the name up to version 0.1
+        features = tensors.get("features")
+        if images is None or features is None or features.shape != (len(images), self._dimension):
+            _log.warning("cache part %s is damaged and left out: its images are encoded again", file)
             return
-        for row, picture in enumerate(pictures):
-            self._place[picture.tobytes()] = (len(self._parts), row)
+        for row, image in enumerate(images):
+            self._place[image.tobytes()] = (len(self._parts), row)
         self._parts.append(features)
 
 
@@ -142,15 +143,15 @@ def _key_in(folder: Path) -> Any:
         return read_json(folder / KEY_FILE)
     except SopError as error:
         raise FeatureError(
-            f"cache: {error}; once the folder {folder} is removed, its pictures are encoded again"
+            f"cache: {error}; once the folder {folder} is removed, its images are encoded again"
         ) from None
 
 
 def open_cache(encoder: Encoder, preprocess: Preprocess) -> FeatureCache | None:
-    """The cache of an encoder's features of pictures so prepared, in the encoder's cache directory; None without one.
+    """Open the cache of an encoder's features of images prepared in this way; None if the encoder has no `cache`.
 
     Raises:
-        FeatureError: what is there is of another kind.
+        FeatureError: something else is in that directory.
     """
     if encoder.cache is None:
         return None
@@ -167,9 +168,9 @@ def open_cache(encoder: Encoder, preprocess: Preprocess) -> FeatureCache | None:
 
 @contextlib.contextmanager
 def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
-    """Keep features in `OUT.partial/` while `out` is made of them: after a kill the same call goes on from there.
+    """Keep features in `OUT.partial/` while `out` is made of them: after a kill the same call continues from there.
 
-    Where the encoder has a cache of its own, its features are kept there anyway.
+    Where the encoder has a cache of its own, its features are kept there instead.
 
     Args:
         encoder: makes the features inside.
@@ -182,13 +183,15 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
     unfinished = out.with_name(f"{out.name}.partial") if encoder.cache is None else None
     if unfinished is not None:
         if os.path.lexists(unfinished) and not unfinished.is_dir():
-            raise FeatureError(f"{unfinished} is wanted for features until {out} is whole, and is a file: move it away")
+            raise FeatureError(
+                f"{unfinished} is needed for features until {out} is complete, but it is a file: move it away"
+            )
         encoder.cache = unfinished
     try:
         cache = open_cache(encoder, encoder.preprocess)
         if cache and distributed.is_main():
             _log.warning(
-                "%s holds %d features of this encoder: its pictures are not encoded again", cache.folder, len(cache)
+                "%s holds %d features of this encoder: its images are not encoded again", cache.folder, len(cache)
             )
         yield
     finally:
@@ -204,11 +207,11 @@ def _require_place(directory: Path) -> None:
         raise FeatureError(f"cache {directory} {path_state(directory)}: name a directory")
     what = next((what for pattern, what in _OF_OTHERS.items() if any(directory.glob(pattern))), None)
     if what is not None:
-        raise FeatureError(f"cache {directory} is {what}, and nothing is written into it: name a directory of its own")
+        raise FeatureError(f"cache {directory} is {what}, so features are not written into it: name another directory")
 
 
 def remove_cache(directory: Path) -> None:
-    """Remove a cache directory; what is not a cache's in it stays."""
+    """Remove a cache directory; files in it that are not a cache's stay."""
     if not directory.is_dir():
         return
     for folder in [path for path in directory.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)]:

@@ -1,6 +1,6 @@
-"""Pictures to unit-norm features: decode in threads, run the encoder on batches, keep the order of the source.
+"""Images to unit-norm features: decode in threads, run the encoder on batches, keep the order of the source.
 
-Ranks share the pictures where `torchrun` started several; what an earlier extraction left in the cache is taken.
+Ranks share the images where `torchrun` started several; what an earlier extraction left in the cache is used.
 """
 
 from __future__ import annotations
@@ -8,19 +8,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
-from sop_faiss.data.decode import decode_image, drop_reason
-from sop_faiss.data.parallel import MAX_WORKERS
-from sop_faiss.data.source import ImageSource
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.ordered_map import MAX_WORKERS
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.cache import FeatureCache, open_cache
+from sop_faiss.features.drops import Drops
 from sop_faiss.features.forward import (
     batches_of_equal_shape,
     exact_inference,
@@ -30,66 +32,83 @@ from sop_faiss.features.forward import (
 )
 from sop_faiss.features.ranks import gather_extracted, share_of_rank
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["check_extraction", "embed_images", "extract_features"]
+__all__ = ["ExtractionOptions", "embed_images", "extract_each", "extract_features"]
 
 MAX_BATCH_SIZE = 65_536
-"""More pictures than any machine has use for; what is asked beyond is a slip of the keyboard."""
-_LISTED_DROPS = 1000
-"""Dropped pictures listed by name in the manifest; all are counted."""
+"""More images than any machine has use for; a larger number is a slip of the keyboard."""
+
+
+@dataclass(frozen=True)
+class ExtractionOptions:
+    """How images become features.
+
+    The features do not depend on it beyond the last bits of float32.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    batch_size: int = 64
+    """Images per forward pass; images of different shapes go into different passes."""
+    workers: int | None = None
+    """Threads that read and decode; None: one per CPU, at most 8."""
+    max_bad_fraction: float = 0.01
+    """A larger share of unusable images is an error; of a smaller one each is dropped, counted by reason, and listed
+    in the manifest's `dropped`."""
+    across_ranks: bool = False
+    """Every rank extracts its share, and each gets all features; otherwise a rank acts alone."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_size <= MAX_BATCH_SIZE:
+            raise ConfigError(f"`batch_size={self.batch_size}`: wanted 1 to {MAX_BATCH_SIZE:,} images per forward pass")
+        if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"`workers={self.workers}`: wanted 1 to {MAX_WORKERS:,} threads")
+        if not 0 <= self.max_bad_fraction <= 1:
+            raise ConfigError(f"`max_bad_fraction={self.max_bad_fraction}`: wanted a share between 0 and 1")
 
 
 def extract_features(
     encoder: Encoder,
     source: ImageSource,
+    options: ExtractionOptions | None = None,
     *,
     preprocess: Preprocess | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
-    max_bad_fraction: float = 0.01,
     progress: ProgressCallback | None = None,
-    across_ranks: bool = False,
 ) -> FeatureStore:
-    """Features of every usable picture of a source, in its order, computed in float32.
-
-    Rows do not depend on `batch_size`, `workers` or the number of ranks beyond the last bits of float32.
+    """Return the features of every usable image of a source, in its order, computed in float32.
 
     Args:
         encoder: runs on the device it is on; its `cache` and `whitening` are used.
-        source: the pictures.
+        source: the images.
+        options: batch size and the like.
         preprocess: another than the encoder's own, such as `encoder.preprocess.keeping_aspect(512)`.
-        batch_size: pictures per forward pass; pictures of different shapes go into different passes.
-        workers: threads that read and decode; None: one per CPU, at most 8.
-        max_bad_fraction: larger shares of unusable pictures are an error; smaller ones are dropped, counted by
-            reason, and listed in the manifest's `dropped`.
-        progress: called with the number of pictures read.
-        across_ranks: every rank calls this and encodes its share; each gets the whole. Otherwise ranks know nothing of
-            each other.
+        progress: called with the number of images read.
 
     Raises:
-        DataError: too many pictures are unusable, or none is left.
+        DataError: too many images are unusable, or none is left.
         FeatureError: the encoder's features are not finite or zero.
-        ConfigError: a number is out of range, or the encoder does not take images of this size.
+        ConfigError: the encoder does not take images of this size.
     """
-    check_extraction(batch_size, workers, max_bad_fraction)
+    options = options or ExtractionOptions()
     seen = preprocess or encoder.preprocess
     encoder.check_preprocess(seen)
-    drops = _Drops(source, max_bad_fraction)
-    threads = workers or min(8, os.cpu_count() or 1)
+    drops = Drops(source, options.max_bad_fraction)
+    threads = options.workers or min(8, os.cpu_count() or 1)
 
     def own_rows() -> dict[int, Float32[np.ndarray, " d"]]:
         cache = open_cache(encoder, seen)
-        positions = share_of_rank(len(source)) if across_ranks else range(len(source))
-        pictures = _prepared(source, positions, seen, threads, 2 * batch_size, drops, progress, cache)
-        return _encode(encoder, seen, source, pictures, batch_size, cache)
+        positions = share_of_rank(len(source)) if options.across_ranks else range(len(source))
+        images = _prepared(source, positions, seen, threads, 2 * options.batch_size, drops, progress, cache)
+        return _encode(encoder, seen, source, images, options.batch_size, cache)
 
-    rows = gather_extracted(own_rows, drops.listed, drops.reasons) if across_ranks else own_rows()
+    rows = gather_extracted(own_rows, drops.listed, drops.reasons) if options.across_ranks else own_rows()
     drops.check()
     if not rows:
-        raise DataError(f"{source.description} has no usable picture{drops.summary()}")
+        raise DataError(f"{source.description} has no usable image{drops.summary()}")
     kept = sorted(rows)
     keys = [source.keys[position] for position in kept]
     return FeatureStore(
@@ -103,25 +122,49 @@ def extract_features(
     )
 
 
+def extract_each(
+    encoder: Encoder,
+    sources: Sequence[ImageSource],
+    options: ExtractionOptions | None = None,
+    *,
+    preprocess: Preprocess | None = None,
+    progress: ProgressCallback | None = None,
+) -> list[FeatureStore]:
+    """Extract one source after the other, with one count of progress; arguments and errors as of `extract_features`."""
+    total = sum(len(source) for source in sources)
+    stores: list[FeatureStore] = []
+    before = 0
+    for source in sources:
+        own = None if progress is None else _after(progress, before, total)
+        stores.append(extract_features(encoder, source, options, preprocess=preprocess, progress=own))
+        before += len(source)
+    return stores
+
+
+def _after(progress: ProgressCallback, before: int, total: int) -> ProgressCallback:
+    """Report the progress of a part that comes after `before` images of `total`."""
+    return lambda done, _: progress(before + done, total)
+
+
 def _encode(
     encoder: Encoder,
     preprocess: Preprocess,
     source: ImageSource,
-    pictures: Iterator[_Picture],
+    images: Iterator[_Pixels],
     batch_size: int,
     cache: FeatureCache | None,
 ) -> dict[int, Float32[np.ndarray, " d"]]:
-    """Features by position: from the cache where they are at hand, else computed and added to it."""
+    """Features by position: from the cache where it has them, else computed and added to it."""
     rows: dict[int, Float32[np.ndarray, " d"]] = {}
     digests: dict[int, bytes] = {}
 
     def to_compute() -> Iterator[tuple[int, np.ndarray]]:
-        for picture in pictures:
-            if picture.feature is not None:
-                rows[picture.position] = picture.feature
-            elif picture.pixels is not None:
-                digests[picture.position] = picture.digest
-                yield picture.position, picture.pixels
+        for image in images:
+            if image.feature is not None:
+                rows[image.position] = image.feature
+            elif image.pixels is not None:
+                digests[image.position] = image.digest
+                yield image.position, image.pixels
 
     try:
         with exact_inference(encoder):
@@ -137,20 +180,6 @@ def _encode(
     return rows
 
 
-def check_extraction(batch_size: int, workers: int | None, max_bad_fraction: float) -> None:
-    """Check the numbers of an extraction; a command does so also where, as with stores, nothing is to be extracted.
-
-    Raises:
-        ConfigError: one is out of range.
-    """
-    if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise ConfigError(f"batch_size = {batch_size}: wanted 1 to {MAX_BATCH_SIZE:,} pictures per forward pass")
-    if workers is not None and not 1 <= workers <= MAX_WORKERS:
-        raise ConfigError(f"workers = {workers}: wanted 1 to {MAX_WORKERS:,} threads")
-    if not 0 <= max_bad_fraction <= 1:
-        raise ConfigError(f"max_bad_fraction = {max_bad_fraction}: wanted a share between 0 and 1")
-
-
 def embed_images(
     encoder: Encoder,
     images: Sequence[UInt8[np.ndarray, "_ _ 3"]],
@@ -158,7 +187,7 @@ def embed_images(
     preprocess: Preprocess | None = None,
     batch_size: int = 64,
 ) -> Float32[np.ndarray, "n d"]:
-    """Unit-norm features of decoded RGB pictures of any shapes, one row each, such as the queries of a search.
+    """Return unit-norm features of decoded RGB images of any shapes, one row each, such as the queries of a search.
 
     Raises:
         FeatureError: the encoder's features are not finite or zero.
@@ -167,66 +196,24 @@ def embed_images(
     preprocess = preprocess or encoder.preprocess
     encoder.check_preprocess(preprocess)
     features = np.empty((len(images), encoder.token_dimension), np.float32)
-    pictures = ((position, preprocess.apply(image)) for position, image in enumerate(images))
+    prepared = ((position, preprocess.apply(image)) for position, image in enumerate(images))
     with exact_inference(encoder):
-        for positions, batch in batches_of_equal_shape(pictures, batch_size):
+        for positions, batch in batches_of_equal_shape(prepared, batch_size):
             features[positions] = features_of_batch(encoder, preprocess, batch)
-    names = [f"picture {position}" for position in range(len(images))]
+    names = [f"image {position}" for position in range(len(images))]
     require_usable(features, names)
     return finished_features(encoder, features, names)
 
 
-class _Picture(NamedTuple):
-    """One picture on its way to the encoder, or past it."""
+class _Pixels(NamedTuple):
+    """One image on its way to the encoder, or past it."""
 
     position: int
     digest: bytes
     """sha256 of its encoded bytes; empty without a cache."""
     pixels: UInt8[np.ndarray, "h w 3"] | None
-    """Ready for the encoder; None if its feature is at hand."""
+    """Ready for the encoder; None if the cache has its feature."""
     feature: Float32[np.ndarray, " d"] | None
-
-
-class _Drops:
-    """Counts unusable pictures by reason and stops the extraction when there are too many."""
-
-    def __init__(self, source: ImageSource, max_bad_fraction: float) -> None:
-        self.source = source
-        self.max_bad_fraction = max_bad_fraction
-        self.reasons: Counter[str] = Counter()
-        self.listed: list[dict[str, str]] = []
-
-    def add(self, position: int, error: DataError) -> None:
-        reason = drop_reason(error)
-        self.reasons[reason] += 1
-        if len(self.listed) < _LISTED_DROPS:
-            source, member = self.source.source_of(position), self.source.member_of(position)
-            key = self.source.keys[position]
-            self.listed.append({"key": key, "source": source, "member": member, "reason": reason, "error": str(error)})
-        self.check()
-
-    def check(self) -> None:
-        """Raise DataError if there are too many so far."""
-        total, bad = len(self.source), self.reasons.total()
-        if bad > self.max_bad_fraction * total:
-            if self.max_bad_fraction == 0:
-                raise DataError(
-                    f"{self.source.description}: {bad} of {total} pictures are unusable so far{self.summary()}, "
-                    "and every one is needed: repair them or leave them out of the data"
-                )
-            raise DataError(
-                f"{self.source.description}: {bad} of {total} pictures are unusable so far{self.summary()}, more than "
-                f"max_bad_fraction = {self.max_bad_fraction}: repair or remove them, or raise it"
-            )
-
-    def summary(self) -> str:
-        if not self.reasons:
-            return ""
-        counted = ", ".join(f"{reason} {count}" for reason, count in self.reasons.most_common())
-        return f" ({counted}; first {self.listed[0]['key']}: {self.listed[0]['error']})"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"count": self.reasons.total(), "reasons": dict(self.reasons), "pictures": self.listed}
 
 
 def _prepared(
@@ -235,32 +222,32 @@ def _prepared(
     preprocess: Preprocess,
     workers: int,
     ahead: int,
-    drops: _Drops,
+    drops: Drops,
     progress: ProgressCallback | None,
     cache: FeatureCache | None,
-) -> Iterator[_Picture]:
-    """Usable pictures in order, decoded and resized by threads that run at most `ahead` pictures ahead."""
+) -> Iterator[_Pixels]:
+    """Usable images in order, decoded and resized by threads that run at most `ahead` images ahead."""
 
-    def prepare(position: int) -> _Picture:
+    def prepare(position: int) -> _Pixels:
         encoded = source.read(position)
         digest = b"" if cache is None else hashlib.sha256(encoded).digest()
         feature = None if cache is None else cache.find(digest)
         pixels = preprocess.apply(decode_image(encoded, top_value=preprocess.top_value)) if feature is None else None
-        return _Picture(position, digest, pixels, feature)
+        return _Pixels(position, digest, pixels, feature)
 
     waiting, total = iter(positions), len(source)
     with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
-        pending: deque[Future[_Picture]] = deque()
+        pending: deque[Future[_Pixels]] = deque()
         try:
             for done, position in enumerate(positions, start=1):
                 for upcoming in itertools.islice(waiting, max(0, max(ahead, workers) - len(pending))):
                     pending.append(pool.submit(prepare, upcoming))
                 try:
-                    picture = pending.popleft().result()
+                    image = pending.popleft().result()
                 except DataError as error:
                     drops.add(position, error)
                 else:
-                    yield picture
+                    yield image
                 if progress is not None:
                     progress(done * total // len(positions), total)
         finally:
@@ -268,7 +255,7 @@ def _prepared(
 
 
 def _manifest(
-    encoder: Encoder, preprocess: Preprocess, source: ImageSource, count: int, drops: _Drops
+    encoder: Encoder, preprocess: Preprocess, source: ImageSource, count: int, drops: Drops
 ) -> dict[str, Any]:
     return {
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
@@ -278,7 +265,7 @@ def _manifest(
         "whitening": None if encoder.whitening is None else encoder.whitening.facts(),
         "dimension": encoder.feature_dim,
         "count": count,
-        "normalised": True,
+        "normalized": True,
         "root": str(source.root),
         "sources": [source.description],
         "class_names": source.class_names,

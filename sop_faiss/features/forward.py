@@ -1,4 +1,4 @@
-"""An encoder on batches of equal pictures: unit-norm features, computed exactly, the same for every batch size."""
+"""An encoder on batches of equal images: unit-norm features, computed exactly, the same for every batch size."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["batches_of_equal_shape", "exact_inference", "features_of_batch", "finished_features", "require_usable"]
 
 
 def batches_of_equal_shape(
-    pictures: Iterator[tuple[int, np.ndarray]], batch_size: int
+    images: Iterator[tuple[int, np.ndarray]], batch_size: int
 ) -> Iterator[tuple[list[int], UInt8[Tensor, "b h w 3"]]]:
-    """Group pictures of equal shape; when four batches' worth wait, the fullest group goes first."""
+    """Group images of equal shape; when images of four batches wait, the largest group goes first."""
     groups: dict[tuple[int, ...], list[tuple[int, np.ndarray]]] = {}
     waiting = 0
 
     def release(shape: tuple[int, ...]) -> tuple[list[int], Tensor]:
         group = groups.pop(shape)
-        return [position for position, _ in group], torch.from_numpy(np.stack([picture for _, picture in group]))
+        return [position for position, _ in group], torch.from_numpy(np.stack([image for _, image in group]))
 
-    for position, picture in pictures:
-        group = groups.setdefault(picture.shape, [])
-        group.append((position, picture))
+    for position, image in images:
+        group = groups.setdefault(image.shape, [])
+        group.append((position, image))
         waiting += 1
         if len(group) == batch_size or waiting >= 4 * batch_size:
-            fullest = picture.shape if len(group) == batch_size else max(groups, key=lambda shape: len(groups[shape]))
+            fullest = image.shape if len(group) == batch_size else max(groups, key=lambda shape: len(groups[shape]))
             waiting -= len(groups[fullest])
             yield release(fullest)
     for shape in list(groups):
@@ -44,7 +44,7 @@ def batches_of_equal_shape(
 
 @contextlib.contextmanager
 def exact_inference(encoder: Encoder) -> Iterator[None]:
-    """Evaluation mode (restored afterwards), no gradients, full float32: no autocast, no TF32, one choice of kernel."""
+    """Run in evaluation mode (restored after), without gradients, in float32: no autocast, no TF32, fixed kernels."""
     were_training = [(module, module.training) for module in encoder.modules()]
     device = _device_of(encoder)
     encoder.eval()
@@ -74,7 +74,7 @@ def features_of_batch(
     encoder: Encoder, preprocess: Preprocess, batch: UInt8[Tensor, "b h w 3"]
 ) -> Float32[np.ndarray, "b d"]:
     """Unit-norm features of one batch, before any whitening; a zero feature stays zero, for the caller to refuse."""
-    images = preprocess.normalise(batch.to(_device_of(encoder)))
+    images = preprocess.normalize(batch.to(_device_of(encoder)))
     of_scales = [
         functional.normalize(encoder(preprocess.scaled(images, scale)).double(), dim=1) for scale in preprocess.scales
     ]
@@ -88,7 +88,7 @@ def features_of_batch(
 def finished_features(
     encoder: Encoder, features: Float32[np.ndarray, "n d"], names: list[str]
 ) -> Float32[np.ndarray, "n D"]:
-    """The features as they are given out: whitened where the encoder has a whitening.
+    """Return the features as users get them: whitened where the encoder has a whitening.
 
     Raises:
         FeatureError: one is zero afterwards.
@@ -96,12 +96,12 @@ def finished_features(
     if encoder.whitening is None:
         return features
     whitened = encoder.whitening.apply(features)
-    require_unit_rows(whitened, "whitened features", names=names, remedy="the whitening is of other pictures")
+    require_unit_rows(whitened, "whitened features", names=names, remedy="the whitening is of other images")
     return whitened
 
 
 def require_usable(features: Float32[np.ndarray, "b d"], names: list[str]) -> None:
-    """Check what an encoder gave.
+    """Check the features that an encoder returned.
 
     Raises:
         FeatureError: a row is not finite, or zero.

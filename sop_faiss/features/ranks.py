@@ -1,4 +1,4 @@
-"""Ranks share an extraction: each encodes every n-th picture, then all get all features."""
+"""Ranks share an extraction: each of n ranks encodes every n-th image, then all get all features."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Rows = dict[int, Float32[np.ndarray, " d"]]
 
 
 def share_of_rank(count: int) -> range:
-    """The positions that are this rank's, of so many."""
+    """Return which of `count` positions this rank encodes."""
     return range(distributed.rank(), count, distributed.world_size())
 
 
 def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, str]], reasons: Counter[str]) -> Rows:
-    """Run each rank's part and bring all together.
+    """Run each rank's part and gather all.
 
     Args:
-        extract: features by position, of this rank's pictures.
-        dropped: this rank's unusable pictures, once `extract` has run; all ranks' afterwards.
-        reasons: how many, by reason; likewise.
+        extract: features by position, of this rank's images.
+        dropped: this rank's unusable images, once `extract` has run; all ranks' afterwards.
+        reasons: how many, by reason; this rank's before, all ranks' afterwards.
 
     Raises:
         SopError: what a rank's part raised, on every rank.
@@ -46,7 +46,7 @@ def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, str]],
         raise failures[0]
     everything = _gathered(rows)
     all_dropped, all_reasons = distributed.gather_objects(list(dropped)), distributed.gather_objects(Counter(reasons))
-    dropped[:] = [picture for of_rank in all_dropped for picture in of_rank]
+    dropped[:] = [image for of_rank in all_dropped for image in of_rank]
     reasons.clear()
     for of_rank in all_reasons:
         reasons.update(of_rank)
@@ -54,7 +54,7 @@ def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, str]],
 
 
 def _gathered(rows: Rows) -> Rows:
-    """All ranks' rows. A rank without any learns the width from the others."""
+    """Gather all ranks' rows. A rank without any gets the width from the others."""
     width = max(distributed.gather_objects(next((len(row) for row in rows.values()), 0)))
     device = torch.device("cuda") if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
     features = np.stack(list(rows.values())) if rows else np.empty((0, width), np.float32)

@@ -14,40 +14,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 
-from sop_faiss.data.classes import number_classes
-from sop_faiss.errors import FeatureError, SopError
-from sop_faiss.features.facts import odd_fact
-from sop_faiss.files import atomic_directory, read_json, require_readable, sha256_file, write_json
-from sop_faiss.model.whitening import WHITENING_FILE, Whitening
-from sop_faiss.paths import path_state
+from sop_faiss.data.images.class_numbers import number_classes
+from sop_faiss.errors import FeatureError
+from sop_faiss.features.feature_space import FeatureSpace
+from sop_faiss.features.store_manifest import FORMAT, MANIFEST_NAME, read_store_manifest, require_dtype
+from sop_faiss.files import atomic_directory, require_readable, sha256_file, write_json
+from sop_faiss.model.encoders.whitening import WHITENING_FILE, Whitening
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["FEATURE_DTYPES", "MANIFEST_NAME", "FeatureStore", "read_names", "read_store_manifest", "require_dtype"]
-
-MANIFEST_NAME = "manifest.json"
-FORMAT = "sop_faiss feature store 1"
-FEATURE_DTYPES = ("float32", "float16")
-"""How features may be stored; they are float32 in memory."""
+__all__ = ["NORM_TOLERANCE", "FeatureStore", "feature_matrix", "read_names"]
 
 _BYTES_PER_FILE = 256 * 2**20
-"""Features per Parquet file, about; at most 100 files' worth is ever held twice."""
-_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
+"""Of features per Parquet file, about."""
+NORM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}
 """How far the norm of a stored row may be from 1; float16 rounds each number by up to 5e-4 of itself."""
 
 
 @dataclass
 class FeatureStore:
-    """Unit-norm features of pictures, and where each picture is. Row i of every column belongs to one picture.
+    """Unit-norm features of images, and where each image is. Row i of every column belongs to one image.
 
     Attributes:
         keys: unique names.
-        labels: class numbers, -1 for a picture without one; None if none has one.
-        sources: the shard of each picture relative to the manifest's `root`; "" for a picture that is a file.
+        labels: class numbers, -1 for an image without one; None if none has one.
+        sources: the shard of each image relative to the manifest's `root`; "" for an image that is a file.
         members: the shard's member, or the file relative to `root`.
         features: unit-norm rows.
-        manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalised`, `root`,
+        manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalized`, `root`,
             `sources` (as the user named them), and what else the extraction noted; JSON values.
-        whitening: how the features were whitened, written beside them; None, too, for a store that was read.
+        whitening: how the features were whitened, written next to them; None also for a store that was read.
     """
 
     keys: list[str]
@@ -60,6 +55,14 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def space(self, name: str = "the feature store") -> FeatureSpace:
+        """Return what other features must share with these to be compared; `name` is for the message.
+
+        Raises:
+            FeatureError: the manifest does not say how the features were made.
+        """
+        return FeatureSpace.of_manifest(self.manifest, self.features.shape[1], name)
 
     def check(self) -> None:
         """Check that the columns belong together and the features are usable.
@@ -83,7 +86,7 @@ class FeatureStore:
             )
 
     def write(self, directory: Path, *, feature_dtype: str = "float32") -> dict[str, Any]:
-        """Write the store; it appears whole or not at all.
+        """Write the store; it appears complete or not at all.
 
         Args:
             directory: new or empty.
@@ -110,7 +113,7 @@ class FeatureStore:
                 "format": FORMAT,
                 "dimension": dimension,
                 "count": count,
-                "normalised": True,
+                "normalized": True,
                 "feature_dtype": feature_dtype,
                 "files": files,
             }
@@ -145,7 +148,7 @@ class FeatureStore:
 
     @classmethod
     def read_part(cls, directory: Path, number: int) -> FeatureStore:
-        """As `read`, one of the store's files alone.
+        """Read one file of the store alone, as `read` does.
 
         Args:
             directory: of the store.
@@ -161,7 +164,7 @@ class FeatureStore:
         row = 0
         for part in parts:
             rows = _read_part(directory / str(part["name"]), part, manifest)
-            features[row : row + len(rows)] = _feature_matrix(rows, manifest["dimension"])
+            features[row : row + len(rows)] = feature_matrix(rows, manifest["dimension"])
             row += len(rows)
             columns.append(rows.drop_columns(["feature"]))
         table = pa.concat_tables(columns)
@@ -176,7 +179,7 @@ class FeatureStore:
 
 
 def read_names(directory: Path) -> FeatureStore:
-    """A store without its features, which have no columns: keys, labels, sources, members and manifest.
+    """Read a store without its features (they have no columns): keys, labels, sources, members and manifest.
 
     The files' bytes are not compared with their checksums: `FeatureStore.read_part` does that.
 
@@ -202,22 +205,12 @@ def read_names(directory: Path) -> FeatureStore:
 
 
 def _labels(table: pa.Table, manifest: dict[str, Any]) -> tuple[Int64[np.ndarray, " n"] | None, dict[str, Any]]:
-    """The labels, and the manifest without class names that are whole numbers: those are the labels."""
+    """Return the labels, and the manifest without class names that are integers: those are the labels."""
     stored = table["label"].fill_null(-1).to_numpy().astype(np.int64)
     names = manifest.get("class_names")
     names = [str(name) for name in names] if isinstance(names, list) else None
     labels, class_names = number_classes(stored if (stored >= 0).any() else None, names)
     return labels, {**manifest, "class_names": class_names} if names is not None else manifest
-
-
-def require_dtype(name: str) -> None:
-    """Check that features can be stored in this dtype.
-
-    Raises:
-        FeatureError: they cannot.
-    """
-    if name not in FEATURE_DTYPES:
-        raise FeatureError(f"feature dtype {name!r}: wanted one of {', '.join(FEATURE_DTYPES)}")
 
 
 def _parts(count: int, dimension: int) -> Iterator[tuple[int, int]]:
@@ -230,50 +223,8 @@ def _parts(count: int, dimension: int) -> Iterator[tuple[int, int]]:
 def _check_features(features: Float32[np.ndarray, "n d"], keys: list[str], stored_as: str) -> None:
     if features.size == 0:
         raise FeatureError("there are no features: wanted at least one row")
-    tolerance = _TOLERANCE[stored_as]
+    tolerance = NORM_TOLERANCE[stored_as]
     require_unit_rows(features, "features", tolerance=tolerance, names=keys, remedy="extract them again")
-
-
-def read_store_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a store, whose files are there.
-
-    Raises:
-        FeatureError: there is no store, or it is incomplete or damaged.
-    """
-    if not directory.is_dir():
-        raise FeatureError(f"feature store {directory} {path_state(directory)}; make one with sop-embed")
-    path = directory / MANIFEST_NAME
-    if not path.is_file():
-        raise FeatureError(f"{directory} has no {MANIFEST_NAME}: it is no feature store, or an unfinished one")
-    try:
-        manifest = read_json(path)
-    except SopError as error:
-        raise FeatureError(str(error)) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FeatureError(f"{path} is not the manifest of a feature store ({FORMAT})")
-    whole = (
-        _is_count(manifest.get("count"))
-        and _is_count(manifest.get("dimension"))
-        and manifest.get("feature_dtype") in FEATURE_DTYPES
-        and isinstance(manifest.get("files"), list)
-        and all(isinstance(part, dict) and {"name", "rows", "sha256"} <= set(part) for part in manifest["files"])
-        and manifest["count"] == sum(part["rows"] for part in manifest["files"] if _is_count(part["rows"]))
-    )
-    if not whole:
-        raise FeatureError(f"{path} is damaged: count, dimension, feature_dtype and files do not agree")
-    odd = odd_fact(manifest)
-    if odd:
-        raise FeatureError(f"{path} is damaged: {odd} is not what sop-embed writes; embed again")
-    named = {str(part["name"]) for part in manifest["files"]}
-    found = {file.name for file in directory.glob("features-*.parquet")}
-    if named != found:
-        odd = sorted(named ^ found)[0]
-        raise FeatureError(f"{directory}: {odd} is {'missing' if odd in named else 'not in the manifest'}; embed again")
-    return manifest
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value >= 1
 
 
 def _schema(manifest: Mapping[str, Any]) -> pa.Schema:
@@ -301,8 +252,8 @@ def _read_part(path: Path, part: Mapping[str, Any], manifest: Mapping[str, Any])
     return table
 
 
-def _feature_matrix(table: pa.Table, dimension: int) -> np.ndarray:
-    """The rows of one file; chunks of a fixed-size list are flat arrays."""
+def feature_matrix(table: pa.Table, dimension: int) -> np.ndarray:
+    """Return the rows of one file; chunks of a fixed-size list are flat arrays."""
     column = table["feature"].combine_chunks()
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, dimension) for chunk in chunks])

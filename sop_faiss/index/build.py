@@ -1,11 +1,9 @@
-"""Features -> a searchable index directory, whole or absent."""
+"""Features to a searchable index directory, which appears complete or not at all."""
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,31 +12,36 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss import distributed
-from sop_faiss.data.source import ImageSource
+from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.cache import kept_until_whole
-from sop_faiss.features.extract import extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
-from sop_faiss.index.alike import encoder_doubts, facts_of_encoder
-from sop_faiss.index.plan import RECALL_K, plan_rows
-from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file
-from sop_faiss.index.trained import forget_training, trained_once
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.neighbors.approximate_index import ApproximateIndex
-from sop_faiss.neighbors.choice import IsNear, choose_factory, exact_similarities, near_by_vectors, tune_effort
-from sop_faiss.neighbors.factories import METRIC, VectorIndex, check_factory, empty_index
+from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
+from sop_faiss.index.resume_build import forget_training, trained_once
+from sop_faiss.index.row_plan import RECALL_K, plan_rows
+from sop_faiss.index.store import IdTable, IndexManifest, write_index
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.disk.auto_factory import (
+    IsNear,
+    choose_factory,
+    exact_similarities,
+    near_by_vectors,
+    tune_search,
+)
+from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, check_factory, empty_index
 from sop_faiss.progress import ProgressCallback
 
 __all__ = [
     "IndexOptions",
     "build_index",
-    "build_index_of_pictures",
+    "build_index_of_images",
     "measure",
     "not_measured",
     "parse_bytes",
     "store_as_index",
-    "write_index",
 ]
 
 _log = logging.getLogger(__name__)
@@ -47,32 +50,32 @@ _BLOCK_ROWS = 65_536
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """What an index shall be like."""
+    """What kind of index to build."""
 
     factory: str = "auto"
     """FAISS factory string, or `auto`: `Flat` for 100,000 vectors or fewer, else IVF with codes that fit."""
     max_bytes: int | None = None
     """Of the index in memory, for `auto`; None: no limit."""
     recall: float = 0.95
-    """Share of the 10 nearest rows that a search shall find; the effort of each search is tuned to it."""
+    """Share of the 10 nearest rows that a search must find; the search setting (nprobe or efSearch) is tuned to it."""
 
     def check(self, dimension: int) -> None:
-        """Refuse what cannot be, before any work.
+        """Refuse impossible options before any work.
 
         Raises:
             ConfigError: FAISS knows no such factory, or a number is out of range.
         """
         if not 0 < self.recall <= 1:
-            raise ConfigError(f"--recall {self.recall}: wanted more than 0, and at most 1")
+            raise ConfigError(f"`recall` {self.recall}: wanted more than 0, and at most 1")
         if self.factory != "auto":
             check_factory(self.factory, dimension)
             if self.max_bytes is not None:
-                raise ConfigError("--max-memory is for --factory auto, which chooses by it: leave one of them out")
+                raise ConfigError("`max_memory` is for `factory` auto, which chooses by it: leave one of them out")
         elif self.max_bytes is not None and self.max_bytes < 1:
-            raise ConfigError(f"--max-memory {self.max_bytes}: wanted 1 byte or more")
+            raise ConfigError(f"`max_memory` {self.max_bytes}: wanted 1 byte or more")
 
     def choose(self, count: int, dimension: int) -> tuple[str, str]:
-        """The factory for so many vectors, and why."""
+        """Choose the factory for this many vectors, and say why."""
         if self.factory != "auto":
             return self.factory, "asked for"
         choice = choose_factory(count, dimension, self.max_bytes)
@@ -83,10 +86,10 @@ _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**
 
 
 def parse_bytes(text: str) -> int:
-    """A size as people write it: 800000000, 800MB, 1.5 GB, 2GiB.
+    """Parse a size as people write it: 800000000, 800MB, 1.5 GB, 2GiB.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a size.
     """
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in _UNITS:
@@ -103,13 +106,12 @@ def build_index(
 ) -> IndexManifest:
     """Write the index directory of a feature store: `index.faiss`, `ids.parquet`, `manifest.json`.
 
-    The rows are in the store's order, but those that recall is measured with before they are added come last; see
-    `plan_rows`.
+    The rows are in the store's order, except that those which recall is measured with come last; see `plan_rows`.
 
     Args:
         store: unit-norm features of one encoder.
-        out: where the directory shall stand; it appears complete or not at all. What was trained stays beside it
-            until then: after a kill, the same call does not train again.
+        out: the index directory; it appears complete or not at all. What was trained is kept next to it until then:
+            after a kill, the same call does not train again.
         options: which kind of index; None for the defaults.
         progress: called with vectors added and their total.
 
@@ -150,10 +152,11 @@ def build_index(
         )
         ids = IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
         of_encoder = facts_of_encoder(store, lambda rows: store.features[rows])
-        search = {"effort": index.effort, **measured, "why": why, **of_encoder}
+        search = {"effort": index.search_setting, **measured, "why": why, **of_encoder}
         described = replace(store_as_index(store, factory), search=search)
         manifest = write_index(directory, described, index.write, ids)
     forget_training(out)
+    log_encoder_doubts(manifest)
     return manifest
 
 
@@ -172,15 +175,15 @@ def _add(
 
 
 def not_measured(target: float) -> dict[str, Any]:
-    """What the manifest says of a recall that was not measured."""
+    """Return what the manifest says where recall was not measured."""
     return {"recall": None, "k": None, "queries": 0, "target": target}
 
 
 def measure(
     index: ApproximateIndex, queries: Float32[np.ndarray, "q d"], k: int, is_near: IsNear, target: float
 ) -> dict[str, Any]:
-    """Tune the effort of a search, and warn where the target is out of reach. What the manifest says of it."""
-    recall = tune_effort(index, queries, k, is_near, target)
+    """Tune the search setting, warn where the target is out of reach, and return what the manifest says of it."""
+    recall = tune_search(index, queries, k, is_near, target)
     if recall.share < target:
         _log.warning(
             "recall@%d of index %s is %.3f at most, wanted %.3g: its codes are too coarse, or its lists too many; "
@@ -190,48 +193,29 @@ def measure(
     return {"recall": round(recall.share, 4), "k": k, "queries": recall.queries, "target": target}
 
 
-def write_index(
-    directory: Path, described: IndexManifest, write_vectors: Callable[[Path], None], ids: IdTable
-) -> IndexManifest:
-    """Write the three files into a directory that is renamed when complete; the manifest with their checksums.
-
-    An encoder that hardly tells the images apart is named in the log.
-    """
-    write_vectors(directory / INDEX_FILE)
-    ids.write(directory / IDS_FILE)
-    files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
-    manifest = replace(described, files=files)
-    manifest.write(directory)
-    for doubt in encoder_doubts(manifest):
-        _log.warning("%s", doubt)
-    return manifest
-
-
-def build_index_of_pictures(
+def build_index_of_images(
     encoder: Encoder,
     source: ImageSource,
     out: Path,
     options: IndexOptions | None = None,
     *,
-    batch_size: int = 64,
-    max_bad_fraction: float = 0.01,
+    extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
-    """As `build_index`, of pictures. After a kill the same call encodes only what is missing (`kept_until_whole`).
+    """Build an index of images. After a kill the same call encodes only what is missing (`kept_until_whole`).
 
     Ranks share the encoding, and the main one builds.
 
     Args:
-        encoder: on the device it shall run on.
-        source: the pictures.
-        out: where the directory shall stand.
+        encoder: on the device that it runs on.
+        source: the images.
+        out: the index directory.
         options: which kind of index; None for the defaults.
-        batch_size: pictures per forward pass.
-        max_bad_fraction: share of pictures that may be unreadable; they are left out and counted in the manifest.
-        progress: called with pictures done and their total.
+        extraction: batch size and the like; images that are left out are counted in the manifest.
+        progress: called with images done and their total.
 
     Raises:
-        SopError: as `build_index` and `extract_features`; what is wrong with `out` or `options`, before any work.
+        SopError: as `build_index` and `extract_features`; faults of `out` or `options` are found before any work.
     """
     options = options or IndexOptions()
     refuse_occupied(out)
@@ -240,30 +224,28 @@ def build_index_of_pictures(
         store = extract_features(
             encoder,
             source,
-            batch_size=batch_size,
-            max_bad_fraction=max_bad_fraction,
+            replace(extraction or ExtractionOptions(), across_ranks=True),
             progress=progress,
-            across_ranks=True,
         )
         return distributed.decide(lambda: build_index(store, out, options))
 
 
 def store_as_index(store: FeatureStore, factory: str) -> IndexManifest:
-    """What an index's manifest takes over from a feature store.
+    """Make the manifest of an index from that of a feature store.
 
     Raises:
         FeatureError: the store's manifest lacks something.
     """
-    made_by = store.manifest
+    made_by, space = store.manifest, store.space()
     try:
         return IndexManifest(
             factory=factory,
             metric=METRIC,
-            dimension=int(store.features.shape[1]),
+            dimension=space.dimension,
             count=len(store.features),
-            encoder={name: str(made_by["encoder"][name]) for name in ("name", "fingerprint")},
-            preprocess=json.loads(json.dumps(made_by["preprocess"])),
-            pooling=made_by["pooling"],
+            encoder={"name": str(made_by["encoder"]["name"]), "fingerprint": space.fingerprint},
+            preprocess=space.preprocess,
+            pooling=space.pooling,
             class_names=made_by.get("class_names"),
             root=str(made_by["root"]),
             dropped=dict(made_by.get("dropped", {}).get("reasons", {})),

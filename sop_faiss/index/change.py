@@ -1,4 +1,4 @@
-"""Change an index on disk: add, remove, merge. Each is whole or does not happen; what was there stays until then."""
+"""Add to, remove from, merge indices on disk. Each is done completely or not at all; until then the old index stays."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
-from sop_faiss.index.alike import random_pairs_cosine
 from sop_faiss.index.build import store_as_index
+from sop_faiss.index.encoder_doubts import random_pairs_cosine
 from sop_faiss.index.search import closest_key, read_vectors
-from sop_faiss.index.store import IDS_FILE, INDEX_FILE, IdTable, IndexManifest, describe_file, read_verified
-from sop_faiss.neighbors.factories import VectorIndex, append
+from sop_faiss.index.store import IdTable, IndexManifest, read_verified, write_index
+from sop_faiss.neighbors.disk.factories import VectorIndex, append
 
-__all__ = ["add_to_index", "check_same_features", "merge_indices", "remove_from_index"]
+__all__ = ["add_to_index", "merge_indices", "remove_from_index", "require_same_space"]
 
 
 @dataclass
@@ -38,24 +39,19 @@ class _Index:
         return cls(manifest, ids, read_vectors(directory, manifest, mapped=False))
 
     def write(self, directory: Path) -> IndexManifest:
-        """Write the three files; the manifest with the present count and checksums, and what random pairs are like now.
+        """Write the three files; the manifest has the new count, checksums, and mean cosine of random pairs.
 
-        Of lists and codes, whose rows cannot be read without a map that would be written too, the last stays.
+        An approximate index keeps the cosine it has: reading its rows needs a map, which would be written too.
         """
         assert self.vectors is not None
-        self.vectors.write(directory / INDEX_FILE)
-        self.ids.write(directory / IDS_FILE)
-        files = {name: describe_file(directory / name) for name in (INDEX_FILE, IDS_FILE)}
         count, search = len(self.ids.keys), self.manifest.search
         if self.manifest.exact:
             search = search | {"mean_cosine": random_pairs_cosine(count, self.vectors.features)}
-        manifest = replace(self.manifest, count=count, files=files, search=search)
-        manifest.write(directory)
-        return manifest
+        return write_index(directory, replace(self.manifest, count=count, search=search), self.vectors.write, self.ids)
 
 
 def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
-    """Add the pictures of a feature store to an index.
+    """Add the images of a feature store to an index.
 
     Lists and codes stay as they were trained: after many additions of another kind build the index again.
 
@@ -74,7 +70,7 @@ def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
         index = _Index.read(directory)
         added = store_as_index(store, index.manifest.factory)
         other = _Index(added, IdTable(store.keys, store.sources, store.members, store.labels), None)
-        check_same_features(index.manifest, added, "the index", "the store")
+        require_same_space(index.manifest.space, added.space, "the index", "the store")
         joined = _join_names([index, other], [str(directory), "the store"])
         assert index.vectors is not None
         index.vectors.add(store.features)
@@ -84,11 +80,11 @@ def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
 
 
 def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
-    """Remove pictures from an index; the rows of the others move up.
+    """Remove images from an index; the rows of the others move up.
 
     Args:
         directory: of the index.
-        keys: of the pictures.
+        keys: of the images.
 
     Raises:
         IndexMismatchError: the index is damaged.
@@ -110,7 +106,7 @@ def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
             )
         rows = np.array([key not in wanted for key in index.ids.keys])
         if not rows.any():
-            raise ConfigError(f"all {len(rows)} pictures of {directory} would be removed: delete the directory instead")
+            raise ConfigError(f"all {len(rows)} images of {directory} would be removed: delete the directory instead")
         index.vectors.keep(rows)
         search = _counted(index.manifest.search, "removed", len(wanted))
         ids = index.ids.take(np.flatnonzero(rows))
@@ -122,7 +118,7 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
     """Join indices of one encoder into a new one, of the first one's kind.
 
     Rows keep their order, index after index. Codes are taken over as they are where both indices were trained alike;
-    else they are made anew from what the index remembers of its vectors.
+    else they are computed again from what the index keeps of its vectors.
 
     Args:
         directories: of the indices, two or more.
@@ -130,7 +126,7 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
 
     Raises:
         IndexMismatchError: an index is damaged, or of another encoder, preprocessing or pooling than the first.
-        ConfigError: a key occurs twice, or classes cannot be told apart.
+        ConfigError: a key occurs twice, or some indices have class names and others only numbers.
         SopError: `out` is not empty.
     """
     if len(directories) < 2:
@@ -139,7 +135,7 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
     indices = [_Index.read(directory) for directory in directories]
     first = indices[0]
     for directory, other in zip(directories[1:], indices[1:], strict=True):
-        check_same_features(first.manifest, other.manifest, str(directories[0]), str(directory))
+        require_same_space(first.manifest.space, other.manifest.space, str(directories[0]), str(directory))
     joined = _join_names(indices, [str(directory) for directory in directories])
     assert first.vectors is not None
     for other in indices[1:]:
@@ -150,31 +146,27 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
         return _Index(replace(joined.manifest, search=search), joined.ids, first.vectors).write(temporary)
 
 
-def check_same_features(ours: IndexManifest, theirs: IndexManifest, our_name: str, their_name: str) -> None:
+def require_same_space(ours: FeatureSpace, theirs: FeatureSpace, our_name: str, their_name: str) -> None:
     """Refuse features that cannot be compared.
 
     Raises:
         IndexMismatchError: encoder, preprocessing, pooling or dimension differ.
     """
-    for what, one, two in (
-        ("encoder", ours.encoder["fingerprint"][:12], theirs.encoder["fingerprint"][:12]),
-        ("preprocessing", ours.preprocess, theirs.preprocess),
-        ("pooling", ours.pooling, theirs.pooling),
-        ("dimension", ours.dimension, theirs.dimension),
-    ):
-        if one != two:
-            raise IndexMismatchError(
-                f"{their_name} is of another {what} than {our_name} ({two} instead of {one}): use the same one for both"
-            )
+    difference = ours.difference(theirs)
+    if difference is not None:
+        raise IndexMismatchError(
+            f"{their_name} is of another {difference.what} than {our_name} ({difference.values}): "
+            "use the same one for both"
+        )
 
 
 def _counted(search: dict[str, Any], what: str, number: int) -> dict[str, Any]:
-    """What the manifest says of searches, with rows that were added or removed since recall was measured."""
+    """Return the manifest's `search` with rows counted that were added or removed since recall was measured."""
     return search | {what: int(search.get(what, 0)) + number}
 
 
 def _join_names(indices: list[_Index], names: list[str]) -> _Index:
-    """Ids and manifest of several indices together; the first one's manifest says the rest."""
+    """Join ids and manifests of several indices; all else is from the first one's manifest."""
     keys = [key for index in indices for key in index.ids.keys]
     repeated = [key for key, times in Counter(keys).items() if times > 1]
     if repeated:
@@ -198,11 +190,11 @@ def _join_names(indices: list[_Index], names: list[str]) -> _Index:
 
 
 def _join_classes(indices: list[_Index], names: list[str]) -> tuple[list[str] | None, Int64[np.ndarray, " n"] | None]:
-    """The names of the classes, the first index's first, and each picture's label among them."""
-    labelled = [index for index in indices if index.ids.labels is not None]
-    if not labelled:
+    """Join the names of the classes, the first index's first, and number each image's label among them."""
+    labeled = [index for index in indices if index.ids.labels is not None]
+    if not labeled:
         return None, None
-    named = [index.manifest.class_names is not None for index in labelled]
+    named = [index.manifest.class_names is not None for index in labeled]
     if any(named) != all(named):
         raise ConfigError(f"of {', '.join(names)} some have names of their classes and others numbers: name all")
     classes: dict[str, int] = {}

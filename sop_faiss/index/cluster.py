@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, SopError
-from sop_faiss.features.store import read_names, read_store_manifest
+from sop_faiss.features.store import read_names
+from sop_faiss.features.store_manifest import read_store_manifest
 from sop_faiss.files import (
     atomic_directory,
     atomic_file,
@@ -27,15 +28,15 @@ from sop_faiss.files import (
     refuse_occupied,
     sha256_file,
 )
-from sop_faiss.index import parts as work
-from sop_faiss.index.alike import facts_of_encoder
-from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index, write_index
-from sop_faiss.index.parts import Part
-from sop_faiss.index.plan import RECALL_K, RowPlan, plan_rows
-from sop_faiss.index.store import IdTable, IndexManifest
-from sop_faiss.neighbors.approximate_index import ApproximateIndex, read_approximate_index
-from sop_faiss.neighbors.choice import near_by_table
-from sop_faiss.neighbors.factories import VectorIndex, empty_index
+from sop_faiss.index import cluster_tasks as work
+from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index
+from sop_faiss.index.cluster_tasks import Part
+from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
+from sop_faiss.index.row_plan import RECALL_K, RowPlan, plan_rows
+from sop_faiss.index.store import IdTable, IndexManifest, write_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
+from sop_faiss.neighbors.disk.auto_factory import near_by_table
+from sop_faiss.neighbors.disk.factories import VectorIndex, empty_index
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["Run", "build_by_tasks", "build_on_cluster", "run_here"]
@@ -43,18 +44,18 @@ __all__ = ["Run", "build_by_tasks", "build_on_cluster", "run_here"]
 _log = logging.getLogger(__name__)
 _JOINED = "joined.faiss"
 _OURS = re.compile(rf"\.?(?:trained|queries|part)-.*|{re.escape(_JOINED)}")
-"""What is kept beside the index until it is whole, and what a kill leaves of that."""
+"""Files kept next to the index until it is complete, and what a kill leaves of them."""
 _RETRIES = 5
-"""How often a task is done again whose worker was lost."""
+"""How often a task is repeated whose worker was lost."""
 _ANSWER_SECONDS = 10.0
-"""That a cluster is given to answer at all."""
+"""How long a cluster may take to answer."""
 
 Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 """Calls a function once for each of several arguments, somewhere; the results in the order of the arguments."""
 
 
 def run_here(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-    """One after the other, in this process."""
+    """Run tasks one after the other in this process."""
     for each in arguments:
         yield function(*each)
 
@@ -72,8 +73,8 @@ def build_on_cluster(
     Args:
         store: the feature store's directory. Each of its files is one part; the workers see it, and the directory of
             `out`, under the same paths.
-        out: where the index shall stand. Parts are kept beside it until all is done: after a failure, the same call
-            goes on with them.
+        out: the index directory. Parts are kept next to it until all is done: after a failure, the same call
+            continues with them.
         options: which kind of index; None for the defaults.
         address: of a Ray cluster; `ray`: the one that RAY_ADDRESS names, or this machine.
         progress: called with parts indexed and their number.
@@ -94,12 +95,12 @@ def build_by_tasks(
     run: Run,
     progress: ProgressCallback | None = None,
 ) -> IndexManifest:
-    """As `build_on_cluster`, by any means of running tasks."""
+    """Build as `build_on_cluster` does, by any means of running tasks."""
     options = options or IndexOptions()
     refuse_occupied(out)
     store, out = store.absolute(), out.absolute()
-    described = read_store_manifest(store)
-    count, dimension = int(described["count"]), int(described["dimension"])
+    store_manifest = read_store_manifest(store)
+    count, dimension = int(store_manifest["count"]), int(store_manifest["dimension"])
     options.check(dimension)
     factory, why = options.choose(count, dimension)
     _log.info("index factory %s: %s", factory, why)
@@ -112,39 +113,40 @@ def build_by_tasks(
     refuse_foreign(place, _OURS, "the parts of the index")
     place.mkdir(parents=True, exist_ok=True)
     with locked_directory(place):
-        sizes = [int(part["rows"]) for part in described["files"]]
-        trained, queries = _train(run, store, sizes, plan, index, place, _digest_of(described, factory))
-        tasks = _plan_parts(store, described, factory, plan, sizes, place, trained, queries)
+        sizes = [int(part["rows"]) for part in store_manifest["files"]]
+        trained, queries = _train(run, store, sizes, plan, index, place, _digest_of(store_manifest, factory))
+        parts = _plan_parts(store, store_manifest, sizes, plan, factory, place, trained, queries)
         counts = []
-        for done, rows in enumerate(run(work.index_part, [(task,) for task in tasks]), start=1):
+        for done, rows in enumerate(run(work.index_part, [(part,) for part in parts]), start=1):
             counts.append(rows)
             if progress is not None:
-                progress(done, len(tasks))
-        join = functools.partial(work.join_parts, tasks, counts, dimension)
+                progress(done, len(parts))
+        join = functools.partial(work.join_parts, parts, counts, dimension)
         of_encoder = facts_of_encoder(names, lambda rows: _gather(run, store, sizes, rows, dimension))
-        search, last = {"effort": index.effort, **not_measured(options.recall), "why": why, **of_encoder}, None
+        search, last = {"effort": index.search_setting, **not_measured(options.recall), "why": why, **of_encoder}, None
         if queries is not None:
             last, joined = np.load(queries), place / _JOINED
             join(joined)
-            search.update(_measured(joined, tasks, len(plan.present), last, factory, options.recall))
+            search.update(_measured(joined, parts, len(plan.present), last, factory, options.recall))
         ids = IdTable(names.keys, names.sources, names.members, names.labels).take(plan.order)
-        told = replace(store_as_index(names, factory), dimension=dimension, search=search)
+        planned = replace(store_as_index(names, factory), dimension=dimension, search=search)
         with atomic_directory(out) as directory:
-            write = functools.partial(join, last=last, effort=search["effort"])
-            manifest = write_index(directory, told, write, ids)
+            write = functools.partial(join, last=last, search_setting=search["effort"])
+            manifest = write_index(directory, planned, write, ids)
         shutil.rmtree(place, ignore_errors=True)
+    log_encoder_doubts(manifest)
     return manifest
 
 
-def _digest_of(described: dict[str, Any], factory: str) -> str:
-    """What a trained index depends on."""
-    return work.digest([part["sha256"] for part in described["files"]], factory)
+def _digest_of(store_manifest: dict[str, Any], factory: str) -> str:
+    """Return a checksum of all that a trained index depends on."""
+    return work.digest([part["sha256"] for part in store_manifest["files"]], factory)
 
 
 def _train(
     run: Run, store: Path, sizes: list[int], plan: RowPlan, index: VectorIndex, place: Path, key: str
 ) -> tuple[Path | None, Path | None]:
-    """Files of the trained index without a row, and of the held-out queries; made once. None where there are none."""
+    """Write the trained index without a row and the held-out queries, once; None for each that does not exist."""
     if not isinstance(index, ApproximateIndex):
         return None, None
     trained, queries = place / f"trained-{key[:16]}.faiss", place / f"queries-{key[:16]}.npy"
@@ -161,7 +163,7 @@ def _train(
 def _gather(
     run: Run, store: Path, sizes: list[int], rows: Int64[np.ndarray, " m"], dimension: int
 ) -> Float32[np.ndarray, "m d"]:
-    """Some rows of a store, in this order, read by its parts."""
+    """Read some rows of a store, in this order, by its parts."""
     vectors = np.empty((len(rows), dimension), np.float32)
     wanted = [(number, *each) for number, each in enumerate(work.rows_by_part(sizes, rows)) if each[1]]
     found = run(work.part_vectors, [(str(store), number, inside) for number, _, inside in wanted])
@@ -172,10 +174,10 @@ def _gather(
 
 def _plan_parts(
     store: Path,
-    described: dict[str, Any],
-    factory: str,
-    plan: RowPlan,
+    store_manifest: dict[str, Any],
     sizes: list[int],
+    plan: RowPlan,
+    factory: str,
     place: Path,
     trained: Path | None,
     queries: Path | None,
@@ -184,7 +186,7 @@ def _plan_parts(
     checksums = [None if file is None else sha256_file(file) for file in (trained, queries)]
     parts, first_row = [], 0
     for number, (size, skipped) in enumerate(zip(sizes, held_out, strict=True)):
-        made_of = work.digest(described["files"][number]["sha256"], factory, checksums, first_row, sorted(skipped))
+        made_of = work.digest(store_manifest["files"][number]["sha256"], factory, checksums, first_row, sorted(skipped))
         parts.append(
             Part(
                 store=str(store),
@@ -203,13 +205,13 @@ def _plan_parts(
 
 
 def _measured(
-    joined: Path, tasks: list[Part], rows: int, queries: Float32[np.ndarray, "q d"], factory: str, target: float
+    joined: Path, parts: list[Part], rows: int, queries: Float32[np.ndarray, "q d"], factory: str, target: float
 ) -> dict[str, Any]:
-    """What the manifest says of searches, tuned on the rows held out, in an index of all others."""
+    """Tune searches on the rows held out, in an index of all others, and return what the manifest says of them."""
     k = min(RECALL_K, rows)
     index = read_approximate_index(joined, factory, queries.shape[1], rows)
-    recall = measure(index, queries, k, near_by_table(work.read_nearest(tasks), k), target)
-    return {"effort": index.effort, **recall}
+    recall = measure(index, queries, k, near_by_table(work.read_nearest(parts), k), target)
+    return {"effort": index.search_setting, **recall}
 
 
 def _require_answer(address: str) -> None:
@@ -227,11 +229,11 @@ def _require_answer(address: str) -> None:
 
 @contextmanager
 def _ray_tasks(address: str) -> Iterator[Run]:
-    """Run tasks on a cluster; one that was not connected to before is left again."""
+    """Run tasks on a cluster; a connection that was made here is closed afterwards."""
     try:
         import ray
     except ImportError:
-        raise ConfigError("--cluster needs Ray: pip install 'sop-faiss[cluster]'") from None
+        raise ConfigError("`cluster` needs Ray: pip install 'sop-faiss[cluster]'") from None
     ours = not ray.is_initialized()
     if ours:
         _require_answer(os.environ.get("RAY_ADDRESS", "") if address == "ray" else address)
@@ -252,7 +254,7 @@ def _ray_tasks(address: str) -> Iterator[Run]:
         except ray.exceptions.RayError as error:
             raise SopError(
                 f"tasks were lost {_RETRIES + 1} times ({str(error).splitlines()[0]}): parts that are done stay, "
-                "the same command goes on with them"
+                "and the same command continues with them"
             ) from None
 
     try:

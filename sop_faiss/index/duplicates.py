@@ -1,4 +1,4 @@
-"""Groups of pictures of an index that are nearly the same, by the similarity of their features."""
+"""Groups of images of an index that are nearly the same, by the similarity of their features."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from sop_faiss.data.duplicates import join_groups
-from sop_faiss.errors import ConfigError
-from sop_faiss.index.search import FeatureIndex
+from sop_faiss.data.images.near_duplicates import join_groups
+from sop_faiss.index.search import FeatureIndex, require_cosine
 from sop_faiss.progress import ProgressCallback
 
 __all__ = ["DuplicateGroup", "find_duplicates"]
@@ -19,32 +18,31 @@ _BLOCK_ROWS = 1024
 
 @dataclass(frozen=True)
 class DuplicateGroup:
-    """Two or more pictures, joined by pairs that reach the threshold."""
+    """Two or more images, joined by pairs that reach the threshold."""
 
     rows: Int64[np.ndarray, " m"]
     """Rows of the index, rising."""
     similarities: Float32[np.ndarray, " m"]
-    """Cosine of each with the first. A picture that is joined by way of others may lie below the threshold."""
+    """Cosine of each with the first. An image that is joined through others may be below the threshold."""
 
 
 def find_duplicates(
     index: FeatureIndex, threshold: float, *, progress: ProgressCallback | None = None
 ) -> list[DuplicateGroup]:
-    """All groups of pictures that are joined by pairs of at least this similarity; the largest first, then by row.
+    """Find all groups of images that are joined by pairs of at least this similarity; the largest first, then by row.
 
-    Every picture is looked up in the index, block by block. With a `Flat` index all pairs are found; with others those
+    Every image is looked up in the index, block by block. With a `Flat` index all pairs are found; with others those
     that a search finds, at the similarities of the stored codes.
 
     Args:
         index: what to look through.
-        threshold: cosine, -1 to 1, of which a pair is alike.
-        progress: called with pictures looked up and their total.
+        threshold: cosine, -1 to 1, from which on a pair is alike.
+        progress: called with images looked up and their total.
 
     Raises:
-        ConfigError: the threshold is out of range, or this kind of index finds the k nearest only.
+        ConfigError: the threshold is out of range, or this kind of index finds only the k nearest.
     """
-    if not -1 <= threshold <= 1:
-        raise ConfigError(f"threshold = {threshold}: wanted a cosine similarity from -1 to 1")
+    require_cosine(threshold, "threshold")
     lowest = np.arange(len(index))
     for start in range(0, len(index), _BLOCK_ROWS):
         rows = range(start, min(start + _BLOCK_ROWS, len(index)))
@@ -57,7 +55,7 @@ def find_duplicates(
 
 
 def _groups(lowest: Int64[np.ndarray, " n"]) -> list[Int64[np.ndarray, " m"]]:
-    """The rows of each group of two or more, from the lowest row of everyone's group."""
+    """Return the rows of each group of two or more; `lowest` has for each row the lowest row of its group."""
     order = np.argsort(lowest, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(lowest[order]) != 0))
     groups = [rows for rows in np.split(order, starts[1:]) if len(rows) > 1]

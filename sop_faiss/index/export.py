@@ -20,12 +20,12 @@ _BLOCK_ROWS = 16_384
 
 
 def export_parquet(index: FeatureIndex, path: Path, *, progress: ProgressCallback | None = None) -> None:
-    """Write ids, names, classes and vectors, one row per picture in the index's order; whole or not at all.
+    """Write ids, names, classes and vectors, one row per image in the index's order; complete or not at all.
 
     Columns: `id` (int64, the row), `key`, `source`, `member` (strings), `label` (int64, null without), `label_name`
     (string, null without), `vector` (fixed-size list of float32, of unit norm). The file's metadata `sop_faiss` is
-    JSON: encoder, preprocessing, pooling, metric, root, and whether the vectors are whole. Of an index with shortened
-    codes they are what the codes make.
+    JSON: encoder, preprocessing, pooling, metric, factory and root. Vectors of an index with shortened codes are
+    reconstructed from the codes.
 
     Args:
         index: what to write; `FeatureIndex.open`.

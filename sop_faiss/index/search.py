@@ -1,52 +1,29 @@
-"""Open an index directory and ask it for neighbours."""
+"""Open an index directory and search it."""
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
-from sop_faiss.index.alike import encoder_doubts, random_pairs_cosine
+from sop_faiss.features.feature_space import EncoderLike, FeatureSpace
+from sop_faiss.index.encoder_doubts import log_encoder_doubts, random_pairs_cosine
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
-from sop_faiss.model.preprocess import Preprocess
-from sop_faiss.neighbors.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
 from sop_faiss.neighbors.exact import NearestRows
-from sop_faiss.neighbors.factories import METRIC, VectorIndex, read_index
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["EncoderLike", "FeatureIndex", "Neighbors", "closest_key", "read_vectors"]
+__all__ = ["FeatureIndex", "Neighbors", "closest_key", "read_vectors", "require_cosine"]
 
 _log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class EncoderLike(Protocol):
-    """What identifies an encoder; `load_encoder` returns one."""
-
-    @property
-    def name(self) -> str:
-        """As the user named it."""
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 of architecture and weights."""
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """How pictures are prepared."""
-
-    @property
-    def pooling(self) -> str:
-        """How tokens are pooled."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +41,7 @@ class Neighbors:
 
 
 class FeatureIndex:
-    """A searchable index of unit-norm features. Make one with `open`; safe in threads."""
+    """A searchable index of unit-norm features. Make one with `open`; thread-safe."""
 
     def __init__(self, directory: Path, manifest: IndexManifest, ids: IdTable, vectors: VectorIndex) -> None:
         self.directory = directory
@@ -76,7 +53,7 @@ class FeatureIndex:
     def open(cls, directory: str | Path, *, verify: str = "all") -> FeatureIndex:
         """Open an index directory; the vectors stay in their file until a search looks at them.
 
-        An encoder that hardly tells the images apart, by what was measured at the build, is named in the log.
+        An encoder that hardly distinguishes the images, as measured at the build, is named in the log.
 
         Args:
             directory: made by `build_index`; it may have been moved or copied since.
@@ -93,9 +70,8 @@ class FeatureIndex:
             raise ConfigError(f"verify = {verify!r}: wanted all or sizes")
         manifest, ids = read_verified(directory, vectors=verify == "all")
         if verify == "sizes":
-            _log.info("index %s is believed by its sizes: the vectors' bytes were not verified", directory)
-        for doubt in encoder_doubts(manifest):
-            _log.warning("%s", doubt)
+            _log.info("index %s was checked by file sizes: the vectors' bytes were not verified", directory)
+        log_encoder_doubts(manifest)
         return cls(directory, manifest, ids, read_vectors(directory, manifest))
 
     def __len__(self) -> int:
@@ -114,18 +90,18 @@ class FeatureIndex:
         return random_pairs_cosine(len(self), self._vectors.features)
 
     def class_name(self, label: int) -> str | None:
-        """The name of a label, the number itself if names are not known, None for -1 (no label)."""
+        """Return the name of a label, the number itself if names are not known, None for -1 (no label)."""
         names = self.manifest.class_names
         if label == -1:
             return None
         return names[label] if names is not None and 0 <= label < len(names) else str(label)
 
     def label_name(self, row: int) -> str | None:
-        """The name of an image's class; None where it has none."""
+        """Return the name of an image's class; None where it has none."""
         return None if self.ids.labels is None else self.class_name(int(self.ids.labels[row]))
 
     def row_of(self, key: str) -> int:
-        """The row of an image.
+        """Find the row of an image.
 
         Raises:
             ConfigError: no image of the index has this key.
@@ -135,7 +111,7 @@ class FeatureIndex:
         return self._rows[key]
 
     def has(self, key: str) -> bool:
-        """Whether an image of the index has this key."""
+        """Return whether an image of the index has this key."""
         return key in self._rows
 
     @functools.cached_property
@@ -146,40 +122,27 @@ class FeatureIndex:
         """Refuse a query encoder whose features cannot be compared with the index's.
 
         Raises:
-            IndexMismatchError: fingerprint, preprocessing or pooling differs.
+            IndexMismatchError: fingerprint, preprocessing, pooling or dimension differs.
         """
-        ours, name, fingerprint = self.manifest, encoder.name, encoder.fingerprint
-        if fingerprint != ours.encoder["fingerprint"]:
-            raise IndexMismatchError(
-                f"the index was built with encoder {ours.encoder['name']} (fingerprint "
-                f"{ours.encoder['fingerprint'][:12]}), the query encoder is {name} ({fingerprint[:12]}): "
-                "search with the same weights (of a run that went on --model RUN/checkpoints/step_N), or build the "
-                "index again"
+        difference = self.manifest.space.difference(FeatureSpace.of_encoder(encoder))
+        if difference is not None:
+            remedy = (
+                "search with the same weights (of a run that was continued, `model` RUN/checkpoints/step_N)"
+                if difference.what == "encoder"
+                else f"use the index's {difference.what}"
             )
-        theirs = json.loads(json.dumps(encoder.preprocess.to_dict()))
-        differences = [
-            f"{field} {theirs.get(field)} instead of {ours.preprocess.get(field)}"
-            for field in sorted({*ours.preprocess, *theirs})
-            if ours.preprocess.get(field) != theirs.get(field)
-        ]
-        if differences:
             raise IndexMismatchError(
-                f"the query encoder prepares pictures with {', '.join(differences)}: "
-                "use the index's preprocessing, or build the index again"
-            )
-        if encoder.pooling != ours.pooling:
-            raise IndexMismatchError(
-                f"the query encoder pools by {encoder.pooling!r}, the index by {ours.pooling!r}: "
-                "use the same pooling, or build the index again"
+                f"the query encoder {encoder.name} has another {difference.what} than the index, which was built with "
+                f"encoder {self.manifest.encoder['name']} ({difference.values}): {remedy}, or build the index again"
             )
 
     def search(self, x: np.ndarray | torch.Tensor, k: int) -> Neighbors:
-        """The k nearest images of each query; exact for a `Flat` index, else see `manifest.search` for its recall.
+        """Find the k nearest images of each query; exact for a `Flat` index, else see `manifest.search` for its recall.
 
         Args:
             x: one unit-norm feature (d,) or one per row (q, d), of this index's encoder; any float dtype, any strides,
                 any device. Norms are checked, not repaired (`require_unit_rows`).
-            k: how many neighbours; 1 <= k <= len(self).
+            k: how many neighbors; 1 <= k <= len(self).
 
         Raises:
             ConfigError: k is out of range.
@@ -188,7 +151,7 @@ class FeatureIndex:
         return self._named(self._vectors.search(self._as_queries(x), k))
 
     def search_above(self, x: np.ndarray | torch.Tensor, similarity: float) -> list[Neighbors]:
-        """All images whose similarity to a query reaches a threshold; one answer of one line for each query.
+        """Find all images whose similarity to a query reaches a threshold; one answer of one line for each query.
 
         Args:
             x: as of `search`.
@@ -198,15 +161,15 @@ class FeatureIndex:
             ConfigError: the threshold is out of range, or this kind of index has no such search.
             FeatureError: as `search`.
         """
-        _check_similarity(similarity)
+        require_cosine(similarity, "similarity")
         return [self._named(found) for found in self._vectors.search_above(self._as_queries(x), similarity)]
 
     def search_rows(self, rows: Sequence[int], k: int) -> Neighbors:
-        """The k nearest *other* images of images of the index itself; no encoder is needed.
+        """Find the k nearest *other* images of images of the index itself; no encoder is needed.
 
         Args:
-            rows: which images; a row is not its own neighbour, but an identical image of another row is.
-            k: how many neighbours; 1 <= k < len(self).
+            rows: which images; a row is not its own neighbor, but an identical image of another row is.
+            k: how many neighbors; 1 <= k < len(self).
 
         Raises:
             ConfigError: a row or k is out of range.
@@ -222,10 +185,10 @@ class FeatureIndex:
         return self._named(NearestRows(found.similarities[keep].reshape(shape), found.rows[keep].reshape(shape)))
 
     def search_rows_above(self, rows: Sequence[int], similarity: float) -> list[Neighbors]:
-        """All *other* images whose similarity to an image of the index reaches a threshold; one answer for each row.
+        """Find all *other* images whose similarity to an image of the index reaches a threshold; one answer per row.
 
         Args:
-            rows: which images; a row is not its own neighbour, but an identical image of another row is.
+            rows: which images; a row is not its own neighbor, but an identical image of another row is.
             similarity: cosine, -1 to 1.
 
         Raises:
@@ -234,9 +197,9 @@ class FeatureIndex:
         return [self._named(found) for found in self.others_above(rows, similarity)]
 
     def others_above(self, rows: Sequence[int], similarity: float) -> list[NearestRows]:
-        """As `search_rows_above`, by row alone: for work on all of an index."""
+        """Search as `search_rows_above` does, but return rows without names: for work on a complete index."""
         wanted = self._as_rows(rows)
-        _check_similarity(similarity)
+        require_cosine(similarity, "similarity")
         nearby = self._vectors.search_above(self._vectors.features(wanted), similarity)
         answers = []
         for row, found in zip(wanted, nearby, strict=True):
@@ -251,7 +214,7 @@ class FeatureIndex:
         return wanted
 
     def features(self, rows: Sequence[int]) -> Float32[np.ndarray, "n d"]:
-        """A copy of the features of some rows; of an index with shortened codes, what these make of them."""
+        """Copy the features of some rows; those of an index with shortened codes are reconstructed from the codes."""
         return self._vectors.features(np.asarray(rows, np.int64))
 
     def _as_queries(self, x: np.ndarray | torch.Tensor) -> Float32[np.ndarray, "q d"]:
@@ -281,13 +244,18 @@ class FeatureIndex:
         )
 
 
-def _check_similarity(similarity: float) -> None:
-    if not -1 <= similarity <= 1:
-        raise ConfigError(f"similarity {similarity}: wanted a cosine from -1 to 1")
+def require_cosine(value: float, name: str) -> None:
+    """Refuse a threshold of similarity that is not a cosine; `name` is for the message.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    if not -1 <= value <= 1:
+        raise ConfigError(f"{name} = {value}: wanted a cosine similarity from -1 to 1")
 
 
 def closest_key(key: str, keys: Sequence[str]) -> str:
-    """`; did you mean 'x'?`, or nothing."""
+    """Suggest the most similar key as `; did you mean 'x'?`, or return an empty string."""
     import difflib
 
     near = difflib.get_close_matches(key, keys[:100_000], n=1)
@@ -295,7 +263,7 @@ def closest_key(key: str, keys: Sequence[str]) -> str:
 
 
 def read_vectors(directory: Path, manifest: IndexManifest, *, mapped: bool = True) -> VectorIndex:
-    """The vectors of a verified index directory, searched as the manifest says.
+    """Read the vectors of a verified index directory; searches use the setting in its manifest.
 
     Args:
         directory: of the index.
@@ -303,12 +271,12 @@ def read_vectors(directory: Path, manifest: IndexManifest, *, mapped: bool = Tru
         mapped: leave the vectors in the file until they are looked at; such an index cannot be changed.
 
     Raises:
-        IndexMismatchError: they are not what the manifest says.
+        IndexMismatchError: the vectors are not what the manifest says.
     """
     if manifest.metric != METRIC:
         raise IndexMismatchError(f"{directory} has metric {manifest.metric!r}, wanted {METRIC!r}")
-    file, effort = directory / INDEX_FILE, manifest.search.get("effort")
+    file, search_setting = directory / INDEX_FILE, manifest.search.get("effort")
     vectors = read_index(file, manifest.factory, manifest.dimension, manifest.count, mapped=mapped)
-    if isinstance(vectors, ApproximateIndex) and effort is not None:
-        vectors.effort = int(effort)
+    if isinstance(vectors, ApproximateIndex) and search_setting is not None:
+        vectors.search_setting = int(search_setting)
     return vectors

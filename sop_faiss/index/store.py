@@ -1,14 +1,15 @@
-"""What an index directory holds, written whole and believed only after every byte was compared.
+"""The files of an index directory, which appear together and are used only after every byte was compared.
 
 index.faiss     the vectors, a FAISS file
 ids.parquet     row -> key, source, member, label
-manifest.json   how it was made, the checksums of the other two, and a seal over itself
+manifest.json   how it was made, the checksums of the other two, and one of itself (its seal)
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int64
 
-from sop_faiss.data.classes import number_classes
+from sop_faiss.data.images.class_numbers import number_classes
 from sop_faiss.errors import FeatureError, IndexMismatchError
+from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.files import not_json, restore_directory, sha256_file
 from sop_faiss.paths import path_state
 
-__all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "describe_file", "read_verified"]
+__all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "read_verified", "write_index"]
 
 INDEX_FILE = "index.faiss"
 IDS_FILE = "ids.parquet"
@@ -57,7 +59,7 @@ class IdTable:
     """Class of each image, -1 where it has none; None if no image has one."""
 
     def take(self, rows: Int64[np.ndarray, " m"]) -> IdTable:
-        """Some rows, in this order."""
+        """Return some rows, in this order."""
         keys, sources, members = ([column[row] for row in rows] for column in (self.keys, self.sources, self.members))
         return IdTable(keys, sources, members, None if self.labels is None else self.labels[rows])
 
@@ -116,7 +118,7 @@ class IndexManifest:
     encoder: dict[str, str]
     """`name` and `fingerprint` of the encoder of every row; a query's must have the same fingerprint."""
     preprocess: dict[str, Any]
-    """How pictures were prepared; a query's must be prepared the same way."""
+    """How images were prepared; a query's must be prepared the same way."""
     pooling: str
     """How tokens were pooled to one feature; a query's must be the same."""
     class_names: list[str] | None
@@ -124,9 +126,9 @@ class IndexManifest:
     root: str
     """The folder that sources and members are relative to."""
     dropped: dict[str, int]
-    """How many pictures could not be used when the features were extracted, by reason."""
+    """How many images could not be used when the features were extracted, by reason."""
     search: dict[str, Any]
-    """`effort`: how much of the index a search looks at (FAISS's nprobe or efSearch), null where that is all of it.
+    """`effort`: the search setting (FAISS's nprobe or efSearch), null where a search looks at all of the index.
     `recall`, `k`, `queries`, `target`: the share of the k nearest rows that is found, as measured on queries that were
     not in the index yet; null where nothing was measured. `why`: how the factory was chosen. `mean_cosine`: of random
     pairs of rows, null for fewer than 20; `scores`: of the encoder's run, `best_by`, `first_score` (of step 0) and
@@ -139,7 +141,7 @@ class IndexManifest:
         (directory / MANIFEST_FILE).write_bytes(self._sealed())
 
     def _sealed(self) -> bytes:
-        """The exact bytes of `manifest.json`: the content and a sha256 over it."""
+        """Return the exact bytes of `manifest.json`: the content and a sha256 of it."""
         content = {"format": FORMAT, "format_version": FORMAT_VERSION} | asdict(self)
         seal = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
         return (json.dumps(content | {"seal": seal}, indent=1, allow_nan=False) + "\n").encode()
@@ -149,7 +151,7 @@ class IndexManifest:
         """Read `manifest.json` and check its seal.
 
         Raises:
-            IndexMismatchError: the directory is no index, of a foreign version, or the manifest was changed.
+            IndexMismatchError: the directory is not an index, is of another version, or the manifest was changed.
         """
         path = directory / MANIFEST_FILE
         if not path.is_file():
@@ -182,6 +184,11 @@ class IndexManifest:
         if not intact:
             raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")
         return manifest
+
+    @property
+    def space(self) -> FeatureSpace:
+        """What a query's features must share with those of the index."""
+        return FeatureSpace(self.encoder["fingerprint"], self.preprocess, self.pooling, self.dimension)
 
     @property
     def exact(self) -> bool:
@@ -230,9 +237,17 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
     return replace(manifest, class_names=class_names), replace(ids, labels=labels)
 
 
-def describe_file(path: Path) -> dict[str, Any]:
-    """The manifest's entry of one file: `sha256` and `bytes`."""
-    return {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+def write_index(
+    directory: Path, described: IndexManifest, write_vectors: Callable[[Path], None], ids: IdTable
+) -> IndexManifest:
+    """Write the three files into a directory that is renamed when complete, and return the manifest with checksums."""
+    write_vectors(directory / INDEX_FILE)
+    ids.write(directory / IDS_FILE)
+    paths = [directory / name for name in (INDEX_FILE, IDS_FILE)]
+    files = {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths}
+    manifest = replace(described, files=files)
+    manifest.write(directory)
+    return manifest
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sop_faiss.config import Config, load_config
+from sop_faiss.config import Config, load_run_config
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
 
@@ -33,18 +33,20 @@ _STEP_NAME = re.compile(r"step_(\d{8,})")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-]+\.safetensors")
 _OF_ANY = {"teacher.safetensors"}
 """What every checkpoint has, `best/` too."""
-_OF_A_STEP = {"student.safetensors", "teacher.safetensors", "optimizer.safetensors", "memories.safetensors"}
-"""What a run goes on from."""
+_OF_A_STEP = {"student.safetensors", "teacher.safetensors", "optimizer.safetensors", "objective.safetensors"}
+"""What a run continues from."""
+_OF_VERSION_0_1 = {"objective.safetensors": "memories.safetensors"}
+"""Files that had another name in checkpoints up to version 0.1."""
 _FIELDS_OF_A_STEP = {"step", "images_seen", "bad_samples", "best_score"}
-"""What it goes on from beside tensors; scores of older checkpoints are unknown."""
+"""What it continues from besides tensors; scores of older checkpoints are unknown."""
 
 
 def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
-    """`state.json` of a checkpoint, checked, with the checksums of its files compared.
+    """Read and check `state.json` of a checkpoint, and compare the checksums of its files.
 
     Args:
-        checkpoint: the directory. One that is called `step_` and a number holds all that a run goes on from; any other,
-            as `best/`, at least a teacher.
+        checkpoint: the directory. One that is called `step_` and a number holds all that a run continues from;
+            any other, such as `best/`, at least a teacher.
         verify: whether to compare the checksums.
 
     Raises:
@@ -67,12 +69,13 @@ def read_state(checkpoint: Path, verify: bool = True) -> dict[str, Any]:
 
 
 def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
-    """Believe nothing of a `state.json`: it may have been edited."""
+    """Check every field of a `state.json`: it may have been edited."""
     named = _STEP_NAME.fullmatch(checkpoint.name)
     files, step = state["sha256"], state.get("step")
     odd = next((name for name in files if not _FILE_NAME.fullmatch(name)), None)
-    missing = (_OF_ANY if named is None else _OF_A_STEP) - files.keys()
-    whole = {
+    present = files.keys() | {new for new, old in _OF_VERSION_0_1.items() if old in files}
+    missing = (_OF_ANY if named is None else _OF_A_STEP) - present
+    sound = {
         "sha256": odd is None and not missing,
         "step": _is_count(step) and (named is None or step == int(named[1])),
         "images_seen": named is None or _is_count(state.get("images_seen")),
@@ -83,13 +86,13 @@ def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
         "measured_step": state.get("measured_step") is None or _is_count(state["measured_step"]),
         "best_by": isinstance(state.get("best_by", ""), str),
     }
-    for field, is_whole in whole.items():
-        if not is_whole or (named is not None and field in _FIELDS_OF_A_STEP and field not in state):
+    for field, is_sound in sound.items():
+        if not is_sound or (named is not None and field in _FIELDS_OF_A_STEP and field not in state):
             raise CheckpointError(f"checkpoint {checkpoint}: {field} in state.json is missing or was changed")
 
 
 def _is_score(value: object) -> bool:
-    """A number, but not NaN, or none."""
+    """Return whether this is None or a number, but not NaN."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63)
 
 
@@ -98,16 +101,16 @@ def _is_count(value: object) -> bool:
 
 
 def checkpoint_directories(run: Path) -> list[Path]:
-    """The checkpoints of a run, newest first; those still being written are left out."""
+    """Return the checkpoints of a run, newest first; those still being written are left out."""
     found = (run / "checkpoints").glob("step_*")
     named = [(match, path) for path in found if (match := _STEP_NAME.fullmatch(path.name))]
     return [path for _, path in sorted(named, key=lambda pair: int(pair[0][1]), reverse=True)]
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path names: itself, or the newest whole one of a run.
+    """Find the checkpoint that a path names: itself, or the newest undamaged one of a run.
 
-    A damaged one is passed over, with one line in the log.
+    A damaged one is skipped, with one line in the log.
 
     Raises:
         CheckpointError: there is none that can be used.
@@ -124,19 +127,19 @@ def find_checkpoint(path: Path) -> Path:
             continue
         return checkpoint
     if found:
-        raise CheckpointError(f"none of the {len(found)} checkpoints of {path} is whole: train again")
+        raise CheckpointError(f"none of the {len(found)} checkpoints of {path} is undamaged: train again")
     raise CheckpointError(f"{path} is neither a checkpoint nor a run with checkpoints: wanted a sop-train --output")
 
 
 def run_directory(checkpoint: Path) -> Path:
-    """The run that a checkpoint belongs to."""
+    """Return the run that a checkpoint belongs to."""
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
 
 
 def scores_of_run(checkpoint: Path) -> dict[str, Any] | None:
-    """The scores of a checkpoint's run until then: `best_by`, `first_score` of step 0, `best_score` of later steps.
+    """Return a run's scores until a checkpoint: `best_by`, `first_score` of step 0, `best_score` of later steps.
 
-    `best/` does not say what was before it: there the newest checkpoint does. None where one of the two is unknown.
+    `best/` does not record what came before it; the newest checkpoint of its run does. None where a score is unknown.
     """
     for place in (checkpoint, *checkpoint_directories(run_directory(checkpoint))):
         try:
@@ -150,24 +153,27 @@ def scores_of_run(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of one file of a checkpoint.
+    """Read the tensors of one file of a checkpoint.
 
     Args:
         checkpoint: the directory.
-        name: `student`, `teacher`, `optimizer` or `memories`.
+        name: `student`, `teacher`, `optimizer` or `objective`.
 
     Raises:
         CheckpointError: the file is missing or damaged.
     """
     path = checkpoint / f"{name}.safetensors"
+    old = _OF_VERSION_0_1.get(path.name)
+    if old is not None and not path.exists() and (checkpoint / old).exists():
+        path = checkpoint / old
     try:
-        return load_file(path)
+        return {re.sub(r"^projector\.", "heads.shared.", key): value for key, value in load_file(path).items()}
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"checkpoint file {path} cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def config_of_run(checkpoint: Path) -> Config:
-    """The configuration of the run that a checkpoint belongs to.
+    """Read the configuration of the run that a checkpoint belongs to.
 
     Raises:
         CheckpointError: it is missing.
@@ -175,12 +181,12 @@ def config_of_run(checkpoint: Path) -> Config:
     """
     config_file = run_directory(checkpoint) / "config.yaml"
     if not config_file.is_file():
-        raise CheckpointError(f"{config_file} is missing: a checkpoint is read with the config of its run beside it")
-    return load_config(config_file)
+        raise CheckpointError(f"{config_file} is missing: a checkpoint is read with the config of its run")
+    return load_run_config(config_file)
 
 
 def read_backbone(checkpoint: Path, *, student: bool = False) -> dict[str, Tensor]:
-    """The backbone's tensors in a checkpoint, the teacher's unless the student's are asked for, by its own names.
+    """Read the backbone's tensors in a checkpoint by its own names: the teacher's, or with `student` the student's.
 
     Raises:
         CheckpointError: the file is missing or damaged.

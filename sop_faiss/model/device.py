@@ -1,4 +1,4 @@
-"""Which device evaluation runs on."""
+"""The device that evaluation runs on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["choose_device"]
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of this name; `auto` is CUDA where there is one, else the CPU.
+    """Return the device of this name; `auto` is CUDA where there is one, else the CPU.
 
     Raises:
-        ConfigError: the name is unknown, or no such device is there.
+        ConfigError: the name is unknown, or there is no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -22,6 +22,6 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r}: wanted auto, cpu, cuda or cuda:N")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {name}: torch sees {torch.cuda.device_count()} CUDA devices; use cpu or mend the driver"
+            f"device {name}: torch sees {torch.cuda.device_count()} CUDA devices; use cpu or repair the driver"
         )
     return torch.device(name)

@@ -1,7 +1,7 @@
 """Exports: a directory with a backbone that timm, Hugging Face's timm loader and this package read.
 
 model.safetensors  the backbone's tensors under timm's names
-config.json        timm's description of it, and under `sop_faiss` what makes it the same encoder here
+config.json        timm's description of it, and under `sop_faiss` what makes it the same encoder in this package
 
 The mask token and the projector are left out: no feature depends on them. So an export has the fingerprint of its run,
 which is computed from its tensors, not read from its config.
@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.models.eva import Eva
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -22,8 +23,8 @@ from torch import Tensor, nn
 from sop_faiss.config import Config, config_of
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
-from sop_faiss.model.positions import resize_in_architecture
-from sop_faiss.model.preprocess import Preprocess
+from sop_faiss.model.backbones.positions import resize_in_architecture
+from sop_faiss.model.encoders.preprocess import Preprocess
 
 __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "is_export", "model_arguments", "read_export", "timm_config"]
 
@@ -35,44 +36,45 @@ _VIEW_FIELDS = ("global_size", "mean", "std")
 
 
 def is_export(path: Path) -> bool:
-    """Whether a path is a directory that looks like an export."""
+    """Return whether a path is a directory that looks like an export."""
     return (path / CONFIG_FILE).is_file() and not (path / "state.json").is_file()
 
 
-def model_arguments(trunk: nn.Module, config: Config) -> dict[str, Any]:
-    """The arguments with which `timm.create_model` makes this trunk again, with the run's pooling at its end."""
-    model = config.model
-    arguments = {name: getattr(model, name) for name in _OVERRIDES if getattr(model, name) is not None}
-    if isinstance(trunk, VisionTransformer):
+def model_arguments(model: nn.Module, config: Config) -> dict[str, Any]:
+    """Return the arguments with which `timm.create_model` makes this model again, with the run's pooling at its end."""
+    settings = config.model
+    arguments = {name: getattr(settings, name) for name in _OVERRIDES if getattr(settings, name) is not None}
+    if isinstance(model, VisionTransformer | Eva):
         arguments |= {"img_size": config.views.global_size, "dynamic_img_size": True}
-        if model.global_token == "cls":
+        if settings.global_token == "cls":
             return {**arguments, "global_pool": "token"}
-        return {**arguments, "global_pool": "avg", "fc_norm": False}  # the norm stays before the mean, as in training
-    if isinstance(trunk, SwinTransformer):
+        norm_after_mean = "use_fc_norm" if isinstance(model, Eva) else "fc_norm"
+        return {**arguments, "global_pool": "avg", norm_after_mean: False}  # the norm stays before it, as in training
+    if isinstance(model, SwinTransformer):
         arguments["strict_img_size"] = False
     return arguments
 
 
 def timm_config(
-    trunk: nn.Module, config: Config, preprocess: Preprocess, shape_fields: tuple[str, ...], weights_sha256: str
+    model: nn.Module, config: Config, preprocess: Preprocess, shape_fields: tuple[str, ...], weights_sha256: str
 ) -> dict[str, Any]:
-    """The content of config.json.
+    """Return the content of config.json.
 
     Args:
-        trunk: the timm network.
+        model: of timm.
         config: of the run.
         preprocess: of its encoder.
         shape_fields: the fields of the model section that make the backbone what it is.
         weights_sha256: of model.safetensors.
     """
-    known: Any = getattr(trunk, "pretrained_cfg", {})
-    arguments = model_arguments(trunk, config)
+    known: Any = getattr(model, "pretrained_cfg", {})
+    arguments = model_arguments(model, config)
     side = preprocess.crop
     return {
         "architecture": config.model.backbone,
         "num_classes": 0,
-        "num_features": int(getattr(trunk, "num_features", 0)),
-        "global_pool": arguments.get("global_pool", getattr(trunk, "global_pool", "avg")),
+        "num_features": int(getattr(model, "num_features", 0)),
+        "global_pool": arguments.get("global_pool", getattr(model, "global_pool", "avg")),
         "model_args": arguments,
         "pretrained_cfg": {
             "tag": "sop",
@@ -101,7 +103,7 @@ def timm_config(
 
 
 def _crop_share(crop: int, resize: int) -> float:
-    """`crop_pct`, so that timm, which takes floor(crop / crop_pct), resizes to the same number of pixels."""
+    """Return `crop_pct`, so that timm, which takes floor(crop / crop_pct), resizes to the same number of pixels."""
     share = crop / resize
     while math.floor(crop / share) < resize:
         share = math.nextafter(share, 0)
@@ -109,10 +111,10 @@ def _crop_share(crop: int, resize: int) -> float:
 
 
 def read_export(directory: Path) -> tuple[Config, dict[str, Tensor]]:
-    """What makes an exported backbone, and its tensors under timm's names.
+    """Return the configuration of an exported backbone, and its tensors under timm's names.
 
     Raises:
-        CheckpointError: it is no export of ours, or a file is missing, damaged or was changed.
+        CheckpointError: it is not an export of sop-export, or a file is missing, damaged or was changed.
     """
     config_file, weights = directory / CONFIG_FILE, directory / WEIGHTS_FILE
     try:
@@ -123,7 +125,7 @@ def read_export(directory: Path) -> tuple[Config, dict[str, Tensor]]:
     if not isinstance(ours, dict) or ours.get("format") != FORMAT:
         raise CheckpointError(
             f"{directory} has a {CONFIG_FILE}, but not of sop-export ({FORMAT}): give the weights of another model by "
-            "timm:NAME and --weights FILE"
+            "timm:NAME and `weights=FILE`"
         )
     config = _config_in(ours, config_file)
     if not weights.is_file():
@@ -137,11 +139,12 @@ def read_export(directory: Path) -> tuple[Config, dict[str, Tensor]]:
 
 
 def _config_in(ours: dict[str, Any], file: Path) -> Config:
-    """The configuration of an encoder alone: nothing of losses and data."""
+    """Return the configuration of an encoder alone, without losses and data."""
     model, views, data = ours.get("model"), ours.get("views"), ours.get("data", {})
     if not isinstance(model, dict) or not isinstance(views, dict):
         raise CheckpointError(f"{file} was changed: its section sop_faiss has no model or no views")
     try:
-        return config_of({"model": model, "views": views, "data": data, "loss": {"patch_weight": 0.0}}, str(file))
+        sections = {"model": model, "views": views, "data": data, "sop": {"patch": {"weight": 0.0}}}
+        return config_of(sections, str(file))
     except SopError as error:
         raise CheckpointError(f"{error}: export again") from None

@@ -1,4 +1,4 @@
-"""A network as a graph that needs neither timm nor this package: ONNX, and PyTorch's own export."""
+"""A model as a graph that needs neither timm nor this package: ONNX, and PyTorch's own export."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ONNX_PACKAGES = ("onnx", "onnxscript")
 class _Features(nn.Module):
     """Images in, features out, under names that the graph keeps."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.network = network
+        self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.network(images)
+        features: Tensor = self.model(images)
         return features.flatten(1)
 
 
@@ -41,12 +41,12 @@ def require_onnx() -> None:
     """
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"--onnx needs {' and '.join(missing)}: pip install 'sop-faiss[onnx]'")
+        raise ConfigError(f"`onnx` needs {' and '.join(missing)}: pip install 'sop-faiss[onnx]'")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say of themselves: their result is checked, their progress is nobody's concern."""
+    """Silence the exporters' warnings and progress: their result is checked."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -60,53 +60,53 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def write_torch_export(network: nn.Module, images: Float[Tensor, "b 3 h w"], path: Path) -> None:
-    """Write `torch.export`'s program of a network: `torch.export.load(path).module()(images)` gives features.
+def write_torch_export(model: nn.Module, images: Float[Tensor, "b 3 h w"], path: Path) -> None:
+    """Write `torch.export`'s program of a model: `torch.export.load(path).module()(images)` gives features.
 
     Args:
-        network: images in, features out; in evaluation mode.
+        model: images in, features out; in evaluation mode.
         images: an example of two or more; any number of this size can be put in afterwards.
         path: a .pt2 file.
 
     Raises:
-        ConfigError: this PyTorch cannot export the network.
+        ConfigError: this PyTorch cannot export the model.
     """
     try:
         with _quiet(), torch.no_grad():
             batch = torch.export.Dim("batch", min=1)
-            program = torch.export.export(_Features(network), (images,), dynamic_shapes={"images": {0: batch}})
+            program = torch.export.export(_Features(model), (images,), dynamic_shapes={"images": {0: batch}})
             encoded = io.BytesIO()  # onto a full disk, PyTorch's own writer ends the process
             torch.export.save(program, encoded)
-    except Exception as error:  # the exporter raises what it likes
+    except Exception as error:  # the exporter may raise any exception
         raise ConfigError(
-            f"torch.export does not take this network ({_reason(error)}): leave --torch-export out"
+            f"torch.export does not take this model ({_reason(error)}): leave `torch_export` out"
         ) from None
     path.write_bytes(encoded.getbuffer())
 
 
 def read_torch_export(path: Path, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
-    """What a written program gives for some images."""
+    """Return what a written program gives for some images."""
     with _quiet(), torch.no_grad():
         features: Tensor = torch.export.load(path).module()(images)
     return features
 
 
-def write_onnx(network: nn.Module, images: Float[Tensor, "b 3 h w"], path: Path) -> None:
+def write_onnx(model: nn.Module, images: Float[Tensor, "b 3 h w"], path: Path) -> None:
     """Write an ONNX file with the input `images` (batch, 3, h, w) and the output `features` (batch, d).
 
     Args:
-        network: images in, features out; in evaluation mode.
+        model: images in, features out; in evaluation mode.
         images: an example of two or more; any number of this size can be put in afterwards.
         path: an .onnx file.
 
     Raises:
-        ConfigError: a package is missing, or the network cannot be written as ONNX.
+        ConfigError: a package is missing, or the model cannot be written as ONNX.
     """
     require_onnx()
     try:
         with _quiet(), contextlib.redirect_stdout(None), torch.no_grad():
             torch.onnx.export(
-                _Features(network),
+                _Features(model),
                 (images,),
                 path,
                 input_names=["images"],
@@ -118,8 +118,8 @@ def write_onnx(network: nn.Module, images: Float[Tensor, "b 3 h w"], path: Path)
             )
     except OSError:
         raise
-    except Exception as error:  # the exporter raises what it likes
-        raise ConfigError(f"ONNX does not take this network ({_reason(error)}): leave --onnx out") from None
+    except Exception as error:  # the exporter may raise any exception
+        raise ConfigError(f"ONNX does not take this model ({_reason(error)}): leave `onnx` out") from None
 
 
 def _reason(error: Exception) -> str:

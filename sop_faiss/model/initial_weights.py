@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import timm
 from torch import Tensor, nn
 
 from sop_faiss import distributed
 from sop_faiss.config import Config, ModelConfig, ViewsConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import sha256_file
-from sop_faiss.model.backbone import Backbone, VitBackbone
+from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
+from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
-from sop_faiss.model.positions import resample_positions, rule_of_official
-from sop_faiss.model.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from sop_faiss.model.spec import EncoderSpec
-from sop_faiss.model.timm_trunk import require_timm_name
-from sop_faiss.model.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
+from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settings
+from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
 from sop_faiss.paths import path_state
 
 __all__ = ["SHAPE_FIELDS", "load_initial_weights", "resolve_init"]
@@ -33,7 +33,7 @@ SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "wi
 
 
 class _Source(NamedTuple):
-    """What `model.init` says beside the weights: fields of the model section, and how its images were normalised."""
+    """What `model.init` determines besides the weights: fields of the model section, and how images were normalized."""
 
     shape: dict[str, Any]
     position_resize: str
@@ -42,23 +42,23 @@ class _Source(NamedTuple):
 
 
 def resolve_init(config: Config, stored: Config | None = None, *, weights_needed: bool = True) -> Config:
-    """The configuration with what `model.init` determines filled in: the backbone's shape, and mean and std of views.
+    """Fill in what `model.init` determines: the backbone's shape, and mean and std of views.
 
-    A field at its default follows the encoder, with a line in the log; any other must agree (the backbone's) or stands
+    A field at its default follows the encoder, with a line in the log; any other must agree (the backbone's) or stays
     as it is (mean and std). Resolving twice changes nothing.
 
     Args:
         config: of a run.
-        stored: the same as a run was started with: it is then asked instead of another run, which may be gone.
+        stored: the same as a run was started with; it is used instead of another run, which may be gone.
         weights_needed: False where the shape alone is wanted: `model.init=timm:NAME` may then be without its file.
 
     Raises:
         CheckpointError: the run that `model.init` names cannot be used.
-        ConfigError: `model.init` is of no known form, lacks its weights, or contradicts the backbone.
+        ConfigError: `model.init` is of an unknown form, lacks its weights, or contradicts the backbone.
     """
     was_auto = stored is not None and stored.model.position_resize == "auto"
     if was_auto and config.model.position_resize != "auto":
-        _say("model.position_resize stays auto, as this run was started, and not %s", config.model.position_resize)
+        _log_once("model.position_resize stays auto, as this run was started, and not %s", config.model.position_resize)
         config = replace(config, model=replace(config.model, position_resize="auto"))
     if not config.model.init:
         return config
@@ -81,10 +81,10 @@ def resolve_init(config: Config, stored: Config | None = None, *, weights_needed
     wanted = (source.mean, source.std)
     if (views.mean, views.std) == (untouched.mean, untouched.std) != wanted:
         views = replace(views, mean=source.mean, std=source.std)
-        _say("views.mean and views.std follow %s: %s and %s", config.model.init, *wanted)
+        _log_once("views.mean and views.std follow %s: %s and %s", config.model.init, *wanted)
     elif (views.mean, views.std) != wanted:
         mine = (views.mean, views.std)
-        _say("views.mean and views.std stay %s and %s; %s was trained with %s and %s", *mine, spec.model, *wanted)
+        _log_once("views.mean and views.std stay %s and %s; %s was trained with %s and %s", *mine, spec.model, *wanted)
     return replace(config, model=replace(config.model, **changes), views=views)
 
 
@@ -92,11 +92,11 @@ def _position_resize(model: ModelConfig, wanted: str) -> str:
     if model.position_resize == "auto":
         return wanted
     if model.position_resize != wanted:
-        _say("model.position_resize stays %s; %s has %s", model.position_resize, model.init, wanted)
+        _log_once("model.position_resize stays %s; %s has %s", model.position_resize, model.init, wanted)
     return model.position_resize
 
 
-def _say(*line: object) -> None:
+def _log_once(*line: object) -> None:
     if distributed.is_main():
         _log.info(*line)  # type: ignore[arg-type]
 
@@ -110,17 +110,17 @@ def _spec(model: ModelConfig, weights_needed: bool = True) -> EncoderSpec:
         )
     spec.refuse_idle_options()
     if spec.kind == "timm" and spec.weights is None and weights_needed:
-        raise ConfigError(f"model.init = {model.init} comes without weights: give --weights FILE (model.weights)")
+        raise ConfigError(f"model.init = {model.init} comes without weights: give `weights=FILE` (model.weights)")
     return spec
 
 
 def _source(spec: EncoderSpec, backbone: str) -> _Source:
     if spec.kind == "run":
         return _source_of_config(config_of_run(_run_checkpoint(spec.place)))
-    if spec.kind == "dino":  # all of these methods' authors normalise so, whatever timm's weights of that name want
+    if spec.kind == "dino":  # all of these methods' authors normalize so, whatever timm's weights of that name want
         return _Source({}, rule_of_official(backbone), IMAGENET_MEAN, IMAGENET_STD)
     require_timm_name(spec.place)
-    settings = _timm_settings(spec.place)
+    settings = timm_settings(spec.place)
     mean, std = settings.get("mean", IMAGENET_MEAN), settings.get("std", IMAGENET_STD)
     return _Source({"backbone": spec.place.partition(".")[0]}, "timm", tuple(mean), tuple(std))
 
@@ -129,12 +129,6 @@ def _source_of_config(config: Config) -> _Source:
     shape = {name: getattr(config.model, name) for name in SHAPE_FIELDS}
     resize = "dino" if config.model.position_resize == "dino" else "timm"
     return _Source(shape, resize, config.views.mean, config.views.std)
-
-
-def _timm_settings(name: str) -> dict[str, Any]:
-    """What timm records of a network's training; empty for one without weights."""
-    known = timm.models.get_pretrained_cfg(name)
-    return dict(known.to_dict()) if known else {}
 
 
 def _run_checkpoint(text: str) -> Path:
@@ -169,7 +163,7 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
         file = Path(spec.place)
         tensors = read_official(file)
     else:
-        assert spec.weights is not None  # `_spec` saw to it
+        assert spec.weights is not None  # checked by `_spec`
         file = spec.weights
         tensors = read_weights(file)
     named = {"origin": f"weights {file}", "target": f"model.backbone = {model.backbone}"}
@@ -181,28 +175,30 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
         left_out = fit_tensors_by_position(target, tensors, **named)
     else:
         if isinstance(backbone, VitBackbone):
+            if "norm.weight" not in tensors:  # timm's Eva family norms the mean of its tokens, a backbone each token
+                tensors = {re.sub(r"^fc_norm\.", "norm.", name): value for name, value in tensors.items()}
             tensors = _with_resampled_positions(backbone, tensors, model.position_resize)
         left_out = fit_tensors(target, tensors, **named, heads=_classifiers(model.backbone))
     few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
-    _say("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
+    _log_once("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
     return sha256_file(file)
 
 
 def _classifiers(name: str) -> tuple[str, ...]:
-    """What the names of a network's classifier start with."""
-    named = _timm_settings(name).get("classifier") or ()
+    """Return what the names of a model's classifier start with."""
+    named = timm_settings(name).get("classifier") or ()
     return tuple(f"{head}." for head in ((named,) if isinstance(named, str) else named))
 
 
 def _with_resampled_positions(
     backbone: VitBackbone, tensors: Mapping[str, Tensor], position_resize: str
 ) -> dict[str, Tensor]:
-    """Position embeddings of another grid, brought to the network's as it does itself for views of other sizes."""
-    result, trunk = dict(tensors), backbone.trunk
+    """Bring position embeddings of another grid to the backbone's, as it does itself for views of other sizes."""
+    result, model = dict(tensors), backbone.trunk
     name = next((name for name in ("pos_embed", "trunk.pos_embed") if name in tensors), None)
-    if name is None or trunk.pos_embed is None:
+    if name is None or model.pos_embed is None:
         return result
-    positions, own, grid = tensors[name], trunk.pos_embed, list(trunk.patch_embed.grid_size)
+    positions, own, grid = tensors[name], model.pos_embed, list(model.patch_embed.grid_size)
     prefix = own.shape[1] - grid[0] * grid[1]  # [CLS] and registers
     if positions.ndim != 3 or positions.shape[2] != own.shape[2] or positions.shape == own.shape:
         return result
@@ -210,5 +206,5 @@ def _with_resampled_positions(
     if side and side**2 == positions.shape[1] - prefix:
         rule = "dino" if position_resize == "dino" else "timm"
         result[name] = resample_positions(positions, grid, [side, side], prefix=prefix, rule=rule)
-        _say("position embeddings are resampled from %d x %d to %d x %d", side, side, *grid)
+        _log_once("position embeddings are resampled from %d x %d to %d x %d", side, side, *grid)
     return result

@@ -34,7 +34,7 @@ class Projector(nn.Module):
         self.mlp = nn.Sequential(*modules)
 
     def forward(self, features: Float[Tensor, "*batch f"]) -> Float[Tensor, "*batch d"]:
-        """Embeddings in float32 and unit norm, whatever precision comes in."""
+        """Compute embeddings in float32 and unit norm; the input may have another precision."""
         projected = self.mlp(features)
         with torch.autocast(projected.device.type, enabled=False):
             return F.normalize(projected.float(), dim=-1)

@@ -1,4 +1,4 @@
-"""Exact k nearest rows in torch, a block of queries at a time, and the fixed order that all engines answer in."""
+"""Exact k nearest rows in torch, a block of queries at a time, and the fixed order of all engines' answers."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-__all__ = ["Neighbors", "in_fixed_order", "search_by_blocks"]
+__all__ = ["NearestRows", "in_fixed_order", "search_by_blocks"]
 
-_BLOCK_ELEMENTS = 2**24  # 64 MiB of similarities; of smaller blocks the product itself is slower
+_BLOCK_ELEMENTS = 2**24  # 64 MiB of similarities; with smaller blocks the product itself is slower
 _SMALLEST_GROUP = 8  # smaller groups save less than the second topk costs
 
 
-class Neighbors(NamedTuple):
+class NearestRows(NamedTuple):
     """Inner products in falling order, and the rows they belong to; ties by rising row."""
 
     similarities: Float32[Tensor, "q k"]
     rows: Int64[Tensor, "q k"]
 
 
-def in_fixed_order(similarities: Float32[Tensor, "q k"], rows: Int64[Tensor, "q k"]) -> Neighbors:
-    """Equal similarities by rising row: two stable sorts, the main key last."""
+def in_fixed_order(similarities: Float32[Tensor, "q k"], rows: Int64[Tensor, "q k"]) -> NearestRows:
+    """Sort by falling similarity, equal ones by rising row: two stable sorts, the main key last."""
     rows, order = rows.sort(dim=1)
     similarities, order = similarities.gather(1, order).sort(dim=1, descending=True, stable=True)
-    return Neighbors(similarities, rows.gather(1, order))
+    return NearestRows(similarities, rows.gather(1, order))
 
 
 @torch.no_grad()
-def search_by_blocks(queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
-    """The k rows of largest inner product with each query; exact.
+def search_by_blocks(queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> NearestRows:
+    """Return the k rows of largest inner product with each query; exact.
 
-    topk is slow on long lines. So the rows are dealt into groups, of each group only the maximum is looked at first,
-    and of the k groups with the greatest maxima every row. These hold the k best rows: let t be the least of the k
-    maxima. A row of another group has a similarity of at most t, or its group would have been chosen in place of the
-    last. The chosen groups hold k rows that reach t, their maxima. So a row left out is no better than any of the k
-    best found, and can at most tie with the k-th; of rows that tie for the k-th place any may be returned.
+    topk is slow on long lines. So the rows are divided into groups: the first topk is over the maxima of the groups,
+    the second over all rows of the k groups with the largest maxima. These contain the k best rows: let t be the
+    smallest of the k maxima. A row of another group has a similarity of at most t, or its group would have been chosen.
+    The chosen groups contain k rows that reach t, their maxima. So a row that is left out is at best tied with the
+    k-th; of rows that tie for the k-th place any may be returned.
 
     Args:
         queries: float32 or bfloat16.
@@ -45,7 +45,10 @@ def search_by_blocks(queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], 
         k: how many rows; 1 <= k <= n.
     """
     if rows.dtype == torch.bfloat16 and rows.device.type == "cpu":
-        queries, rows = queries.float(), rows.float()  # the same numbers; CPUs round sums of bfloat16 products
+        queries, rows = (
+            queries.float(),
+            rows.float(),
+        )  # the same numbers, but CPUs would round sums of bfloat16 products
     group = _group_size(len(rows), k)
     parts = []
     for part in queries.split(max(1, _BLOCK_ELEMENTS // len(rows))):
@@ -61,9 +64,9 @@ def _products(queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"]) -> Floa
 
 
 def _group_size(count: int, k: int) -> int | None:
-    """Rows per group; None where groups do not pay.
+    """Return the rows per group; None if groups do not pay.
 
-    A power of two, which maxima are fastest of, so that the two lines that topk reads are about equally long.
+    A power of two, for which maxima are fastest, such that the two lines that topk reads are about equally long.
     """
     size = 1 << (math.isqrt(count // k).bit_length() - 1)
     return size if size >= _SMALLEST_GROUP else None
@@ -72,9 +75,9 @@ def _group_size(count: int, k: int) -> int | None:
 def _best_by_groups(
     similarities: Float32[Tensor, "q n"], k: int, size: int
 ) -> tuple[Float32[Tensor, "q k"], Int64[Tensor, "q k"]]:
-    """The k best of each line, in any order, by groups of consecutive rows; see `search_by_blocks`.
+    """Return the k best of each line, in any order, by groups of consecutive rows; see `search_by_blocks`.
 
-    The fewer than `size` rows after the last whole group are looked at in any case.
+    The fewer than `size` rows after the last complete group are always included.
     """
     count, device = similarities.shape[1], similarities.device
     groups = count // size

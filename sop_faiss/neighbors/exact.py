@@ -14,7 +14,7 @@ from sop_faiss.neighbors.similarity import similarity_rows
 __all__ = ["NearestRows", "in_fixed_order", "nearest_rows", "require_dimension", "require_k"]
 
 _ROUNDING = 1e-6
-"""More than equal rows can differ by in a float32 product of unit rows."""
+"""More than the rounding error of a float32 product of unit rows."""
 
 
 class NearestRows(NamedTuple):
@@ -31,9 +31,9 @@ def in_fixed_order(similarities: Float32[np.ndarray, "q k"], rows: Int64[np.ndar
 
 
 def require_k(k: int, count: int) -> None:
-    """Raise ConfigError unless k rows can be had of `count`."""
+    """Raise ConfigError unless 1 <= k <= count."""
     if not 1 <= k <= count:
-        raise ConfigError(f"k = {k} neighbours asked of {count} rows: wanted 1 <= k <= {count}")
+        raise ConfigError(f"k = {k} neighbors wanted from {count} rows: wanted 1 <= k <= {count}")
 
 
 def require_dimension(queries: Float32[np.ndarray, "q d"], dimension: int, searched: str) -> None:
@@ -45,10 +45,10 @@ def require_dimension(queries: Float32[np.ndarray, "q d"], dimension: int, searc
 
 
 def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarray, "n d"], k: int) -> NearestRows:
-    """The k gallery rows of largest inner product with each query; exact, of equally similar rows the first ones.
+    """Return the k gallery rows of largest inner product with each query; exact, ties by rising row.
 
-    FAISS keeps any of the rows that tie for the k-th place (repeated pictures, a collapsed encoder). One row more than
-    k shows where that happens, and there the whole gallery is ranked.
+    FAISS keeps any of the rows that tie for the k-th place (repeated images, a collapsed encoder). Searching for one
+    row more shows where that happens, and there the whole gallery is ranked.
 
     Args:
         queries: one query per row; finite.
@@ -63,7 +63,7 @@ def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarra
     require_dimension(queries, gallery.shape[1], "gallery")
     for name, matrix in (("queries", queries), ("gallery", gallery)):
         if not np.isfinite(matrix).all():
-            raise FeatureError(f"{name} hold NaN or infinity: extract the features again")
+            raise FeatureError(f"{name} contain NaN or infinity: extract the features again")
     queries, gallery = np.ascontiguousarray(queries), np.ascontiguousarray(gallery)
     asked = min(k + 1, len(gallery))
     found = in_fixed_order(*faiss.knn(queries, gallery, asked, metric=faiss.METRIC_INNER_PRODUCT))

@@ -1,8 +1,8 @@
-"""A fixed number of rows that are searched where they lie: FAISS's view of a memory (docs/method.md, 2).
+"""A fixed number of rows that FAISS searches in place: its view of a memory (docs/method.md, 2).
 
 On the CPU the rows *are* the storage of a FAISS flat inner-product index: what is written into `rows` is what the
-next search sees, without a copy. On CUDA the rows are a tensor that FAISS's brute-force kernel reads in place. Where
-FAISS has no code for the device, an exact search by blocks in torch takes over, and says so once.
+next search sees, without a copy. On CUDA the rows are a tensor that FAISS's brute-force kernel reads in place. If FAISS
+cannot search on the device, an exact search by blocks in torch takes over, with one line in the log.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.neighbors.blocks import Neighbors, in_fixed_order, search_by_blocks
+from sop_faiss.neighbors.bf16 import RoundedRows, count_candidates, rescore
+from sop_faiss.neighbors.blocks import NearestRows, in_fixed_order, search_by_blocks
+from sop_faiss.neighbors.engine_trial import ENGINES, EngineTrial
 from sop_faiss.neighbors.faiss_gpu import MAX_NEIGHBORS, FaissGpu
-from sop_faiss.neighbors.rounded import RoundedRows, count_candidates, rescore
-from sop_faiss.neighbors.trial import ENGINES, EngineTrial
 
-__all__ = ["Neighbors", "RingMirror", "has_bf16", "in_fixed_order", "ring_segments"]
+__all__ = ["NearestRows", "RingMirror", "has_bf16", "in_fixed_order", "ring_segments"]
 
 _log = logging.getLogger(__name__)
 
 
 def ring_segments(start: int, count: int, capacity: int) -> list[tuple[slice, slice]]:
-    """Where `count` rows from `start` on lie in a ring: at most two stretches of it, each with its part of the rows."""
+    """Return where `count` rows from `start` on are in a ring: at most two spans, each with its part of the rows."""
     first = min(count, capacity - start)
     segments = [(slice(start, start + first), slice(0, first)), (slice(0, count - first), slice(first, count))]
     return [segment for segment in segments if segment[1].stop > segment[1].start]
@@ -41,10 +41,10 @@ class RingMirror:
     Args:
         capacity: number of rows, n.
         dim: dimension of a row, d.
-        device: where the rows lie.
-        engine: `faiss`, `torch`, or `auto`. On a CPU `auto` is FAISS (torch in bf16), so that equal runs stay equal to
-            the bit; on CUDA the first search tries both and takes the faster one, or torch where FAISS has no code.
-        precision: `float32`, or `bf16`: see `rounded.py`. On a CPU bf16 saves nothing.
+        device: where the rows are stored.
+        engine: `faiss`, `torch`, or `auto`. On a CPU `auto` is FAISS (torch in bf16), so that equal runs are equal to
+            the bit; on CUDA the first search takes the faster one, or torch if FAISS cannot search there.
+        precision: `float32`, or `bf16`: see `bf16.py`. On a CPU bf16 saves nothing.
 
     Raises:
         ConfigError: engine or precision are unknown, or not possible on the device.
@@ -62,7 +62,7 @@ class RingMirror:
         self._index: Any = None
         self._gpu: FaissGpu | None = None
         self._trial: EngineTrial | None = None
-        self._limit_told = False
+        self._limit_was_logged = False
         if device.type == "cpu":
             self._engine = self._start_cpu(capacity, dim, engine, precision)
         else:
@@ -72,11 +72,11 @@ class RingMirror:
 
     @property
     def engine(self) -> str:
-        """What searches: `faiss` or `torch`; `auto` before a trial."""
+        """Return the search engine, `faiss` or `torch`; `auto` before a trial."""
         return self._engine if self._trial is None else self._trial.engine
 
     def _start_cpu(self, capacity: int, dim: int, engine: str, precision: str) -> str:
-        """Lay the rows into a FAISS index; the engine."""
+        """Make the rows the storage of a FAISS index, and return the engine."""
         if engine == "faiss" and precision == "bf16":
             raise ConfigError(
                 "neighbors.precision = bf16 with neighbors.engine = faiss on a CPU: FAISS searches bfloat16 on CUDA "
@@ -91,9 +91,9 @@ class RingMirror:
         return engine
 
     def _start_gpu(self, engine: str, precision: str) -> str:
-        """Start FAISS on the rows' device unless torch is asked for; the engine, where it needs no trial.
+        """Start FAISS on the rows' device unless torch is asked for, and return the engine, if it needs no trial.
 
-        Where FAISS cannot search, torch takes over with one line in the log, unless FAISS is required.
+        If FAISS cannot search there, torch takes over with one line in the log, unless FAISS is required.
         """
         device = self.rows.device
         if precision == "bf16" and not (device.type == "cuda" and has_bf16(device)):
@@ -118,7 +118,7 @@ class RingMirror:
 
     @torch.no_grad()
     def write(self, start: int, values: Float[Tensor, "b d"]) -> None:
-        """Overwrite rows from `start` on, round the end of the ring; O(b), in bf16 too.
+        """Overwrite rows from `start` on, around the end of the ring; O(b), in bf16 too.
 
         Args:
             start: the first row, below n.
@@ -131,16 +131,16 @@ class RingMirror:
                 self._rounded.follow(ring)
 
     def require_k(self, k: int) -> None:
-        """Refuse a number of neighbours that the rows cannot give.
+        """Refuse a number of neighbors that is larger than the number of rows.
 
         Raises:
             ConfigError: k is outside 1..capacity.
         """
         if not 1 <= k <= len(self.rows):
-            raise ConfigError(f"{k} neighbours asked of a memory of {len(self.rows)} rows: lower the supports")
+            raise ConfigError(f"{k} neighbors wanted from a memory of {len(self.rows)} rows: lower num_supports")
 
-    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
-        """The k rows of largest inner product with each query; exact, but for candidates missed in bf16.
+    def search(self, queries: Float32[Tensor, "q d"], k: int) -> NearestRows:
+        """Return the k rows of largest inner product with each query; exact, except for rows missed in bf16.
 
         Raises:
             ConfigError: k is outside 1..capacity.
@@ -153,11 +153,11 @@ class RingMirror:
         found = self._search(queries.to(torch.bfloat16), self._rounded.current(), candidates)
         return rescore(queries, self.rows, found.rows, k)
 
-    def _search(self, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
-        """Search rows, as they are or rounded."""
+    def _search(self, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> NearestRows:
+        """Search the rows, or their rounded copy."""
         engine = self._engine
         if self._index is None and k > MAX_NEIGHBORS:
-            self._tell_limit(k)
+            self._log_limit(k)
             engine = "torch"
         elif self._trial is not None:
             searches = {name: partial(self._search_by, name, queries, rows, k) for name in ENGINES}
@@ -165,7 +165,7 @@ class RingMirror:
             engine = self._trial.choose(searches, sizes)
         return self._search_by(engine, queries, rows, k)
 
-    def _search_by(self, engine: str, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> Neighbors:
+    def _search_by(self, engine: str, queries: Float[Tensor, "q d"], rows: Float[Tensor, "n d"], k: int) -> NearestRows:
         if engine == "torch":
             return search_by_blocks(queries, rows, k)
         if self._gpu is not None:
@@ -173,27 +173,27 @@ class RingMirror:
         similarities, found = self._index.search(queries.numpy(), k)
         return in_fixed_order(torch.from_numpy(similarities), torch.from_numpy(found))
 
-    def _tell_limit(self, k: int) -> None:
-        """Say once that FAISS cannot make a search that it would have been asked for."""
-        if self._gpu is not None and not self._limit_told:
+    def _log_limit(self, k: int) -> None:
+        """Log once that FAISS cannot find this many neighbors."""
+        if self._gpu is not None and not self._limit_was_logged:
             _log.warning(
-                "FAISS on a GPU finds at most %d neighbours, %d are needed: using exact torch search for these",
+                "FAISS on a GPU finds at most %d neighbors, %d are needed: using exact torch search for these",
                 MAX_NEIGHBORS,
                 k,
             )
-            self._limit_told = True
+            self._limit_was_logged = True
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The engine that a trial has chosen; the rows belong to the owner's state."""
+        """Return the engine that a trial has chosen; the rows belong to the owner's state."""
         return {} if self._trial is None else self._trial.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what an earlier trial has chosen, where there would be another."""
+        """Restore the choice of an earlier trial, if this device needs one."""
         if self._trial is not None:
             self._trial.load_state_dict(state)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a CUDA device multiplies bfloat16 numbers itself."""
+    """Return whether a CUDA device has bfloat16 arithmetic of its own."""
     with torch.cuda.device(device):
         return torch.cuda.is_bf16_supported(including_emulation=False)

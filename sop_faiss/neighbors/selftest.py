@@ -1,4 +1,4 @@
-"""Do searches work on this machine? Those of FAISS and torch against float64, on one device; used by the doctor."""
+"""A self-test of searches by FAISS and torch against float64, on one device; used by the doctor."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.exact import nearest_rows
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror, has_bf16
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror, has_bf16
 
 __all__ = ["count_faiss_gpus", "find_problems"]
 
 _TOLERANCE = 1e-5
-"""How far a float32 inner product of unit vectors may be from its value in float64."""
+"""How far a float32 inner product of unit vectors may be from the float64 one."""
 
 
 def count_faiss_gpus() -> int:
-    """How many GPUs FAISS sees; 0 for a build without GPU code."""
+    """Return how many GPUs FAISS sees; 0 for a build without GPU code."""
     return int(faiss.get_num_gpus()) if hasattr(faiss, "get_num_gpus") else 0
 
 
 def find_problems(
     device: torch.device, capacity: int = 5000, dim: int = 96, queries: int = 64, k: int = 20
 ) -> list[str]:
-    """What is wrong with searches on a device, one sentence each; an empty list if all is well.
+    """Return what is wrong with searches on a device, one sentence each; an empty list if they work.
 
-    By FAISS, by torch, and in bfloat16 where the device has it, two searches of a ring mirror are compared with torch
-    in float64, the second after rows were overwritten; on the CPU one of a plain gallery too. Some rows are equal, so
-    that ties occur, and no two others are so nearly as similar to a query that bfloat16 could take one for the other.
+    Two searches of a ring mirror by FAISS, by torch, and in bfloat16 if the device has it, are compared with torch in
+    float64, the second after rows were overwritten; on the CPU also one of a plain gallery. Some rows are equal, so
+    that ties occur, and no others are so close that bfloat16 could confuse them.
 
     Args:
         device: CPU or a CUDA device.
         capacity: rows.
         dim: columns.
         queries: how many are searched.
-        k: neighbours of each.
+        k: neighbors of each.
     """
     generator = torch.Generator().manual_seed(0)
     rows = torch.nn.functional.normalize(torch.randn(capacity, dim, generator=generator), dim=1)
@@ -49,13 +49,13 @@ def find_problems(
         problems += _problems_of_mirror(engine, precision, device, rows.clone(), new, asked.clone(), k)
     if device.type == "cpu":
         similarities, positions = nearest_rows(asked.numpy(), rows.numpy(), k)
-        plain = Neighbors(torch.from_numpy(similarities), torch.from_numpy(positions))
+        plain = NearestRows(torch.from_numpy(similarities), torch.from_numpy(positions))
         problems += _compare("search of a gallery by FAISS", plain, asked, rows)
     return problems
 
 
 def _modes(device: torch.device) -> list[tuple[str, str]]:
-    """Engines and precisions that should work on a device."""
+    """Return the engines and precisions that should work on a device."""
     if device.type != "cuda":
         return [("faiss", "float32"), ("torch", "float32"), ("torch", "bf16")]
     return [
@@ -89,8 +89,8 @@ def _problems_of_mirror(
     return problems
 
 
-def _compare(what: str, found: Neighbors, queries: Float32[Tensor, "q d"], rows: Float32[Tensor, "n d"]) -> list[str]:
-    """Compare neighbours with torch's in float64; rows of (nearly) equal similarity may stand for each other."""
+def _compare(what: str, found: NearestRows, queries: Float32[Tensor, "q d"], rows: Float32[Tensor, "n d"]) -> list[str]:
+    """Compare neighbors with torch's in float64; rows of (nearly) equal similarity may replace each other."""
     truth: Float64[Tensor, "q n"] = queries.double() @ rows.double().T
     best = truth.topk(found.rows.shape[1], dim=1).values
     got_rows, got = found.rows.cpu(), found.similarities.cpu().double()

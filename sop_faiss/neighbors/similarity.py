@@ -1,9 +1,8 @@
-"""Cosine similarities of every query to a whole gallery, the same bits in any block, on any device.
+"""Cosine similarities of every query to a whole gallery, with the same bits in any block, on any device.
 
-A similarity is the inner product of two float32 rows, taken in float64 and rounded to float32. A float64 product, too,
-depends in its last bits on the shape of the block it is computed in, so one that lies by a float32 boundary could be
-rounded up here and down there. Such a product (one in a million or fewer) is taken again,
-in one fixed order.
+A similarity is the inner product of two float32 rows, computed in float64 and rounded to float32. The last bits of a
+float64 product depend on the shape of its block, so one that is close to a float32 boundary could be rounded up in one
+block and down in another. Such a product (one in a million or fewer) is computed again, in one fixed order.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from jaxtyping import Float32, Float64, Int64
 __all__ = ["fixed_order_products", "product_slack", "round_products", "similarity_rows"]
 
 _PAIR_ELEMENTS = 2**22
-"""Numbers of paired rows held at a time."""
+"""Numbers of paired rows in memory at a time: 32 MiB."""
 
 
 def product_slack(dimension: int, in_float64: bool = True) -> float:
-    """How far apart two products of the same unit rows can lie, whatever the order of their sums.
+    """Return how far apart two products of the same unit rows can be, whatever the order of their sums.
 
     Each is within d u sum |a_i b_i| of the exact product (Higham, "Accuracy and Stability of Numerical Algorithms",
     section 3.1), u = 2^-53 in float64 and 2^-24 in float32, and rows of unit norm make the sum at most 1.
@@ -39,7 +38,7 @@ def fixed_order_products(
     query: Int64[np.ndarray, " p"],
     row: Int64[np.ndarray, " p"],
 ) -> Float32[np.ndarray, " p"]:
-    """Inner products of chosen pairs, each summed in an order that only the dimension decides.
+    """Return inner products of chosen pairs, each summed in an order that depends only on the dimension.
 
     Args:
         queries: one query per row.
@@ -58,7 +57,7 @@ def fixed_order_products(
 def round_products(
     products: Float64[np.ndarray, "q n"], queries: Float32[np.ndarray, "q d"], rows: Float32[np.ndarray, "n d"]
 ) -> Float32[np.ndarray, "q n"]:
-    """float64 products of queries and rows as float32, with those near a rounding boundary taken again."""
+    """Round float64 products to float32, and compute those near a rounding boundary again in the fixed order."""
     slack = product_slack(queries.shape[1])
     rounded = products.astype(np.float32)
     doubtful = (products - slack).astype(np.float32) != (products + slack).astype(np.float32)
@@ -77,9 +76,9 @@ def similarity_rows(
 
     Args:
         queries: one query per row, of unit norm (`require_unit_rows`).
-        gallery: one image per row, likewise.
-        gallery_block: gallery rows held in float64 at a time.
-        matrix_elements: similarities held at a time, which sets how many queries go together.
+        gallery: one image per row, of unit norm.
+        gallery_block: gallery rows in float64 at a time.
+        matrix_elements: similarities in memory at a time, which limits the queries of a block.
     """
     query_block = max(1, matrix_elements // max(1, len(gallery)))
     for start in range(0, len(queries), query_block):

@@ -1,1 +1,1 @@
-"""Pictures and pages of results."""
+"""Figures and pages of results."""

@@ -1,4 +1,4 @@
-"""Several retrieval results in one picture: mAP with its interval, and the differences to the first."""
+"""A figure of several retrieval results: mAP with its interval, and the differences to the first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME_LENGTH = 32
 
 
 def draw_comparison(comparison: Comparison) -> bytes:
-    """Draw a column of panels per metric: above mAP of each result, below each one's difference to the first; a PNG."""
+    """Draw two panels per metric as a PNG: mAP of each result above, its difference to the first below."""
     names = [name if len(name) <= _NAME_LENGTH else "…" + name[1 - _NAME_LENGTH :] for name in comparison.names]
     count = len(comparison.setups)
     height = 1.6 + 0.32 * (2 * len(names) - 1)
@@ -43,10 +43,10 @@ def draw_comparison(comparison: Comparison) -> bytes:
     return stream.getvalue()
 
 
-def _draw(axes: Axes, values: list[Interval], colour: str) -> None:
+def _draw(axes: Axes, values: list[Interval], color: str) -> None:
     for place, each in enumerate(values):
-        axes.plot([each.low, each.high], [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")
-        axes.plot([each.mean], [place], "o", color=colour, markersize=5.5)
+        axes.plot([each.low, each.high], [place, place], color=color, linewidth=2.2, solid_capstyle="butt")
+        axes.plot([each.mean], [place], "o", color=color, markersize=5.5)
     axes.grid(axis="x", color="#e3e6ea")
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelsize=8)

@@ -1,4 +1,4 @@
-"""A picture of which class was taken for which."""
+"""A figure of the confusion matrix: predicted classes by true class."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sop_faiss.files import GENERATOR
 __all__ = ["SHOWN_CLASSES", "draw_confusion"]
 
 SHOWN_CLASSES = 40
-"""With more classes than this, the ones with the most confused images are shown."""
+"""Of more classes, those with the most confused images are shown."""
 _NUMBERED_CLASSES = 16
 _NAME_LENGTH = 24
 
 
 def draw_confusion(confusion: Confusion, title: str) -> bytes:
-    """Draw the shares of each true class (a row) that were given to each class (a column), as a PNG.
+    """Draw the percentage of each true class (a row) that was predicted as each class (a column), as a PNG.
 
-    Classes that were not tested have an empty row. Of many classes the most confused ones are shown, and the picture
-    says so; shares are of all images of the row's class, shown columns or not.
+    Classes that were not tested have an empty row. Of many classes the most confused ones are shown, and the figure
+    says so; percentages are of all images of the row's class, whether or not their columns are shown.
     """
     shown = _most_confused(confusion)
     images = confusion.images()[shown]
@@ -36,7 +36,7 @@ def draw_confusion(confusion: Confusion, title: str) -> bytes:
         figure = Figure(figsize=(side + 0.8, side), dpi=110, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        picture = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
+        image = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
         ticks = range(len(shown))
         axes.set_xticks(ticks, names, rotation=90, fontsize=8, parse_math=False)
         axes.set_yticks(ticks, names, fontsize=8, parse_math=False)
@@ -44,10 +44,10 @@ def draw_confusion(confusion: Confusion, title: str) -> bytes:
         axes.set_ylabel("true class")
         if len(shown) <= _NUMBERED_CLASSES:
             for row, column in np.argwhere(percent >= 0.5):
-                colour = "white" if percent[row, column] > 60 else "#1b1f26"
+                color = "white" if percent[row, column] > 60 else "#1b1f26"
                 number = f"{percent[row, column]:.0f}"
-                axes.text(column, row, number, ha="center", va="center", fontsize=8, color=colour)
-        figure.colorbar(picture, ax=axes, label="% of the true class", shrink=0.8)
+                axes.text(column, row, number, ha="center", va="center", fontsize=8, color=color)
+        figure.colorbar(image, ax=axes, label="% of the true class", shrink=0.8)
         left_out = len(confusion.names) - len(shown)
         subtitle = f"\nthe {len(shown)} most confused of {len(confusion.names)} classes" if left_out else ""
         figure.suptitle(title + subtitle, fontsize=10.5, parse_math=False)
@@ -57,7 +57,7 @@ def draw_confusion(confusion: Confusion, title: str) -> bytes:
 
 
 def _most_confused(confusion: Confusion) -> list[int]:
-    """Positions of the shown classes, in the order of their numbers."""
+    """Return the positions of the shown classes, in the order of their numbers."""
     if len(confusion.names) <= SHOWN_CLASSES:
         return list(range(len(confusion.names)))
     right = confusion.counts.diagonal()

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of queries and what was found: no script, no request, safe for any file name."""
+"""One self-contained HTML page of queries and their hits: no script, no request, safe for any file name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.page import write_page
 from sop_faiss.report.thumbnails import Thumbnail, make_thumbnail, missing_thumbnail
 
-__all__ = ["Chart", "Hit", "Picture", "Strip", "Table", "Verdict", "show_strips", "write_contact_sheet"]
+__all__ = ["Chart", "SheetHit", "SheetImage", "SheetTable", "Strip", "Verdict", "show_strips", "write_contact_sheet"]
 
 TEMPLATE = "contact_sheet.html"
 
 
 class Verdict(StrEnum):
-    """Whether a found picture was wanted."""
+    """Whether a found image is right."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -32,28 +32,28 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One picture of a page."""
+class SheetImage:
+    """One image of a page."""
 
     name: str
-    """Shown below it; any text."""
+    """Shown below the image; any text."""
     read: Callable[[], bytes]
     """Returns its encoded bytes, or raises DataError; called from several threads."""
     label: str = ""
-    """Its class, if known."""
+    """The class of the image, if known."""
     box: tuple[float, float, float, float] | None = None
-    """x1, y1, x2, y2 in its pixels, to be drawn: the part that was searched for."""
+    """x1, y1, x2, y2 in pixels: the part that was searched for, which is outlined."""
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One found picture."""
+class SheetHit:
+    """One found image."""
 
-    picture: Picture
+    image: SheetImage
     similarity: float
     """Cosine."""
     verdict: Verdict | None = None
-    """None where nobody knows what is right."""
+    """None if it is not known what is right."""
     note: str = ""
     """A few words below the similarity."""
 
@@ -62,17 +62,17 @@ class Hit:
 class Strip:
     """One query and what was found, nearest first."""
 
-    query: Picture
-    hits: Sequence[Hit]
+    query: SheetImage
+    hits: Sequence[SheetHit]
     note: str = ""
-    """A few words beside the query, as in `AP 43.2 %`."""
+    """A few words next to the query, as in `AP 43.2 %`."""
     empty: str = "Nothing found."
-    """Stands where there are no hits."""
+    """Shown if there are no hits."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """A small table above the strips; the first column is set as row names."""
+class SheetTable:
+    """A small table above the strips; the first column has the names of the rows."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -81,7 +81,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture above the strips, as `plot_training` makes them."""
+    """A figure above the strips, as `plot_training` makes them."""
 
     title: str
     png: bytes
@@ -95,26 +95,26 @@ def write_contact_sheet(
     *,
     subtitle: str = "",
     legend: str = "Query on the left, nearest first; the number is the cosine similarity.",
-    summary: Sequence[Table] = (),
+    summary: Sequence[SheetTable] = (),
     charts: Sequence[Chart] = (),
     footer: str = "",
     progress: ProgressCallback | None = None,
 ) -> None:
     """Write the page, atomically: each strip a row with the query on the left and its ranked hits on the right.
 
-    Hits are framed green with a check mark where right, red with a cross where wrong, grey with a dash where junk,
-    plain where unknown. Pictures that cannot be read are shown as placeholders that say why.
+    Right hits have a green frame and a check mark, wrong ones a red frame and a cross, junk a gray frame and a dash,
+    unknown ones a plain frame. Images that cannot be read are shown as placeholders that say why.
 
     Args:
-        path: the HTML file; its folder is made.
+        path: the HTML file; its folder is created.
         title: of the page.
         strips: rows of the page, in order.
         subtitle: one or two sentences below the title.
         legend: how to read a row.
         summary: tables above the strips.
-        charts: PNG pictures above the strips.
-        footer: how the page was made, as in the command and the date.
-        progress: called with the number of pictures read and their total.
+        charts: PNG images above the strips.
+        footer: how the page was made, such as the command and the date.
+        progress: called with the number of images read and their total.
 
     Raises:
         OSError: the place cannot be written.
@@ -135,33 +135,33 @@ def write_contact_sheet(
 
 
 def show_strips(strips: Sequence[Strip], progress: ProgressCallback | None = None) -> list[dict[str, Any]]:
-    """Strips as the templates want them, with every picture read and shrunk.
+    """Convert strips for the templates, with every image read and shrunk.
 
     Args:
         strips: rows of a page.
-        progress: called with the number of pictures read and their total.
+        progress: called with the number of images read and their total.
     """
-    thumbnails = _read_thumbnails([picture for strip in strips for picture in _pictures(strip)], progress)
+    thumbnails = _read_thumbnails([image for strip in strips for image in _images(strip)], progress)
     return [_show_strip(strip, thumbnails) for strip in strips]
 
 
-def _pictures(strip: Strip) -> list[Picture]:
-    return [strip.query, *(hit.picture for hit in strip.hits)]
+def _images(strip: Strip) -> list[SheetImage]:
+    return [strip.query, *(hit.image for hit in strip.hits)]
 
 
-def _read_thumbnails(pictures: Sequence[Picture], progress: ProgressCallback | None) -> dict[int, Thumbnail]:
-    """The thumbnail of each picture by its `id`; equal bytes are decoded once."""
-    distinct = {id(picture): picture for picture in pictures}
+def _read_thumbnails(images: Sequence[SheetImage], progress: ProgressCallback | None) -> dict[int, Thumbnail]:
+    """Make the thumbnail of each image, by its `id`; equal bytes are decoded once."""
+    distinct = {id(image): image for image in images}
     made: dict[tuple[bytes, object], Thumbnail] = {}
 
-    def read(picture: Picture) -> Thumbnail:
+    def read(image: SheetImage) -> Thumbnail:
         try:
-            encoded = picture.read()
+            encoded = image.read()
         except DataError as error:
             return missing_thumbnail(error)
-        key = hashlib.blake2b(encoded).digest(), picture.box
+        key = hashlib.blake2b(encoded).digest(), image.box
         if key not in made:
-            made[key] = make_thumbnail(encoded, picture.box)
+            made[key] = make_thumbnail(encoded, image.box)
         return made[key]
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
@@ -180,27 +180,27 @@ def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any
     judged = [hit for hit in strip.hits if hit.verdict in (Verdict.RIGHT, Verdict.WRONG)]
     right = sum(hit.verdict is Verdict.RIGHT for hit in judged)
     return {
-        "query": _show_picture(strip.query, thumbnails),
+        "query": _show_image(strip.query, thumbnails),
         "note": strip.note,
         "empty": strip.empty,
         "score": f"{right} of {len(judged)} right" if judged else "",
         "hits": [
-            _show_picture(hit.picture, thumbnails)
+            _show_image(hit.image, thumbnails)
             | {"similarity": similarity, "verdict": hit.verdict.value if hit.verdict else "", "note": hit.note}
             for hit, similarity in zip(strip.hits, _show_similarities(strip.hits), strict=True)
         ],
     }
 
 
-def _show_similarities(hits: Sequence[Hit]) -> list[str]:
-    """With three decimals, or four where three would make different similarities of one query read alike."""
+def _show_similarities(hits: Sequence[SheetHit]) -> list[str]:
+    """Format with three decimals, or with four if different similarities of one query would look equal."""
     short = [f"{hit.similarity:.3f}" for hit in hits]
-    all_told_apart = len(set(short)) == len({hit.similarity for hit in hits})
-    return short if all_told_apart else [f"{hit.similarity:.4f}" for hit in hits]
+    all_distinct = len(set(short)) == len({hit.similarity for hit in hits})
+    return short if all_distinct else [f"{hit.similarity:.4f}" for hit in hits]
 
 
-def _show_picture(picture: Picture, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
-    return {"name": picture.name, "label": picture.label, "thumbnail": thumbnails[id(picture)]}
+def _show_image(image: SheetImage, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
+    return {"name": image.name, "label": image.label, "thumbnail": thumbnails[id(image)]}
 
 
 def _show_chart(chart: Chart) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The README.md of an export: what it is, how to load it, how it was trained, and what was measured."""
+"""The model card (README.md) of an export: what it is, how to load it, how it was trained, its scores."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sop_faiss.config import Config
+from sop_faiss.config import Config, TermConfig
 
 __all__ = ["ModelFacts", "write_card"]
 
 _PLACE = ("step", "epoch", "images")
-"""Of a line of metrics: where the run was, not a score."""
+"""Keys of a line of metrics that are not scores."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a card tells besides the configuration."""
+    """The facts of a card besides the configuration."""
 
     folder: str
     """Name of the export's folder."""
@@ -33,13 +33,13 @@ class ModelFacts:
     files: tuple[str, ...] = ()
     """Optional ones: `model.onnx`, `model.pt2`."""
     caveat: str = ""
-    """What timm's network does otherwise than the run's, one clause; empty if nothing."""
+    """How timm's network differs from the run's, one clause; empty if it does not."""
 
 
 def write_card(
     facts: ModelFacts, config: Config, preprocess: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]
 ) -> str:
-    """The card as Markdown, with the heading that model hubs read. It names no path of the machine it was made on.
+    """Write the card as Markdown, with the heading that model hubs read. It has no paths of this machine.
 
     Args:
         facts: of the export.
@@ -52,14 +52,14 @@ def write_card(
         f"# {facts.folder}",
         f"An image encoder ({config.model.backbone}, {facts.parameters:,} parameters, features of dimension "
         f"{facts.feature_dim}) pretrained without labels by sop_faiss {facts.version}: *Self-Organizing Visual "
-        "Prototypes* (ICML 2025, arXiv 2505.21533). It gives features, no classes.",
+        "Prototypes* (ICML 2025, arXiv 2505.21533). It computes features, not classes.",
         _how_to_load(facts, preprocess),
         _training(facts, config),
         _scores(metrics, facts.step),
         "## What is left out\n\nThe mask token and the projector of the training: no feature depends on them. Training "
-        "goes on from the run, not from this export." + (f"\n\nMind that {facts.caveat}." if facts.caveat else ""),
-        f"Fingerprint of the encoder: `{facts.fingerprint}` (the same as of the run: an index built with the one is "
-        "searched with the other).",
+        "continues from the run, not from this export." + (f"\n\nNote that {facts.caveat}." if facts.caveat else ""),
+        f"Fingerprint of the encoder: `{facts.fingerprint}`. It equals the run's: an index that was built with one can "
+        "be searched with the other.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -71,21 +71,21 @@ def _how_to_load(facts: ModelFacts, preprocess: Mapping[str, Any]) -> str:
         "```python",
         "import timm, torch",
         "from PIL import Image",
-        'picture = Image.open("photo.jpg").convert("RGB")',
+        'image = Image.open("photo.jpg").convert("RGB")',
         f'model = timm.create_model("local-dir:{facts.folder}", pretrained=True).eval()  # or "hf-hub:USER/NAME"',
         "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))",
-        "features = torch.nn.functional.normalize(model(transform(picture).unsqueeze(0)), dim=1)",
+        "features = torch.nn.functional.normalize(model(transform(image).unsqueeze(0)), dim=1)",
         "```\n",
         "With Hugging Face transformers (`pip install transformers timm`):\n",
         "```python",
         "from transformers import AutoImageProcessor, AutoModel",
         f'model = AutoModel.from_pretrained("{facts.folder}").eval()',
         f'processor = AutoImageProcessor.from_pretrained("{facts.folder}")',
-        'features = model(**processor(picture, return_tensors="pt")).pooler_output',
+        'features = model(**processor(image, return_tensors="pt")).pooler_output',
         "```\n",
         f"With sop_faiss: `sop-index build --model {facts.folder} --data photos/ --out photos.index`.\n",
-        f"Pictures are resized to {preprocess['resize']} pixels (shorter side, bicubic), cropped to {side} x {side} "
-        f"and normalised by mean {_numbers(preprocess['mean'])} and std {_numbers(preprocess['std'])}. The feature is "
+        f"Images are resized to {preprocess['resize']} pixels (shorter side, bicubic), cropped to {side} x {side} "
+        f"and normalized by mean {_numbers(preprocess['mean'])} and std {_numbers(preprocess['std'])}. The feature is "
         f"{_POOLINGS.get(facts.pooling, facts.pooling)}; compare features by cosine.",
     ]
     graphs = {"model.onnx": "ONNX", "model.pt2": "torch.export"}
@@ -99,26 +99,26 @@ _POOLINGS = {"cls": "the [CLS] token after the final norm", "mean": "the mean of
 
 
 def _training(facts: ModelFacts, config: Config) -> str:
-    views, train, sop, memory = config.views, config.train, config.sop, config.memory
+    views, train, sop = config.views, config.train, config.sop
     rows = {
         "network": f"{facts.role} of {facts.checkpoint}",
         "steps made": f"{facts.step:,} of {train.batch_size} images each",
         "schedule": f"{train.epochs:g} epochs, base learning rate {config.optim.base_lr:g}",
         "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} pixels",
-        "[CLS] loss": f"weight {config.loss.cls_weight:g}, {_level(sop.cls, memory.cls_capacity)}",
-        "patch loss": f"weight {config.loss.patch_weight:g}, {_level(sop.patch, memory.patch_capacity)}",
+        "[CLS] loss": _term(sop.cls),
+        "patch loss": _term(sop.patch),
     }
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
 
 
-def _level(level: Any, capacity: int) -> str:
-    counts = ((level.num_anchors, "anchor"), (level.num_supports, "support"), (level.tasks, "task"))
+def _term(term: TermConfig) -> str:
+    counts = ((term.num_anchors, "anchor"), (term.num_supports, "support"), (term.tasks, "task"))
     anchors, supports, tasks = (f"{count:,} {what}{'s' if count != 1 else ''}" for count, what in counts)
-    return f"memory of at most {capacity:,} rows, {anchors} with {supports} each, {tasks}"
+    return f"weight {term.weight:g}, memory of at most {term.capacity:,} rows, {anchors} with {supports} each, {tasks}"
 
 
 def _scores(metrics: Sequence[Mapping[str, Any]], step: int) -> str:
-    """The run's own scores up to the exported step, which it measured while it trained."""
+    """Tabulate the scores that the run measured while it trained, up to the exported step."""
     scored = [line for line in metrics if "loss" not in line and line["step"] <= step]
     lines = [
         f"| {line['step']:,} | {name} | {value:.4g} |"

@@ -1,4 +1,4 @@
-"""Pages that stand alone, from the templates beside this file: everything escaped, written whole or not at all."""
+"""Self-contained pages from the templates in this folder: everything is escaped, and written atomically."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def write_page(path: Path, template: str, values: dict[str, Any]) -> None:
     """Fill a template and write it, atomically.
 
     Args:
-        path: the HTML file; its folder is made.
+        path: the HTML file; its folder is created.
         template: its name.
-        values: what it asks for; texts may be anything.
+        values: the variables of the template; texts may be anything.
 
     Raises:
         OSError: the place cannot be written.
     """
     page = _environment().get_template(template).render(values, generator=GENERATOR)
     with atomic_file(path) as temporary:
-        # file names that are not Unicode come as lone surrogates, which UTF-8 cannot hold; HTML has no NUL
+        # file names that are not Unicode have lone surrogates, which UTF-8 cannot encode; HTML has no NUL
         temporary.write_bytes(page.replace("\0", "\ufffd").encode("utf-8", "replace"))
 
 

@@ -1,4 +1,4 @@
-"""One panel of a run's curves as an SVG picture that is readable on light and on dark pages."""
+"""One panel of a run's curves as an SVG image that is readable on light and on dark pages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from sop_faiss.errors import one_line
-from sop_faiss.report.plots import COLOURS, STYLE, draw_curve, finish_axes
+from sop_faiss.report.plots import COLORS, STYLE, draw_curve, finish_axes
 from sop_faiss.report.run_panels import Panel, Reference
 
 __all__ = ["plot_panel"]
 
 _INK, _GRID, _MARK = "#1b1f26", "#e3e6ea", "#6d7480"
-_THEMED = {_INK: "ink", _GRID: "grid", _MARK: "mark", COLOURS[0]: "first"}
+_THEMED = {_INK: "ink", _GRID: "grid", _MARK: "mark", COLORS[0]: "first"}
 _THEMES = (
     "<style>:root{--ink:#3a414c;--grid:#e3e6ea;--mark:#6d7480;--first:#0072b2}"
     "@media(prefers-color-scheme:dark){:root{--ink:#c3cad5;--grid:#343a45;--mark:#98a1ae;--first:#4aa5e0}}</style>"
 )
 _LEGEND_LETTERS = 40
 _SHORT_NAME = 14
-"""Letters of which three names fit side by side."""
+"""Letters; three names of this length fit side by side."""
 _DASHES = ("-", "--", "-.", ":")
 _STYLE = STYLE | {
     "svg.fonttype": "none",  # text stays text: small, and drawn with the reader's fonts
@@ -43,10 +43,10 @@ _STYLE = STYLE | {
 def plot_panel(panel: Panel) -> str:
     """Draw a panel: its curves, its references as dashed lines with a label, units at the axes.
 
-    Of a score that was measured at step 0, that value is a reference too: what training has to beat.
+    The value of a score at step 0 is also a reference, which training has to beat.
 
     Returns:
-        A `data:image/svg+xml` URI. As a picture nothing in it can run or be fetched, whatever the curves are called.
+        A `data:image/svg+xml` URI. As an image it cannot run or fetch anything, whatever the names of the curves.
     """
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -60,8 +60,8 @@ def plot_panel(panel: Panel) -> str:
         )
     svg = stream.getvalue()
     svg = svg[svg.index("<svg") :]
-    for colour, name in _THEMED.items():
-        svg = svg.replace(f": {colour}", f": var(--{name})")
+    for color, name in _THEMED.items():
+        svg = svg.replace(f": {color}", f": var(--{name})")
     svg = svg.replace("<defs>", f"{_THEMES}<defs>", 1)
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
 
@@ -69,8 +69,8 @@ def plot_panel(panel: Panel) -> str:
 def _draw(axes: Axes, panel: Panel) -> None:
     references = list(panel.references)
     for number, (name, curve) in enumerate(panel.curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        draw_curve(axes, curve, colour, _DASHES[number % len(_DASHES)], "o" if panel.is_score else "")
+        color = COLORS[number % len(COLORS)]
+        draw_curve(axes, curve, color, _DASHES[number % len(_DASHES)], "o" if panel.is_score else "")
         if panel.is_score and curve.steps[0] == 0 and len(curve.steps) > 1:
             before = "step 0" if len(panel.curves) == 1 else f"{name} at step 0"
             references.append(Reference(float(curve.values[0]), f"{before}: {curve.values[0]:.4g}"))
@@ -103,8 +103,8 @@ def _draw_reference(axes: Axes, reference: Reference) -> None:
 
 
 def _add_legend(axes: Axes, names: list[str]) -> None:
-    """Above the curves, names as they are, whatever signs are in them."""
-    shown = [_shortened(one_line(name)) for name in names[: len(COLOURS)]]
+    """Add a legend above the curves; names are shown literally, with any characters."""
+    shown = [_shortened(one_line(name)) for name in names[: len(COLORS)]]
     handles = list(axes.get_lines())[: len(shown)]
     columns = 3 if max(map(len, shown)) <= _SHORT_NAME else 1
     figure = axes.get_figure()

@@ -22,12 +22,12 @@ from sop_faiss.errors import DataError
 from sop_faiss.files import GENERATOR, atomic_file
 from sop_faiss.paths import path_state
 
-__all__ = ["COLOURS", "STYLE", "Curve", "draw_curve", "finish_axes", "plot_training", "read_curves"]
+__all__ = ["COLORS", "STYLE", "Curve", "draw_curve", "finish_axes", "plot_training", "read_curves"]
 
 METRICS_FILE = "metrics.jsonl"
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b7b7b")
-"""Okabe and Ito's palette: told apart with any colour vision."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b7b7b")
+"""Okabe and Ito's palette, which is distinguishable with any color vision."""
 _POINTS_PER_CURVE = 400
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
@@ -52,7 +52,7 @@ class _Line(NamedTuple):
 class _Panel(NamedTuple):
     title: str
     lines: tuple[_Line, ...]
-    uniform_at: float | None  # a value that has a meaning of its own
+    uniform_at: float | None  # the value of the uniform distribution
     marker: str
 
 
@@ -77,7 +77,7 @@ _PANELS = (
 
 
 class Curve(NamedTuple):
-    """One metric over a run; steps rise, values are finite."""
+    """One metric over a run; steps increase, values are finite."""
 
     steps: Float64[np.ndarray, " n"]
     values: Float64[np.ndarray, " n"]
@@ -86,15 +86,15 @@ class Curve(NamedTuple):
 def read_curves(run: str | Path, left_out: list[int] | None = None) -> dict[str, Curve]:
     """Read every number of a run's metrics.
 
-    A run that was killed and resumed writes some steps again: the later line counts. A last line that was cut in the
-    middle by a kill is left out; nulls and missing keys (a loss that is switched off) leave no point.
+    A run that was killed and resumed writes some steps again: the later line counts. A last line that was cut by a kill
+    is left out; nulls and missing keys (of a loss with weight 0) give no point.
 
     Args:
         run: a run directory, or a metrics file.
-        left_out: damaged lines are left out, and their numbers, from 1, added here; None: they are an error.
+        left_out: the numbers of damaged lines, from 1, are added to this list; if None, a damaged line is an error.
 
     Raises:
-        DataError: there is no metrics file, or a line of it is damaged and may not be left out.
+        DataError: there is no metrics file, or it has a damaged line and `left_out` is None.
     """
     path = Path(run)
     if path.is_dir():
@@ -132,19 +132,19 @@ def plot_training(
 ) -> bytes:
     """Draw loss over ln K, teacher entropy over ln K and k-NN over the steps of one or several runs.
 
-    A value of 1 in the first two panels is the uniform distribution over the K prototypes. Panels that no run has a
-    number for are left out. Long curves are drawn as means of equal parts.
+    A value of 1 in the first two panels is the uniform distribution over the K prototypes. Panels without data are left
+    out. Long curves are drawn as means of equal parts.
 
     Args:
-        runs: name in the legend -> run directory or metrics file, or several (seeds), drawn in the name's colour.
-        path: where to write the PNG, atomically; nowhere if None.
+        runs: name in the legend -> run directory or metrics file, or several (seeds), drawn in the name's color.
+        path: where to write the PNG, atomically; if None, it is only returned.
         title: above the figure.
 
     Returns:
         The PNG.
 
     Raises:
-        DataError: a run has no metrics, or none has a number to draw.
+        DataError: a run has no metrics, or no run has data for a panel.
     """
     curves = {
         name: [read_curves(place) for place in ([places] if isinstance(places, str | Path) else places)]
@@ -153,16 +153,16 @@ def plot_training(
     panels = [panel for panel in _PANELS if any(_has_panel(seed, panel) for seeds in curves.values() for seed in seeds)]
     if not panels:
         raise DataError(f"{', '.join(map(repr, runs)) or 'no run'}: no metrics to draw yet, train some steps first")
-    colours = _colours(len(curves))
+    colors = _colors(len(curves))
     with rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(4.2 * len(panels), 3.4), dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _draw_panel(axes, panel, list(curves.values()), colours)
+            _draw_panel(axes, panel, list(curves.values()), colors)
         if title:
             figure.suptitle(title, fontsize=11, fontweight="bold", parse_math=False)
-        _add_legend(figure, list(curves), colours)
+        _add_legend(figure, list(curves), colors)
         stream = io.BytesIO()
         figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
     if path is not None:
@@ -175,16 +175,16 @@ def _has_panel(seed: dict[str, Curve], panel: _Panel) -> bool:
     return any(line.key in seed for line in panel.lines)
 
 
-def _draw_panel(axes: Axes, panel: _Panel, runs: Sequence[Sequence[dict[str, Curve]]], colours: Sequence[str]) -> None:
+def _draw_panel(axes: Axes, panel: _Panel, runs: Sequence[Sequence[dict[str, Curve]]], colors: Sequence[str]) -> None:
     if panel.uniform_at is not None:
         axes.axhline(panel.uniform_at, color="#8a919c", linewidth=1, linestyle=":", zorder=1)
     drawn: set[str] = set()
-    for seeds, colour in zip(runs, colours, strict=True):
+    for seeds, color in zip(runs, colors, strict=True):
         for seed in seeds:
             for line in panel.lines:
                 if line.key not in seed:
                     continue
-                draw_curve(axes, seed[line.key], colour, line.dashes, panel.marker)
+                draw_curve(axes, seed[line.key], color, line.dashes, panel.marker)
                 drawn.add(line.key)
     axes.set_title(panel.title, fontsize=10.5, loc="left")
     finish_axes(axes)
@@ -195,13 +195,13 @@ def _draw_panel(axes: Axes, panel: _Panel, runs: Sequence[Sequence[dict[str, Cur
         axes.legend(fontsize=8.5)
 
 
-def draw_curve(axes: Axes, curve: Curve, colour: str, dashes: str = "-", marker: str = "") -> None:
+def draw_curve(axes: Axes, curve: Curve, color: str, dashes: str = "-", marker: str = "") -> None:
     """Draw one curve, a long one as means of equal parts, a single point as a dot."""
     shown = _thinned(curve)
     axes.plot(
         shown.steps,
         shown.values,
-        color=colour,
+        color=color,
         linestyle=dashes,
         linewidth=1.5,
         marker=marker or ("o" if len(shown.steps) == 1 else ""),
@@ -210,31 +210,31 @@ def draw_curve(axes: Axes, curve: Curve, colour: str, dashes: str = "-", marker:
 
 
 def finish_axes(axes: Axes) -> None:
-    """What all axes over the steps of a run have."""
+    """Set what all axes over the steps of a run have."""
     axes.set_xlabel("step")
     axes.margins(x=0.02)
 
 
-def _add_legend(figure: Figure, names: list[str], colours: Sequence[str]) -> None:
-    """Names of the runs below the panels; none for a single run without a name."""
+def _add_legend(figure: Figure, names: list[str], colors: Sequence[str]) -> None:
+    """Add the names of the runs below the panels; none for a single run without a name."""
     if names == [""]:
         return
-    handles = [Line2D([], [], color=colour, linewidth=2.5) for colour in colours]
+    handles = [Line2D([], [], color=color, linewidth=2.5) for color in colors]
     legend = figure.legend(handles, [" "] * len(names), loc="outside lower left", ncols=4, handlelength=1.4)
     for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_parse_math(False)  # a name is shown as it is, whatever signs are in it
+        text.set_parse_math(False)  # a name is shown literally, with any characters
         text.set_text(name)
 
 
-def _colours(count: int) -> list[str]:
-    """One colour a run; beyond the palette, equally spaced along one colour map."""
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
-    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.95, count))]
+def _colors(count: int) -> list[str]:
+    """Return one color per run; for more runs than the palette has, equally spaced along one color map."""
+    if count <= len(COLORS):
+        return list(COLORS[:count])
+    return [to_hex(color) for color in colormaps["viridis"](np.linspace(0, 0.95, count))]
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Means of consecutive points, so that at most `_POINTS_PER_CURVE` are left."""
+    """Average consecutive points, so that at most `_POINTS_PER_CURVE` remain."""
     count = len(curve.steps)
     if count <= _POINTS_PER_CURVE:
         return curve

@@ -1,4 +1,4 @@
-"""Which curves of a run belong in one panel, with their units and the values that have a meaning of their own."""
+"""The panels of a run: which curves share one, their units, and reference values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OTHERS_SHOWN = 30
 
 
 class Reference(NamedTuple):
-    """A value that has a meaning of its own, such as the floor of a metric."""
+    """A value with a special meaning, such as the floor of a metric."""
 
     value: float
     label: str
@@ -25,20 +25,21 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class RunConstants:
-    """What the meaning of a run's numbers depends on."""
+    """The constants of a run on which the meaning of its metrics depends."""
 
-    num_anchors: Mapping[str, int]
-    """K of each level."""
+    floors: Mapping[str, float]
+    """ln K of each loss term."""
     embedding_dim: int
     """d."""
 
     def log_counts(self) -> list[Reference]:
-        """ln K of each level, once where they are equal: what uniform assignments cost."""
-        levels: dict[int, list[str]] = {}
-        for level, count in self.num_anchors.items():
-            levels.setdefault(count, []).append(_LEVELS.get(level, level))
+        """Return ln K of each loss term, equal ones once: the loss of uniform assignments."""
+        terms: dict[float, list[str]] = {}
+        for term, floor in self.floors.items():
+            terms.setdefault(floor, []).append(_TERMS.get(term, term))
         return [
-            Reference(math.log(count), f"ln {count:,} ({', '.join(names)}): uniform") for count, names in levels.items()
+            Reference(floor, f"ln {round(math.exp(floor)):,} ({', '.join(names)}): uniform")
+            for floor, names in terms.items()
         ]
 
 
@@ -49,23 +50,23 @@ class Panel:
     group: str
     title: str
     unit: str
-    """Beside the axis."""
+    """The label of the axis."""
     curves: dict[str, Curve]
     """Name in the legend -> curve."""
     references: list[Reference] = field(default_factory=list)
     logarithmic: bool = False
-    """The unit's axis is; values that are not positive are left out."""
+    """Whether the axis is logarithmic; values that are not positive are left out."""
     is_score: bool = False
-    """A score, where larger is better; its value at step 0 is the baseline."""
+    """Whether it is a score (larger is better), whose value at step 0 is the baseline."""
 
     def heading(self, name: str) -> str:
-        """What one of its curves is called where no legend names it."""
+        """Return the full name of one of its curves, for use without a legend."""
         return self.title if name in (self.title, "") else f"{self.title}: {name}"
 
 
-_LEVELS = {"cls": "[CLS]", "patch": "patches"}
+_TERMS = {"cls": "[CLS]", "patch": "patches"}
 _LEGEND = {
-    **_LEVELS,
+    **_TERMS,
     "loss": "weighted sum",
     "loss_cls": "[CLS]",
     "loss_patch": "patches",
@@ -81,7 +82,7 @@ _GIB = 2.0**30
 
 
 class _Kind(NamedTuple):
-    """A panel that a run may have; `pattern` says which keys are in it, its first group what they are called."""
+    """A panel that a run may have; `pattern` matches its keys, and the first group is the name of the curve."""
 
     group: str
     title: str
@@ -127,7 +128,7 @@ _KINDS = (
     ),
     _Kind(
         "Health",
-        "Views of one image told from others",
+        "Views of one image against those of others",
         "probability",
         r"(view_auc)",
         _always((1.0, "1: always"), (0.5, "0.5: chance")),
@@ -157,10 +158,10 @@ _KINDS = (
 
 
 def panels_of_run(curves: Mapping[str, Curve], constants: RunConstants) -> tuple[list[Panel], int]:
-    """Sort a run's curves into panels; each name of its own that is not known gets one under "Other".
+    """Sort a run's curves into panels; each unknown name gets its own panel under "Other".
 
     Returns:
-        The panels, known kinds first, and how many others were left out, of more than thirty.
+        The panels, known kinds first, and the number of others beyond thirty, which are left out.
     """
     left = {key: curve for key, curve in curves.items() if key not in _PLACE}
     panels = []
@@ -186,7 +187,7 @@ def panels_of_run(curves: Mapping[str, Curve], constants: RunConstants) -> tuple
 
 
 def _legend(name: str) -> str:
-    """`top1_k20` is top-1, k = 20; what is alone in its panel needs no name."""
+    """Name a curve in the legend, as `top-1, k = 20` for `top1_k20`; one that is alone in its panel needs no name."""
     return _LEGEND.get(name, re.sub(r"^top(\d+)_k(\d+)$", r"top-\1, k = \2", name))
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a training run: facts, curves, prototypes and neighbours as pictures."""
+"""One self-contained HTML page of a training run: facts, curves, prototypes and neighbors as images."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.report.contact_sheet import Strip, Table, show_strips
+from sop_faiss.report.contact_sheet import SheetTable, Strip, show_strips
 from sop_faiss.report.page import write_page
 from sop_faiss.report.panel_plot import plot_panel
 from sop_faiss.report.run_panels import Panel
 
-__all__ = ["PictureSection", "RunPage", "write_run_report"]
+__all__ = ["ImageSection", "RunPage", "write_run_report"]
 
 TEMPLATE = "run_report.html"
 _SHORT_STRIP = 2
-"""Strips of at most so many hits stand side by side."""
+"""Strips of at most this many hits are placed side by side."""
 
 
 @dataclass(frozen=True)
-class PictureSection:
-    """Pictures under a heading, or a line that says why there are none."""
+class ImageSection:
+    """Images under a heading, or a line that says why there are none."""
 
     title: str
     text: str
-    """What is shown, and how to read it."""
+    """What is shown and how to read it."""
     strips: Sequence[Strip] = ()
     problem: str = ""
-    """Why there are no pictures."""
+    """Why there are no images."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class RunPage:
     subtitle: str
     notices: Sequence[str] = ()
     """What a reader should know first, one line each."""
-    facts: Sequence[Table] = ()
+    facts: Sequence[SheetTable] = ()
     panels: Sequence[Panel] = ()
     panels_left_out: int = 0
-    pictures: Sequence[PictureSection] = ()
-    settings: Table = field(default_factory=lambda: Table((), ()))
-    """The configuration, where it is not the default."""
+    images: Sequence[ImageSection] = ()
+    settings: SheetTable = field(default_factory=lambda: SheetTable((), ()))
+    """The settings that are not the defaults."""
     footer: str = ""
 
 
@@ -54,14 +54,14 @@ def write_run_report(path: Path, page: RunPage, progress: ProgressCallback | Non
     """Write the page, atomically.
 
     Args:
-        path: the HTML file; its folder is made.
+        path: the HTML file; its folder is created.
         page: its contents; texts may be anything.
-        progress: called with the number of pictures read and their total.
+        progress: called with the number of images read and their total.
 
     Raises:
         OSError: the place cannot be written.
     """
-    strips = show_strips([strip for section in page.pictures for strip in section.strips], progress)
+    strips = show_strips([strip for section in page.images for strip in section.strips], progress)
     shown = iter(strips)
     values = {
         "title": page.title,
@@ -72,7 +72,7 @@ def write_run_report(path: Path, page: RunPage, progress: ProgressCallback | Non
         "values": _show_values(page.panels),
         "left_out": page.panels_left_out,
         "sections": [
-            _show_section(section, list(itertools.islice(shown, len(section.strips)))) for section in page.pictures
+            _show_section(section, list(itertools.islice(shown, len(section.strips)))) for section in page.images
         ],
         "settings": page.settings,
         "footer": page.footer,
@@ -80,7 +80,7 @@ def write_run_report(path: Path, page: RunPage, progress: ProgressCallback | Non
     write_page(path, TEMPLATE, values)
 
 
-def _show_section(section: PictureSection, strips: list[dict[str, Any]]) -> dict[str, Any]:
+def _show_section(section: ImageSection, strips: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "title": section.title,
         "text": section.text,
@@ -91,7 +91,7 @@ def _show_section(section: PictureSection, strips: list[dict[str, Any]]) -> dict
 
 
 def _show_panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Groups of charts, in the order of the panels."""
+    """Group the charts, in the order of the panels."""
     return [
         {
             "title": title,
@@ -108,7 +108,7 @@ def _title(panel: Panel) -> str:
 
 
 def _describe(panel: Panel) -> str:
-    """The panel in words, for those who do not see it."""
+    """Describe the panel in words, for screen readers."""
     ends = [
         f"{name} from {curve.values[0]:.4g} at step {curve.steps[0]:,.0f} to {curve.values[-1]:.4g} at step "
         f"{curve.steps[-1]:,.0f}"
@@ -117,8 +117,8 @@ def _describe(panel: Panel) -> str:
     return f"{panel.title} ({panel.unit}): {'; '.join(ends)}" if panel.unit else f"{panel.title}: {'; '.join(ends)}"
 
 
-def _show_values(panels: Sequence[Panel]) -> Table:
-    """Each curve in numbers."""
+def _show_values(panels: Sequence[Panel]) -> SheetTable:
+    """Tabulate each curve."""
     rows = [
         [
             panel.heading(name),
@@ -130,4 +130,6 @@ def _show_values(panels: Sequence[Panel]) -> Table:
         for panel in panels
         for name, curve in panel.curves.items()
     ]
-    return Table(("metric", "unit", "first", "last", "lowest", "highest", "last at step", "what to compare with"), rows)
+    return SheetTable(
+        ("metric", "unit", "first", "last", "lowest", "highest", "last at step", "what to compare with"), rows
+    )

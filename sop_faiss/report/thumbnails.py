@@ -1,4 +1,4 @@
-"""Pictures as small data URIs, for pages that stand alone."""
+"""Images as small data URIs, for self-contained pages."""
 
 from __future__ import annotations
 
@@ -8,88 +8,88 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from sop_faiss.data.decode import decode_pillow
+from sop_faiss.data.images.decode import decode_pillow
 from sop_faiss.errors import DataError
 
-__all__ = ["THUMBNAIL_PIXELS", "Thumbnail", "make_thumbnail", "shrink_picture"]
+__all__ = ["THUMBNAIL_PIXELS", "Thumbnail", "make_thumbnail", "shrink_image"]
 
 THUMBNAIL_PIXELS = 120
 """Longest side of a thumbnail."""
 
 _BOX_DARK, _BOX_LIGHT = (20, 20, 20), (255, 214, 10)
 _TINY_PIXELS = 64
-"""Pictures up to this side are kept as they are and shown enlarged with hard pixel edges."""
+"""Images up to this side are not resized, and are shown enlarged with hard pixel edges."""
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A JPEG of at most `THUMBNAIL_PIXELS` a side, or the reason why there is none."""
+    """A JPEG of at most `THUMBNAIL_PIXELS` per side, or the reason why there is none."""
 
     uri: str
-    """`data:image/jpeg;base64,...`, empty if the picture could not be read."""
+    """`data:image/jpeg;base64,...`, empty if the image could not be read."""
     width: int
-    """Pixels; 0 if the picture could not be read."""
+    """Pixels; 0 if the image could not be read."""
     height: int
     tiny: bool
-    """The picture itself is no larger than a few dozen pixels."""
+    """Whether the image itself has at most a few dozen pixels per side."""
     problem: str
-    """Why the picture could not be read; empty if it could."""
+    """Why the image could not be read; empty if it could."""
 
 
 def make_thumbnail(encoded: bytes, box: tuple[float, float, float, float] | None = None) -> Thumbnail:
-    """Shrink one encoded picture; a picture that cannot be decoded becomes the reason, not an error.
+    """Shrink one encoded image; if it cannot be decoded, the reason is returned instead of raised.
 
     Args:
         encoded: the bytes of its file.
-        box: x1, y1, x2, y2 in pixels of the picture, to be drawn.
+        box: x1, y1, x2, y2 in pixels of the image, of an outline to draw.
     """
     try:
-        picture = decode_pillow(encoded)
+        image = decode_pillow(encoded)
     except DataError as error:
         return missing_thumbnail(error)
-    tiny = max(picture.size) <= _TINY_PIXELS
-    whole = picture.size
-    _shrink(picture, THUMBNAIL_PIXELS)
+    tiny = max(image.size) <= _TINY_PIXELS
+    whole = image.size
+    _shrink(image, THUMBNAIL_PIXELS)
     if box is not None:
-        _draw_box(picture, box, whole)
-    uri = "data:image/jpeg;base64," + base64.b64encode(_as_jpeg(picture, tiny)).decode("ascii")
-    return Thumbnail(uri, *picture.size, tiny=tiny, problem="")
+        _draw_box(image, box, whole)
+    uri = "data:image/jpeg;base64," + base64.b64encode(_as_jpeg(image, tiny)).decode("ascii")
+    return Thumbnail(uri, *image.size, tiny=tiny, problem="")
 
 
-def shrink_picture(encoded: bytes, side: int) -> bytes:
-    """One encoded picture as a JPEG of at most `side` pixels a side, without what else its file says (place, camera).
+def shrink_image(encoded: bytes, side: int) -> bytes:
+    """Shrink one encoded image to a JPEG of at most `side` pixels per side, without metadata (place, camera).
 
     Raises:
         DataError: it cannot be decoded.
     """
-    picture = decode_pillow(encoded)
-    tiny = max(picture.size) <= _TINY_PIXELS
-    _shrink(picture, side)
-    return _as_jpeg(picture, tiny)
+    image = decode_pillow(encoded)
+    tiny = max(image.size) <= _TINY_PIXELS
+    _shrink(image, side)
+    return _as_jpeg(image, tiny)
 
 
-def _shrink(picture: Image.Image, side: int) -> None:
-    picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=3.0)
+def _shrink(image: Image.Image, side: int) -> None:
+    image.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=3.0)
 
 
-def _as_jpeg(picture: Image.Image, tiny: bool) -> bytes:
+def _as_jpeg(image: Image.Image, tiny: bool) -> bytes:
     stream = io.BytesIO()
-    picture.info.clear()
-    picture.save(stream, "JPEG", quality=92 if tiny else 75, subsampling=0 if tiny else 2, optimize=True)
+    image.info.clear()
+    image.save(stream, "JPEG", quality=92 if tiny else 75, subsampling=0 if tiny else 2, optimize=True)
     return stream.getvalue()
 
 
 def _draw_box(thumbnail: Image.Image, box: tuple[float, float, float, float], whole: tuple[int, int]) -> None:
-    """Draw a box of the whole picture: a light line on a dark one, seen on any picture."""
+    """Draw a box given in the whole image: a light line on a dark one, visible on any image."""
     across, down = thumbnail.width / whole[0], thumbnail.height / whole[1]
     x1, x2 = (min(max(round(x * across), 0), thumbnail.width - 1) for x in (box[0], box[2] - 1))
     y1, y2 = (min(max(round(y * down), 0), thumbnail.height - 1) for y in (box[1], box[3] - 1))
     draw = ImageDraw.Draw(thumbnail)
-    for inset, colour in ((0, _BOX_DARK), (1, _BOX_LIGHT)):
+    for inset, color in ((0, _BOX_DARK), (1, _BOX_LIGHT)):
         if x2 - inset >= x1 + inset and y2 - inset >= y1 + inset:
-            draw.rectangle((x1 + inset, y1 + inset, x2 - inset, y2 - inset), outline=colour)
+            draw.rectangle((x1 + inset, y1 + inset, x2 - inset, y2 - inset), outline=color)
 
 
 def missing_thumbnail(error: DataError) -> Thumbnail:
-    """What stands for a picture that cannot be read."""
+    """Make the placeholder of an image that cannot be read."""
     return Thumbnail("", 0, 0, tiny=False, problem=str(error))

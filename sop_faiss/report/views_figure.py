@@ -1,4 +1,4 @@
-"""A figure of training views: source pictures with their crop boxes, global and local views, and masks."""
+"""A figure of training views: source images with their crop boxes, global and local views, and masks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from sop_faiss.data.views import Box
+from sop_faiss.data.views.crops import CropBox
 from sop_faiss.files import GENERATOR, atomic_file
 
 __all__ = ["ViewedImage", "overlay_mask", "plot_views"]
 
-# Okabe and Ito's palette: told apart with any colour vision.
-_GLOBAL_COLOURS = ("#0072b2", "#d55e00", "#e69f00", "#56b4e9")
-_LOCAL_COLOUR = "#009e73"
-_HIDDEN = np.array([204, 90, 160], dtype=np.float64)  # pink, which photos have little of
+# Okabe and Ito's palette, which is distinguishable with any color vision
+_GLOBAL_COLORS = ("#0072b2", "#d55e00", "#e69f00", "#56b4e9")
+_LOCAL_COLOR = "#009e73"
+_HIDDEN = np.array([204, 90, 160], dtype=np.float64)  # pink, which is rare in photos
 _HIDDEN_SHARE = 0.85
 _INK = "#4a515c"
 
@@ -41,17 +41,17 @@ class ViewedImage:
     """One image as training sees it."""
 
     key: str
-    picture: UInt8[np.ndarray, "h w 3"]
+    image: UInt8[np.ndarray, "h w 3"]
     global_views: UInt8[np.ndarray, "G s s 3"]
     local_views: UInt8[np.ndarray, "L t t 3"]
     masks: Bool[np.ndarray, "G n"]
     """True where the student does not see a patch; row-major."""
-    boxes: list[Box]
-    """The crop of each view in the picture, global ones first; empty where unknown."""
+    boxes: list[CropBox]
+    """The crop of each view in the image, global ones first; empty where unknown."""
 
 
 def overlay_mask(view: UInt8[np.ndarray, "s s 3"], mask: Bool[np.ndarray, " n"]) -> UInt8[np.ndarray, "s s 3"]:
-    """The view with its hidden patches tinted pink."""
+    """Tint the hidden patches of a view pink."""
     side = math.isqrt(len(mask))
     pixels = len(view) // side
     hidden = mask.reshape(side, side).repeat(pixels, 0).repeat(pixels, 1)
@@ -62,7 +62,7 @@ def overlay_mask(view: UInt8[np.ndarray, "s s 3"], mask: Bool[np.ndarray, " n"])
 
 
 def plot_views(images: Sequence[ViewedImage], path: Path, title: str) -> None:
-    """Draw one row an image: the source with its crops, each global view whole and masked, and the local views.
+    """Draw one row per image: the source with its crops, each global view unmasked and masked, and the local views.
 
     Args:
         images: with equal numbers of views; one or more.
@@ -87,7 +87,7 @@ def plot_views(images: Sequence[ViewedImage], path: Path, title: str) -> None:
 
 
 class _Page:
-    """A figure on which things are placed in inches from the top left."""
+    """A figure whose parts are placed in inches from the top left."""
 
     def __init__(self, width: float, height: float) -> None:
         self.width, self.height = width, height
@@ -95,21 +95,21 @@ class _Page:
         FigureCanvasAgg(self.figure)
 
     def text(self, left: float, base: float, text: str, size: float, weight: str = "normal") -> None:
-        """Write text as it is, whatever signs are in it."""
+        """Write text literally, with any characters."""
         x, y = left / self.width, 1 - base / self.height
         self.figure.text(x, y, text, fontsize=size, fontweight=weight, color=_INK, parse_math=False)
 
-    def picture(
-        self, left: float, top: float, side: float, pixels: UInt8[np.ndarray, "h w 3"], colour: str, note: str = ""
+    def image(
+        self, left: float, top: float, side: float, pixels: UInt8[np.ndarray, "h w 3"], color: str, note: str = ""
     ) -> Axes:
-        """Show pixels, in a frame of this colour, with a few words in the corner."""
+        """Show pixels, in a frame of this color, with a few words in the corner."""
         bottom = 1 - (top + side) / self.height
         axes = self.figure.add_axes((left / self.width, bottom, side / self.width, side / self.height), anchor="NW")
         axes.imshow(pixels, interpolation="nearest" if len(pixels) < 64 else "antialiased")
         axes.set_xticks([])
         axes.set_yticks([])
         for spine in axes.spines.values():
-            spine.set(color=colour, linewidth=1.8)
+            spine.set(color=color, linewidth=1.8)
         if note:
             plate = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5}
             axes.text(0.03, 0.97, note, transform=axes.transAxes, fontsize=7, va="top", color=_INK, bbox=plate)
@@ -126,22 +126,22 @@ class _Page:
 
 
 def _draw_row(page: _Page, image: ViewedImage, top: float, with_heads: bool) -> None:
-    height, width = image.picture.shape[:2]
+    height, width = image.image.shape[:2]
     key = image.key if len(image.key) <= _KEY_LENGTH else f"...{image.key[3 - _KEY_LENGTH :]}"
     page.text(_GAP, top + _ROW_HEAD - 0.07, f"{key}  ({width} x {height} px)", size=8.5)
     top += _ROW_HEAD
     heads = top - _ROW_HEAD - 0.06
     left = _GAP
-    axes = page.picture(left, top, _LARGE, image.picture, "#8a919c")
+    axes = page.image(left, top, _LARGE, image.image, "#8a919c")
     _draw_boxes(axes, image)
     if with_heads:
         page.text(left, heads, "source and crops" if image.boxes else "source", size=9.0, weight="bold")
     left += _LARGE + _GAP
     for number, (view, mask) in enumerate(zip(image.global_views, image.masks, strict=True)):
-        colour = _global_colour(number)
-        page.picture(left, top, _LARGE, view, colour)
+        color = _global_color(number)
+        page.image(left, top, _LARGE, view, color)
         hidden = f"{mask.mean():.0%} hidden" if mask.any() else "no mask"
-        page.picture(left + _LARGE + _GAP, top, _LARGE, overlay_mask(view, mask), colour, hidden)
+        page.image(left + _LARGE + _GAP, top, _LARGE, overlay_mask(view, mask), color, hidden)
         if with_heads:
             page.text(left, heads, f"global {number + 1}: teacher", size=9.0, weight="bold")
             page.text(left + _LARGE + _GAP, heads, f"global {number + 1}: student", size=9.0, weight="bold")
@@ -152,24 +152,24 @@ def _draw_row(page: _Page, image: ViewedImage, top: float, with_heads: bool) -> 
     for number, view in enumerate(image.local_views):
         line, place = divmod(number, per_line)
         x, y = left + place * (_CELL + _GAP), top + line * (_CELL + _GAP)
-        page.picture(x, y, _CELL, view, _LOCAL_COLOUR, str(number + 1))
+        page.image(x, y, _CELL, view, _LOCAL_COLOR, str(number + 1))
 
 
 def _draw_boxes(axes: Axes, image: ViewedImage) -> None:
     count = len(image.global_views)
     for number, box in enumerate(image.boxes):
         is_global = number < count
-        colour = _global_colour(number) if is_global else _LOCAL_COLOUR
+        color = _global_color(number) if is_global else _LOCAL_COLOR
         edge = (box.left - 0.5, box.top - 0.5)
         line = 1.8 if is_global else 0.9
-        axes.add_patch(Rectangle(edge, box.width, box.height, fill=False, edgecolor=colour, linewidth=line))
+        axes.add_patch(Rectangle(edge, box.width, box.height, fill=False, edgecolor=color, linewidth=line))
         if not is_global:
-            place = (box.left + 0.02 * image.picture.shape[1], box.top)
-            axes.text(*place, str(number - count + 1), fontsize=6, va="top", color=colour, fontweight="bold")
+            place = (box.left + 0.02 * image.image.shape[1], box.top)
+            axes.text(*place, str(number - count + 1), fontsize=6, va="top", color=color, fontweight="bold")
 
 
-def _global_colour(number: int) -> str:
-    return _GLOBAL_COLOURS[number % len(_GLOBAL_COLOURS)]
+def _global_color(number: int) -> str:
+    return _GLOBAL_COLORS[number % len(_GLOBAL_COLORS)]
 
 
 def _explain(image: ViewedImage) -> str:

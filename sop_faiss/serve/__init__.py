@@ -1,1 +1,1 @@
-"""The web page of an index: search by picture in a browser, and the same as JSON."""
+"""The web page of an index: search by image in a browser, and the same as JSON."""

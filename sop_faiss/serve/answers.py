@@ -1,10 +1,10 @@
-"""What the endpoints answer, as JSON; the OpenAPI description is made of these."""
+"""The JSON answers of the endpoints, from which the OpenAPI description is made."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-__all__ = ["Found", "IndexFacts", "Label", "PictureFacts", "PicturePage", "Problem", "SearchAnswer"]
+__all__ = ["FoundImage", "ImageFacts", "ImagePage", "IndexFacts", "Label", "Problem", "SearchAnswer"]
 
 
 class Problem(BaseModel):
@@ -17,54 +17,54 @@ class Label(BaseModel):
     """A label of the index."""
 
     name: str
-    pictures: int = Field(description="How many have it.")
+    images: int = Field(description="Number of images with it.")
 
 
 class IndexFacts(BaseModel):
     """What is served."""
 
     name: str = Field(description="Name of the index's directory.")
-    pictures: int = Field(description="Pictures in the index.")
+    images: int = Field(description="Images in the index.")
     dimension: int = Field(description="Length of a feature.")
     factory: str = Field(description="FAISS factory of the index; Flat is exact.")
-    recall: float | None = Field(description="Share of the nearest that is found; null: exact or not measured.")
+    recall: float | None = Field(description="Fraction of the nearest that is found; null: exact or not measured.")
     encoder: str = Field(description="Name of the encoder that made the features, without its folders.")
-    accepts_pictures: bool = Field(description="Whether a picture of your own can be searched on.")
-    max_upload_bytes: int = Field(description="Largest picture file that is accepted.")
-    max_upload_pixels: int = Field(description="Largest picture that is decoded, width times height.")
-    max_k: int = Field(description="Most neighbours of one search.")
+    accepts_images: bool = Field(description="Whether you can search by an image that you send.")
+    max_upload_bytes: int = Field(description="Largest image file that is accepted.")
+    max_upload_pixels: int = Field(description="Largest image that is decoded, width times height.")
+    max_k: int = Field(description="Largest number of neighbors of one search.")
     labels: list[Label] = Field(description="Sorted by name; empty if the index has none.")
     version: str = Field(description="Changes with the index.")
 
 
-class PictureFacts(BaseModel):
-    """A picture of the index."""
+class ImageFacts(BaseModel):
+    """An image of the index."""
 
     row: int = Field(description="Its row, from 0.")
     key: str = Field(description="Its unique name.")
     label: str | None = Field(description="null for one without.")
-    thumbnail: str = Field(description="Address of a small JPEG of it.")
+    thumbnail: str = Field(description="Address of a small JPEG of the image.")
 
 
-class Found(PictureFacts):
-    """A neighbour."""
+class FoundImage(ImageFacts):
+    """A neighbor."""
 
     rank: int = Field(description="1 is the nearest.")
     similarity: float = Field(description="Cosine.")
 
 
 class SearchAnswer(BaseModel):
-    """The neighbours of a query, nearest first; equal similarities by rising row."""
+    """The neighbors of a query, nearest first; equal similarities in order of rows."""
 
-    query: PictureFacts | None = Field(description="The picture searched on; null for one that was sent.")
-    k: int = Field(description="Neighbours asked for; fewer are found where there are no more.")
+    query: ImageFacts | None = Field(description="The query image; null for one that was sent.")
+    k: int = Field(description="Number of neighbors requested; fewer are found if there are no more.")
     label: str | None = Field(description="Only of this label.")
     threshold: float | None = Field(description="Only of at least this similarity.")
-    found: list[Found]
+    found: list[FoundImage]
 
 
-class PicturePage(BaseModel):
-    """Some pictures of the index, by rising row unless mixed."""
+class ImagePage(BaseModel):
+    """Some images of the index, in order of rows unless mixed."""
 
-    total: int = Field(description="Pictures of the index, or of the label.")
-    pictures: list[PictureFacts]
+    total: int = Field(description="Images of the index, or of the label.")
+    images: list[ImageFacts]

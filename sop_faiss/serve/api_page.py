@@ -11,7 +11,7 @@ __all__ = ["api_page"]
 
 
 def api_page(schema: dict[str, Any]) -> str:
-    """The page of an OpenAPI description."""
+    """Render the page of an OpenAPI description."""
     template = files("sop_faiss.serve").joinpath("api.html").read_text(encoding="utf-8")
     operations = [
         {
@@ -32,7 +32,7 @@ def api_page(schema: dict[str, Any]) -> str:
 
 
 def _parameter(parameter: dict[str, Any]) -> dict[str, str]:
-    """Name, type, bounds and meaning of one parameter."""
+    """Describe one parameter: name, type, bounds and meaning."""
     schema = parameter["schema"]
     needed = "required" if parameter["required"] else f"default {schema['default']}" if "default" in schema else ""
     text = parameter.get("description") or schema.get("description", "")
@@ -40,7 +40,7 @@ def _parameter(parameter: dict[str, Any]) -> dict[str, str]:
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """A type in words, as in `integer, 1 to 500`."""
+    """Describe a type in words, as in `integer, 1 to 500`."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""The application: one page, and the same as JSON."""
+"""The web application: one page, and JSON endpoints for the same."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from sop_faiss.index.pictures import index_pictures
+from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import Encoder
-from sop_faiss.serve.answers import Found, IndexFacts, Label, PictureFacts, PicturePage, Problem, SearchAnswer
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.serve.answers import FoundImage, ImageFacts, ImagePage, IndexFacts, Label, Problem, SearchAnswer
 from sop_faiss.serve.api_page import api_page
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.refused import Refused
@@ -30,19 +30,19 @@ from sop_faiss.serve.work_queue import WorkQueue
 __all__ = ["MAX_K", "create_app"]
 
 MAX_K = 500
-"""Most neighbours of one search."""
+"""Largest number of neighbors of one search."""
 _MAX_PAGE = 200
 _NAME_LENGTH = 4096
 
 _REASONS = {
-    400: "The picture is empty or damaged.",
-    404: "No such picture or label.",
-    408: "The picture took too long to arrive.",
+    400: "The image is empty or damaged.",
+    404: "No such image or label.",
+    408: "The image took too long to arrive.",
     409: "Served without an encoder.",
-    413: "The picture has too many bytes or pixels.",
-    415: "The body is no picture of a known format.",
+    413: "The image has too many bytes or pixels.",
+    415: "The body is not an image of a known format.",
     422: "A parameter is missing or out of range.",
-    503: "Too many searches wait; try again.",
+    503: "Too many searches are waiting; try again.",
 }
 
 
@@ -50,19 +50,19 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": Problem, "description": _REASONS[status]} for status in statuses}
 
 
-_Row = Annotated[int, Path(ge=0, description="Row of the picture in the index.")]
-_Size = Annotated[Literal["small", "large"], Query(description="At most 240 or 800 pixels a side.")]
-_K = Annotated[int, Query(ge=1, le=MAX_K, description="Most neighbours to find.")]
-_LabelName = Annotated[str | None, Query(max_length=_NAME_LENGTH, description="Only pictures of this label.")]
+_Row = Annotated[int, Path(ge=0, description="Row of the image in the index.")]
+_Size = Annotated[Literal["small", "large"], Query(description="At most 240 or 800 pixels per side.")]
+_K = Annotated[int, Query(ge=1, le=MAX_K, description="Number of neighbors to find.")]
+_LabelName = Annotated[str | None, Query(max_length=_NAME_LENGTH, description="Only images of this label.")]
 _Threshold = Annotated[
     float | None, Query(ge=-1, le=1, allow_inf_nan=False, description="Only of at least this cosine similarity.")
 ]
-_Key = Annotated[str, Query(max_length=_NAME_LENGTH, description="Name of a picture of the index.")]
+_Key = Annotated[str, Query(max_length=_NAME_LENGTH, description="Name of an image of the index.")]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_PICTURE_BODY = {
+_IMAGE_BODY = {
     "requestBody": {
         "required": True,
-        "description": "The bytes of a picture file: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF.",
+        "description": "The bytes of an image file: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF.",
         "content": {"application/octet-stream": _BINARY, "image/*": _BINARY},
     }
 }
@@ -70,15 +70,15 @@ _JPEG: dict[int | str, dict[str, Any]] = {200: {"description": "A JPEG.", "conte
 
 
 class _Served:
-    """An opened index with all that answers are made of."""
+    """An opened index with everything that answers need."""
 
     def __init__(self, index: FeatureIndex, encoder: Encoder | None, options: ServeOptions) -> None:
         self.searcher = Searcher(index, encoder, options.max_upload_pixels)
         self.index = index
         self.options = options
-        self.thumbnails = Thumbnails(index_pictures(index, options.images_root), options.thumbnail_cache_bytes)
+        self.thumbnails = Thumbnails(index_images(index, options.images_root), options.thumbnail_cache_bytes)
         self.searches = WorkQueue(options.threads, options.max_waiting)
-        self.drawings = WorkQueue(options.threads, max(options.max_waiting, 1000))  # a page asks for many at once
+        self.drawings = WorkQueue(options.threads, max(options.max_waiting, 1000))  # a page requests many at once
         self.uploads = UploadReader(options)
         sums = "".join(str(file["sha256"]) for file in index.manifest.files.values())
         self.version = hashlib.sha256(sums.encode()).hexdigest()[:12]
@@ -87,44 +87,44 @@ class _Served:
         manifest, options = self.index.manifest, self.options
         return IndexFacts(
             name=self.index.directory.absolute().name,
-            pictures=len(self.index),
+            images=len(self.index),
             dimension=manifest.dimension,
             factory=manifest.factory,
             recall=manifest.search.get("recall"),
             encoder=manifest.encoder["name"].rpartition("/")[2],
-            accepts_pictures=self.searcher.encoder is not None,
+            accepts_images=self.searcher.encoder is not None,
             max_upload_bytes=options.max_upload_bytes,
             max_upload_pixels=options.max_upload_pixels,
             max_k=MAX_K,
-            labels=[Label(name=name, pictures=count) for name, count in self.searcher.labels.counts().items()],
+            labels=[Label(name=name, images=count) for name, count in self.searcher.labels.counts().items()],
             version=self.version,
         )
 
-    def picture(self, row: int) -> dict[str, Any]:
-        """The fields of `PictureFacts`."""
+    def image(self, row: int) -> dict[str, Any]:
+        """Return the fields of `ImageFacts`."""
         labels = self.index.ids.labels
         return {
             "row": row,
             "key": self.index.ids.keys[row],
             "label": None if labels is None else self.index.class_name(int(labels[row])),
-            "thumbnail": f"/api/pictures/{row}/thumbnail?version={self.version}",
+            "thumbnail": f"/api/images/{row}/thumbnail?version={self.version}",
         }
 
     def answer(self, query: int | None, wanted: Wanted, hits: list[Hit]) -> SearchAnswer:
         found = [
-            Found(rank=rank, similarity=hit.similarity, **self.picture(hit.row)) for rank, hit in enumerate(hits, 1)
+            FoundImage(rank=rank, similarity=hit.similarity, **self.image(hit.row)) for rank, hit in enumerate(hits, 1)
         ]
-        asked = None if query is None else PictureFacts(**self.picture(query))
+        asked = None if query is None else ImageFacts(**self.image(query))
         return SearchAnswer(query=asked, k=wanted.k, label=wanted.label, threshold=wanted.threshold, found=found)
 
 
 def create_app(index: FeatureIndex, encoder: Encoder | None = None, options: ServeOptions | None = None) -> SecureApp:
-    """The application that serves an opened index.
+    """Make the application that serves an opened index.
 
     Args:
-        index: what to search.
-        encoder: the one that the index was built with; None: only pictures of the index can be searched on.
-        options: where, and how much of what is accepted.
+        index: the index to search.
+        encoder: the one with which the index was built; None: only images of the index can be queries.
+        options: where to listen, and limits.
 
     Raises:
         IndexMismatchError: the encoder is not the index's.
@@ -142,16 +142,16 @@ def _application(served: _Served) -> FastAPI:
 
     app = FastAPI(
         title="sop-index serve",
-        description="Search an index of pictures by one of them, or by a picture of your own.",
+        description="Search an index of images by one of them, or by an image that you send.",
         version=package_version("sop-faiss"),
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's own page loads its script from another site
+        docs_url=None,  # FastAPI's page loads its script from another site
         redoc_url=None,
         redirect_slashes=False,
     )
     answer_problems_in_one_line(app)
     _add_page(app)
-    _add_pictures(app, served)
+    _add_images(app, served)
     _add_searches(app, served)
     return app
 
@@ -173,31 +173,31 @@ async def _static(content: bytes, kind: str, _: Request) -> Response:
     return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
 
-def _add_pictures(app: FastAPI, served: _Served) -> None:
+def _add_images(app: FastAPI, served: _Served) -> None:
     facts = served.facts()
 
     @app.get("/api/index", summary="What is served")
     async def about() -> IndexFacts:
         return facts
 
-    @app.get("/api/pictures", summary="Look through the index", responses=_refusals(404, 422))
-    async def pictures(
-        offset: Annotated[int, Query(ge=0, description="Pictures to pass over.")] = 0,
-        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Most pictures to list.")] = 48,
+    @app.get("/api/images", summary="Look through the index", responses=_refusals(404, 422))
+    async def images(
+        offset: Annotated[int, Query(ge=0, description="Images to skip.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Number of images to list.")] = 48,
         mixed: Annotated[
-            bool, Query(description="In an order that goes through the whole index from the start.")
+            bool, Query(description="In an order whose first images come from all parts of the index.")
         ] = False,
         label: _LabelName = None,
-    ) -> PicturePage:
-        rows = range(facts.pictures) if label is None else served.searcher.labels.rows(label)
+    ) -> ImagePage:
+        rows = range(facts.images) if label is None else served.searcher.labels.rows(label)
         step = _mixing_step(len(rows)) if mixed else 1
         places = range(min(offset, len(rows)), min(offset + limit, len(rows)))
         part = [int(rows[place * step % len(rows)]) for place in places]
-        return PicturePage(total=len(rows), pictures=[PictureFacts(**served.picture(row)) for row in part])
+        return ImagePage(total=len(rows), images=[ImageFacts(**served.image(row)) for row in part])
 
     @app.get(
-        "/api/pictures/{row}/thumbnail",
-        summary="A picture of the index",
+        "/api/images/{row}/thumbnail",
+        summary="An image of the index",
         response_class=Response,
         responses=_JPEG | _refusals(404, 422, 503),
     )
@@ -206,8 +206,8 @@ def _add_pictures(app: FastAPI, served: _Served) -> None:
         size: _Size = "small",
         version: Annotated[str | None, Query(description="Of the index, for caches.", max_length=64)] = None,
     ) -> Response:
-        if row >= facts.pictures:
-            raise Refused(404, f"row {row}: the index has {facts.pictures} pictures")
+        if row >= facts.images:
+            raise Refused(404, f"row {row}: the index has {facts.images} images")
         jpeg = served.thumbnails.kept(row, size)
         if jpeg is None:
             jpeg = await served.drawings.run(lambda: served.thumbnails.make(row, size))
@@ -216,12 +216,12 @@ def _add_pictures(app: FastAPI, served: _Served) -> None:
 
 
 def _mixing_step(count: int) -> int:
-    """A step near the golden ratio of `count`: modulo `count` it visits each place once, the first ones far apart."""
+    """Find a step near the golden ratio of `count`: modulo `count` it visits each place once, distant ones first."""
     return next(step for step in range(max(1, round(count * 0.618)), 2 * count + 2) if math.gcd(step, count) == 1)
 
 
 def _add_searches(app: FastAPI, served: _Served) -> None:
-    @app.get("/api/search", summary="Search by a picture of the index", responses=_refusals(404, 422, 503))
+    @app.get("/api/search", summary="Search by an image of the index", responses=_refusals(404, 422, 503))
     async def by_key(key: _Key, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None) -> SearchAnswer:
         row, wanted = served.searcher.row_of(key), Wanted(k, label, threshold)
         hits = await served.searches.run(lambda: served.searcher.near_row(row, wanted))
@@ -229,15 +229,15 @@ def _add_searches(app: FastAPI, served: _Served) -> None:
 
     @app.post(
         "/api/search",
-        summary="Search by a picture that you send",
+        summary="Search by an image that you send",
         responses=_refusals(400, 404, 408, 409, 413, 415, 422, 503),
-        openapi_extra=_PICTURE_BODY,
+        openapi_extra=_IMAGE_BODY,
     )
-    async def by_picture(
+    async def by_image(
         request: Request, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None
     ) -> SearchAnswer:
         served.searcher.require_encoder()
         wanted = Wanted(k, label, threshold)
         async with served.uploads.read(request) as encoded:
-            hits = await served.searches.run(lambda: served.searcher.near_picture(encoded, wanted))
+            hits = await served.searches.run(lambda: served.searcher.near_image(encoded, wanted))
         return served.answer(None, wanted, hits)

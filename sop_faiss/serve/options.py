@@ -1,11 +1,11 @@
-"""How an index is served, and the bounds that keep one client from taking the machine."""
+"""The options of serving an index, and the limits that keep one client from using up the machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from sop_faiss.data.decode import MAX_PIXELS
+from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.errors import ConfigError, DataError
 
 __all__ = ["ServeOptions"]
@@ -13,43 +13,43 @@ __all__ = ["ServeOptions"]
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where to listen, and how much of what is accepted."""
+    """Where to listen, and limits."""
 
     host: str = "127.0.0.1"
-    """Address or name to listen at; the default is reached from this machine alone."""
+    """Address or name to listen at; the default is reachable from this machine only."""
     port: int = 8000
-    """0: a free one."""
+    """0 selects a free port."""
     images_root: Path | None = None
-    """Where the index's pictures are now; where they were when it was built, if None."""
+    """Where the index's images are now; None: where they were when it was built."""
     max_upload_bytes: int = 16_000_000
-    """Largest picture file that is accepted."""
+    """Largest image file that is accepted."""
     max_upload_pixels: int = MAX_PIXELS
-    """Largest picture that is decoded, width times height."""
+    """Largest image that is decoded, width times height."""
     threads: int = 2
     """Searches that run at once; the encoder runs one of them at a time."""
     max_waiting: int = 256
-    """Searches that may wait for their turn; more are told to come again."""
+    """Searches that may wait for their turn; further ones are refused with 503."""
     max_buffered_bytes: int = 512_000_000
-    """Pictures that are being received or wait for their turn, together."""
+    """Total size of images that are being received or wait for their turn."""
     upload_seconds: float = 60.0
-    """Longest that a picture may take to arrive."""
+    """Longest time that an image may take to arrive."""
     header_seconds: float = 20.0
-    """Longest that a connection may take to ask for something."""
+    """Longest time that a connection may take to send a request's headers."""
     thumbnail_cache_bytes: int = 64_000_000
     """Thumbnails kept in memory."""
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise ConfigError("--host is empty: wanted an address, as 127.0.0.1")
+            raise ConfigError("`host` is empty: wanted an address such as 127.0.0.1")
         if not 0 <= self.port <= 65_535:
-            raise ConfigError(f"--port {self.port}: wanted 0 (a free one) to 65535")
+            raise ConfigError(f"`port` {self.port}: wanted 0 (a free one) to 65535")
         for name, least in (("max_upload_bytes", 1000), ("max_upload_pixels", 1), ("threads", 1), ("max_waiting", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}: wanted {least} or more")
         if self.max_buffered_bytes < self.max_upload_bytes:
             raise ConfigError(
                 f"max_upload_bytes = {self.max_upload_bytes}: wanted at most {self.max_buffered_bytes}, "
-                "the room for all pictures that wait"
+                "the limit (max_buffered_bytes) for all images that wait"
             )
         if self.max_upload_pixels > MAX_PIXELS:
             raise ConfigError(f"max_upload_pixels = {self.max_upload_pixels}: wanted at most {MAX_PIXELS}")
@@ -58,4 +58,4 @@ class ServeOptions:
         if self.thumbnail_cache_bytes < 0:
             raise ConfigError(f"thumbnail_cache_bytes = {self.thumbnail_cache_bytes}: wanted 0 or more")
         if self.images_root is not None and not self.images_root.is_dir():
-            raise DataError(f"--images-root {self.images_root} is not a folder: wanted the one the pictures are in")
+            raise DataError(f"`images_root` {self.images_root} is not a folder: wanted the folder of the images")

@@ -1,13 +1,13 @@
 "use strict";
-// One page; what it shows is in its address: ?key=KEY, ?upload=N (a picture of this visit), or neither; &label=, &k=.
-// All text goes in by textContent: names of files and labels are never read as HTML.
+// One page, whose address says what it shows: ?key=KEY, ?upload=N (an image of this visit), or neither; &label=, &k=.
+// All text is set by textContent: names of files and labels are never parsed as HTML.
 
 const at = (id) => document.getElementById(id);
-const uploads = new Map(); // number -> File; gone when the page is left
+const uploads = new Map(); // number -> File; lost when the page is left
 const PAGE = 48;
 const MOST_COLUMNS_DIFFER = 4; // pixels
 let facts = null;
-let running = null; // AbortController of the request whose answer is waited for
+let running = null; // AbortController of the pending request
 let previewAddress = "";
 
 const DEFAULT_K = at("k").value;
@@ -74,10 +74,10 @@ async function show() {
 }
 
 async function showIndex(view, signal) {
-  const page = await ask("/api/pictures?" + listOf(view, 0), { signal });
-  showQuery(null, facts.accepts_pictures ? "No picture yet" : "No picture chosen", "");
+  const page = await ask("/api/images?" + listOf(view, 0), { signal });
+  showQuery(null, facts.accepts_images ? "No image yet" : "No image chosen", "");
   document.title = facts.name;
-  fill(page.pictures, `${count(page.total)} of the index: choose one to search on`);
+  fill(page.images, `${count(page.total)} of the index: choose one as the query`);
   showMore(page);
 }
 
@@ -106,15 +106,15 @@ async function showUpload(view, signal) {
   if (!file) {
     showQuery(null, "", "");
     fill([], "Not found");
-    showEmpty("The picture of this address was of an earlier visit: choose it again.", true);
+    showEmpty("The image of this address is from an earlier visit: choose it again.", true);
     return;
   }
   if (previewAddress) URL.revokeObjectURL(previewAddress);
   previewAddress = URL.createObjectURL(file);
-  showQuery(previewAddress, "Your picture", file.name || "pasted");
+  showQuery(previewAddress, "Your image", file.name || "pasted");
   at("heading").textContent = "Searching";
   if (file.size > facts.max_upload_bytes) {
-    throw new Error(`the picture has ${megabytes(file.size)}, the most is ${megabytes(facts.max_upload_bytes)}`);
+    throw new Error(`the image has ${megabytes(file.size)}, the limit is ${megabytes(facts.max_upload_bytes)}`);
   }
   const headers = { "Content-Type": "application/octet-stream" };
   showAnswer(await ask("/api/search?" + filterOf(view), { method: "POST", body: file, headers, signal }));
@@ -138,7 +138,7 @@ function showQuery(image, label, name) {
   shown.hidden = image === null;
   at("query-problem").textContent = image === null ? "+" : "";
   at("query-frame").classList.toggle("blank", image === null);
-  at("query-frame").hidden = image === null && !facts.accepts_pictures;
+  at("query-frame").hidden = image === null && !facts.accepts_images;
   if (image === null) shown.removeAttribute("src");
   else if (shown.getAttribute("src") !== image) shown.src = image;
   shown.alt = name;
@@ -152,11 +152,11 @@ function showFilters(view) {
   at("k").value = view.k;
 }
 
-function fill(pictures, heading, wantedLabel) {
+function fill(images, heading, wantedLabel) {
   at("empty").hidden = true;
   at("more").hidden = true;
   at("heading").textContent = heading;
-  at("hits").replaceChildren(...pictures.map((picture) => card(picture, wantedLabel)));
+  at("hits").replaceChildren(...images.map((image) => card(image, wantedLabel)));
 }
 
 function element(kind, name, text) {
@@ -166,23 +166,23 @@ function element(kind, name, text) {
   return made;
 }
 
-function card(picture, wantedLabel) {
+function card(image, wantedLabel) {
   const item = element("li", "hit");
   const link = element("a");
-  link.href = addressOf({ ...asked(), key: picture.key, upload: null });
-  link.dataset.key = picture.key;
-  link.title = picture.label ? `${picture.key}\n${picture.label}` : picture.key;
+  link.href = addressOf({ ...asked(), key: image.key, upload: null });
+  link.dataset.key = image.key;
+  link.title = image.label ? `${image.key}\n${image.label}` : image.key;
   const frame = element("div", "frame");
-  const image = element("img");
-  image.loading = "lazy";
-  image.decoding = "async";
-  image.alt = picture.key;
-  image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) <= 64));
-  image.addEventListener("error", () => image.replaceWith(element("div", "problem", "⊘ cannot be shown")));
-  image.src = picture.thumbnail;
-  frame.append(image);
-  if (wantedLabel && picture.label) {
-    const right = wantedLabel === picture.label;
+  const shown = element("img");
+  shown.loading = "lazy";
+  shown.decoding = "async";
+  shown.alt = image.key;
+  shown.addEventListener("load", () => shown.classList.toggle("tiny", Math.max(shown.naturalWidth, shown.naturalHeight) <= 64));
+  shown.addEventListener("error", () => shown.replaceWith(element("div", "problem", "⊘ cannot be shown")));
+  shown.src = image.thumbnail;
+  frame.append(shown);
+  if (wantedLabel && image.label) {
+    const right = wantedLabel === image.label;
     item.classList.add(right ? "right" : "wrong");
     const mark = element("span", "mark", right ? "✓" : "✕");
     mark.setAttribute("role", "img");
@@ -190,19 +190,19 @@ function card(picture, wantedLabel) {
     frame.append(mark);
   }
   link.append(frame);
-  if (picture.similarity !== undefined) {
-    const similarity = element("div", "similarity", picture.similarity.toFixed(4));
-    similarity.append(element("span", "rank", picture.rank));
+  if (image.similarity !== undefined) {
+    const similarity = element("div", "similarity", image.similarity.toFixed(4));
+    similarity.append(element("span", "rank", image.rank));
     link.append(similarity);
   }
-  if (picture.label) link.append(element("div", "label", picture.label));
-  link.append(element("div", "name", picture.key));
+  if (image.label) link.append(element("div", "label", image.label));
+  link.append(element("div", "name", image.key));
   item.append(link);
   return item;
 }
 
 function count(number) {
-  return `${number.toLocaleString("en")} ${number === 1 ? "picture" : "pictures"}`;
+  return `${number.toLocaleString("en")} ${number === 1 ? "image" : "images"}`;
 }
 
 function megabytes(bytes) {
@@ -210,13 +210,13 @@ function megabytes(bytes) {
 }
 
 function upload(file) {
-  if (!file || !facts || !facts.accepts_pictures) return;
+  if (!file || !facts || !facts.accepts_images) return;
   const number = String(uploads.size + 1);
   uploads.set(number, file);
   go({ upload: number, key: null });
 }
 
-// Links are links (a new tab, a copied address); a plain click stays on the page.
+// Links can be opened in a new tab or copied; a plain click stays on the page.
 function followed(event) {
   return event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
 }
@@ -256,9 +256,9 @@ async function more() {
   const mine = running;
   at("more").disabled = true;
   try {
-    const page = await ask("/api/pictures?" + listOf(asked(), at("hits").children.length), { signal: mine.signal });
+    const page = await ask("/api/images?" + listOf(asked(), at("hits").children.length), { signal: mine.signal });
     if (running !== mine) return;
-    at("hits").append(...page.pictures.map((picture) => card(picture)));
+    at("hits").append(...page.images.map((image) => card(image)));
     showMore(page);
   } catch (error) {
     if (running === mine) showEmpty(error.message, true);
@@ -268,7 +268,7 @@ async function more() {
 }
 
 function listenForDrops() {
-  const carries = (event) => facts && facts.accepts_pictures && [...event.dataTransfer.types].includes("Files");
+  const carries = (event) => facts && facts.accepts_images && [...event.dataTransfer.types].includes("Files");
   addEventListener("dragover", (event) => {
     event.preventDefault();
     at("drop").hidden = !carries(event);
@@ -286,7 +286,7 @@ function listenForDrops() {
 function pressed(event) {
   if (event.metaKey || event.ctrlKey || event.altKey || event.target.tagName === "SELECT") return;
   const key = event.key.toLowerCase();
-  if (key === "o" && facts && facts.accepts_pictures) at("file").click();
+  if (key === "o" && facts && facts.accepts_images) at("file").click();
   else if (key === "l" && !at("label-field").hidden) at("label").focus();
   else if (key === "escape" && location.search) go({ key: null, upload: null, label: "" });
   else if (key.startsWith("arrow")) move(event);
@@ -317,11 +317,11 @@ async function start() {
     showEmpty(error.message, true);
     return;
   }
-  at("facts").textContent = `${facts.name} · ${count(facts.pictures)} · encoder ${facts.encoder} · ${facts.factory} index`;
-  at("choose").hidden = !facts.accepts_pictures;
-  at("no-encoder").hidden = facts.accepts_pictures;
+  at("facts").textContent = `${facts.name} · ${count(facts.images)} · encoder ${facts.encoder} · ${facts.factory} index`;
+  at("choose").hidden = !facts.accepts_images;
+  at("no-encoder").hidden = facts.accepts_images;
   at("label-field").hidden = !facts.labels.length;
-  for (const label of facts.labels) at("label").add(new Option(`${label.name} (${label.pictures})`, label.name));
+  for (const label of facts.labels) at("label").add(new Option(`${label.name} (${label.images})`, label.name));
   listen();
   show();
 }

@@ -1,4 +1,4 @@
-"""Every answer has the same security headers; every refusal is JSON of one line."""
+"""Security headers on every answer, and one line of JSON for every refusal."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _HEADERS = {
 
 
 class SecureApp:
-    """An application with security headers on all it answers, errors included.
+    """An application with security headers on all its answers, including errors.
 
     Args:
         app: the application.
-        local_only: answer only requests that name this machine. A page of another site can have its own name point to
+        local_only: answer only requests that name this machine. A page of another site can make its own name point to
             127.0.0.1 and read what is served there; the browser still sends that name.
     """
 
@@ -61,14 +61,14 @@ class SecureApp:
             await send(message)
 
         if self._local_only and not is_loopback(_host_of(scope)):
-            answer = _problem(400, "served to this machine only: open it as http://127.0.0.1, or serve with --host")
+            answer = _problem(400, "served to this machine only: open http://127.0.0.1, or start it with another host")
             await answer(scope, receive, send_secured)
             return
         await self._app(scope, receive, send_secured)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name is this machine's own, reached from it alone."""
+    """Return whether a host name is this machine's own, reachable from it only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, such as 127.0.0.1.example.org
@@ -76,7 +76,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _host_of(scope: Scope) -> str:
-    """The host that a request names, without port and brackets."""
+    """Return the host that a request names, without port and brackets."""
     host = Headers(scope=scope).get("host", "").strip()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -84,7 +84,7 @@ def _host_of(scope: Scope) -> str:
 
 
 def answer_problems_in_one_line(app: FastAPI) -> None:
-    """Make an application answer what goes wrong in it as `{"error": "..."}`."""
+    """Make an application answer all errors as `{"error": "..."}`."""
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
@@ -104,11 +104,11 @@ def answer_problems_in_one_line(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> JSONResponse:
         _log.error("a request failed: %r", error)
-        return _problem(500, "the server failed at this request; its log says more")
+        return _problem(500, "the server failed at this request; see its log")
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of a path; Starlette itself names those of its first route only."""
+    """Return the methods of a path; Starlette itself names those of its first route only."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = [route.methods or set() for route in routes if route.matches(request.scope)[0] != Match.NONE]
     return sorted(set().union(*found))

@@ -14,17 +14,17 @@ import uvicorn
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoder import encoder_of_spec
-from sop_faiss.model.spec import EncoderSpec
+from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions
-from sop_faiss.serve.prompt_requests import prompt_protocol
+from sop_faiss.serve.request_timeout import prompt_protocol
 
 __all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
 _FINISH_SECONDS = 5
-"""That running requests are given after Ctrl-C."""
+"""Time for running requests to finish after Ctrl-C."""
 _MOST_CONNECTIONS = 1000
 
 
@@ -35,25 +35,25 @@ def serve(
     *,
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve an index directory; returns after Ctrl-C.
+    """Serve an index directory; return after Ctrl-C.
 
     Args:
         directory: made by `sop-index build`.
-        encoder: the one that it was built with; None: only pictures of the index can be searched on.
-        options: where, and how much of what is accepted.
-        ready: called with the page's address when it can be opened.
+        encoder: the one with which it was built; None: only images of the index can be queries.
+        options: where to listen, and limits.
+        ready: called with the page's address as soon as it can be opened.
 
     Raises:
-        ConfigError: the address cannot be listened at.
+        ConfigError: the server cannot listen at the address.
         IndexMismatchError: the index is damaged, or the encoder is another.
         CheckpointError: the encoder's weights are missing or damaged.
     """
     options = options or ServeOptions()
-    with listen(options.host, options.port) as listener:  # before the slow part: a port in use is told at once
+    with listen(options.host, options.port) as listener:  # before the slow part: a port in use is reported at once
         index = FeatureIndex.open(directory)
         root = Path(index.manifest.root) if options.images_root is None else options.images_root
         if not root.is_dir():
-            _log.warning("the pictures are not at %s any more: give --images-root to show them", root)
+            _log.warning("the images are no longer at %s: set `images_root` to show them", root)
         app = create_app(index, None if encoder is None else encoder_of_spec(encoder), options)
         config = uvicorn.Config(
             app,
@@ -67,12 +67,12 @@ def serve(
             timeout_graceful_shutdown=_FINISH_SECONDS,
         )
         server = _Server(config, ready, address_of(listener))
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has finished by then and raises it once more
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has finished by then and raises it again
             server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Says when it can be reached."""
+    """A server that calls a function when it is ready."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[str], None] | None, address: str) -> None:
         super().__init__(config)
@@ -80,26 +80,26 @@ class _Server(uvicorn.Server):
         self._address = address
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, then the call."""
+        """Start as uvicorn does, then call the function."""
         await super().startup(sockets)
         if self.started and self._ready is not None:
             self._ready(self._address)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """Open a listening socket.
 
     Raises:
-        ConfigError: the port is in use or not allowed, or the address is not this machine's.
+        ConfigError: the port is in use or not allowed, or the address is not one of this machine.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        # named TCP, asyncio sends small answers at once; else each waits 40 ms for the client's word on the one before
+        # with TCP named, asyncio sends small answers at once; else each waits 40 ms for the client's acknowledgment
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, UnicodeError):
         raise ConfigError(
-            f"--host {host} is no address of this machine: wanted 127.0.0.1, or 0.0.0.0 for all"
+            f"`host={host}` is not an address of this machine: wanted 127.0.0.1, or 0.0.0.0 for all"
         ) from None
     try:
         if os.name == "posix":
@@ -114,14 +114,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _bind_message(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use: take another with --port, or --port 0 for a free one"
+        return f"port {port} of {host} is in use: choose another `port`, or `port=0` for a free one"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than you have: take one above 1023 with --port"
-    return f"cannot listen at {host}, port {port} ({error.strerror}): take another with --host and --port"
+        return f"port {port} needs more rights than you have: choose a `port` above 1023"
+    return f"cannot listen at {host}, port {port} ({error.strerror}): choose another `host` or `port`"
 
 
 def address_of(listener: socket.socket) -> str:
-    """The page's address, as a browser on this machine takes it."""
+    """Return the page's address for a browser on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

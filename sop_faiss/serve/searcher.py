@@ -1,4 +1,4 @@
-"""Search an opened index by its own pictures or by one that was sent; safe in threads."""
+"""Search of an opened index by its own images or by one that was sent; safe in threads."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from sop_faiss.data.decode import MAX_PIXELS, decode_image
+from sop_faiss.data.images.decode import MAX_PIXELS, decode_image
 from sop_faiss.errors import DataError, FeatureError
 from sop_faiss.features.extract import embed_images
 from sop_faiss.index.search import FeatureIndex, Neighbors
-from sop_faiss.model.encoder import Encoder
+from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
-from sop_faiss.serve.labels import LabelRows
-from sop_faiss.serve.refused import Refused, refused_picture
+from sop_faiss.serve.refused import Refused, refused_image
 
-__all__ = ["Hit", "Searcher", "Wanted"]
+__all__ = ["Hit", "LabelRows", "Searcher", "Wanted"]
 
 _SCORED_ROWS = 20_000
-"""Of a label with no more pictures than this, each is compared; of a larger one, the nearest are sifted."""
+"""Up to this many images of a label, each is compared; for more, the results of wider searches are filtered."""
 _BLOCK_ROWS = 4096
 
 
@@ -30,29 +29,65 @@ class Wanted:
     """What to find."""
 
     k: int
-    """Neighbours; fewer where the index, the label or the threshold leaves fewer."""
+    """Number of neighbors; fewer are found if the index, the label or the threshold leaves fewer."""
     label: str | None = None
-    """Only pictures of this label."""
+    """Only images of this label."""
     threshold: float | None = None
     """Only those of at least this cosine similarity."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One neighbour."""
+    """One neighbor."""
 
     row: int
     similarity: float
     """Cosine."""
 
 
-class Searcher:
-    """An index and, where there is one, its encoder.
+class LabelRows:
+    """The rows of each label, by name; made once, then only read.
 
     Args:
-        index: what to search.
-        encoder: the one that the index was built with; None: only pictures of the index can be searched on.
-        max_pixels: larger pictures are refused before they are decoded.
+        index: whose labels; one without labels has no names.
+    """
+
+    def __init__(self, index: FeatureIndex) -> None:
+        labels = index.ids.labels
+        self._rows: dict[str, Int64[np.ndarray, " n"]] = {}
+        if labels is None:
+            return
+        order = np.argsort(labels, kind="stable")  # rows of a label stay sorted
+        starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
+        for part in np.split(order, starts):
+            name = index.class_name(int(labels[part[0]])) if len(part) else None
+            if name is None:
+                continue
+            before = self._rows.get(name)  # two labels may have one name
+            self._rows[name] = part if before is None else np.sort(np.concatenate([before, part]))
+
+    def counts(self) -> dict[str, int]:
+        """Count the images of each label, sorted by name."""
+        return {name: len(self._rows[name]) for name in sorted(self._rows)}
+
+    def rows(self, name: str) -> Int64[np.ndarray, " n"]:
+        """Return the rows of a label, sorted.
+
+        Raises:
+            Refused: no image has it (404).
+        """
+        if name not in self._rows:
+            raise Refused(404, "no image of the index has this label")
+        return self._rows[name]
+
+
+class Searcher:
+    """An index and its encoder, if there is one.
+
+    Args:
+        index: the index to search.
+        encoder: the one with which the index was built; None: only images of the index can be queries.
+        max_pixels: larger images are refused before they are decoded.
 
     Raises:
         IndexMismatchError: the encoder is not the index's.
@@ -66,65 +101,65 @@ class Searcher:
         self.encoder = encoder
         self._max_pixels = max_pixels
         self._encoding = threading.Lock()
-        # What is made at first use is made now, before there are threads: the keys' table, an IVF index's map of rows.
+        # What is made at first use is made now, before threads start: the table of keys, an IVF index's map of rows.
         index.has("")
         index.features([0])
 
     def row_of(self, key: str) -> int:
-        """The row of a picture of the index.
+        """Return the row of an image of the index.
 
         Raises:
             Refused: there is none (404).
         """
         if not self.index.has(key):
-            raise Refused(404, "no picture of the index has this key")
+            raise Refused(404, "no image of the index has this key")
         return self.index.row_of(key)
 
     def near_row(self, row: int, wanted: Wanted) -> list[Hit]:
-        """The nearest other pictures of one of the index's own, nearest first; ties by rising row.
+        """Find the nearest other images of one in the index, nearest first; ties in order of rows.
 
         Raises:
-            Refused: no picture has the label (404).
+            Refused: no image has the label (404).
         """
         return self._find(
             lambda k: self.index.search_rows([row], k), lambda: self.index.features([row])[0], wanted, itself=row
         )
 
-    def near_picture(self, encoded: bytes, wanted: Wanted) -> list[Hit]:
-        """The nearest pictures of an encoded one, nearest first; ties by rising row.
+    def near_image(self, encoded: bytes, wanted: Wanted) -> list[Hit]:
+        """Find the nearest images of an encoded one, nearest first; ties in order of rows.
 
         Raises:
-            Refused: it cannot be decoded or is too large (400, 413, 415), no picture has the label (404), or there is
+            Refused: it cannot be decoded or is too large (400, 413, 415), no image has the label (404), or there is
                 no encoder (409).
         """
         if wanted.label is not None:
-            self.labels.rows(wanted.label)  # refused before the picture is encoded
+            self.labels.rows(wanted.label)  # refused before the image is encoded
         feature = self._embed(encoded)
         return self._find(lambda k: self.index.search(feature, k), lambda: feature, wanted, itself=None)
 
     def require_encoder(self) -> Encoder:
-        """The encoder.
+        """Return the encoder.
 
         Raises:
             Refused: there is none (409).
         """
         if self.encoder is None:
-            raise Refused(409, "served without an encoder (--model): only pictures of the index can be searched on")
+            raise Refused(409, "served without an encoder: only images of the index can be queries")
         return self.encoder
 
     def _embed(self, encoded: bytes) -> Float32[np.ndarray, " d"]:
         encoder = self.require_encoder()
         try:
-            # Decoded and resized side by side with others; the network runs for one at a time.
+            # images are decoded and resized in parallel; the network runs for one at a time
             decoded = decode_image(encoded, self._max_pixels, encoder.preprocess.top_value)
             image = encoder.preprocess.apply(decoded)
-            as_it_is = replace(encoder.preprocess, resize=encoder.preprocess.crop)  # it is cropped: not once more
+            cropped = replace(encoder.preprocess, resize=encoder.preprocess.crop)  # so that it is not cropped again
             with self._encoding:
-                features = embed_images(encoder, [image], preprocess=as_it_is)
+                features = embed_images(encoder, [image], preprocess=cropped)
         except DataError as error:
-            raise refused_picture(error) from None
+            raise refused_image(error) from None
         except FeatureError:
-            raise Refused(400, "the encoder has no usable feature for this picture") from None
+            raise Refused(400, "the encoder gives no usable feature for this image") from None
         return features[0]
 
     def _find(
@@ -136,20 +171,20 @@ class Searcher:
     ) -> list[Hit]:
         most = len(self.index) - (itself is not None)
         if wanted.label is None:
-            found = _whole(nearest(min(wanted.k, most))) if most else _nothing()
+            found = _as_rows(nearest(min(wanted.k, most))) if most else _nothing()
         else:
             rows = self.labels.rows(wanted.label)
             rows = rows if itself is None else rows[rows != itself]
             if len(rows) <= _SCORED_ROWS:
                 found = self._scored(feature(), rows)
             else:
-                found = _sifted(nearest, rows, min(wanted.k, len(rows)), most)
+                found = _filtered(nearest, rows, min(wanted.k, len(rows)), most)
         pairs = zip(found.rows[0].tolist(), found.similarities[0].tolist(), strict=True)
         least = -np.inf if wanted.threshold is None else wanted.threshold
         return [Hit(row, similarity) for row, similarity in pairs if similarity >= least][: wanted.k]
 
     def _scored(self, feature: Float32[np.ndarray, " d"], rows: Int64[np.ndarray, " n"]) -> NearestRows:
-        """All of these rows by falling similarity, as a search would score them: in float64, rounded to float32."""
+        """Sort these rows by falling similarity, scored as in a search: in float64, rounded to float32."""
         scores = np.empty(len(rows), np.float32)
         for start in range(0, len(rows), _BLOCK_ROWS):
             block = self.index.features(rows[start : start + _BLOCK_ROWS].tolist()).astype(np.float64)
@@ -157,8 +192,8 @@ class Searcher:
         return in_fixed_order(scores[None], rows[None])
 
 
-def _sifted(nearest: Callable[[int], Neighbors], rows: Int64[np.ndarray, " n"], k: int, most: int) -> NearestRows:
-    """The k nearest of these rows, of which there are at least k, by searching wider until they are among the found."""
+def _filtered(nearest: Callable[[int], Neighbors], rows: Int64[np.ndarray, " n"], k: int, most: int) -> NearestRows:
+    """Find the k nearest of these rows, which are at least k, by wider searches until that many are found."""
     asked = min(most, 4 * k)
     while True:
         found = nearest(asked)
@@ -168,7 +203,7 @@ def _sifted(nearest: Callable[[int], Neighbors], rows: Int64[np.ndarray, " n"], 
         asked = min(most, 4 * asked)
 
 
-def _whole(found: Neighbors) -> NearestRows:
+def _as_rows(found: Neighbors) -> NearestRows:
     return NearestRows(found.similarities, found.rows)
 
 

@@ -1,14 +1,14 @@
-"""Thumbnails of an index's pictures: made when first asked for, the latest kept in memory."""
+"""Thumbnails of an index's images: made at the first request, the latest kept in memory."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 
-from sop_faiss.data.decode import drop_reason
+from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.errors import DataError
-from sop_faiss.index.pictures import IndexPictures
-from sop_faiss.report.thumbnails import shrink_picture
+from sop_faiss.index.images import IndexImages
+from sop_faiss.report.thumbnails import shrink_image
 from sop_faiss.serve.refused import Refused
 
 __all__ = ["SIDES", "Thumbnails"]
@@ -21,33 +21,33 @@ class Thumbnails:
     """JPEGs of rows; safe in threads.
 
     Args:
-        pictures: where they are read from.
-        max_bytes: of JPEGs kept; the one asked for longest ago goes first.
+        images: of the index.
+        max_bytes: of JPEGs kept; the one requested longest ago is dropped first.
     """
 
-    def __init__(self, pictures: IndexPictures, max_bytes: int) -> None:
-        self._pictures = pictures
+    def __init__(self, images: IndexImages, max_bytes: int) -> None:
+        self._images = images
         self._room = max_bytes
         self._kept: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._keeping = threading.Lock()
 
     def kept(self, row: int, size: str) -> bytes | None:
-        """The JPEG, if it is in memory."""
+        """Return the JPEG if it is in memory."""
         with self._keeping:
             if (row, size) in self._kept:
                 self._kept.move_to_end((row, size))
             return self._kept.get((row, size))
 
     def make(self, row: int, size: str) -> bytes:
-        """The JPEG, made anew and kept.
+        """Make and keep the JPEG.
 
         Raises:
-            Refused: the picture is gone or cannot be decoded (404); where it should be is not told.
+            Refused: the image is missing or cannot be decoded (404); its path is not in the message.
         """
         try:
-            jpeg = shrink_picture(self._pictures.read(row), SIDES[size])
+            jpeg = shrink_image(self._images.read(row), SIDES[size])
         except DataError as error:
-            raise Refused(404, f"the picture cannot be shown: {drop_reason(error)}") from None
+            raise Refused(404, f"the image cannot be shown: {drop_reason(error)}") from None
         with self._keeping:
             self._room += len(self._kept.pop((row, size), b""))
             self._kept[row, size] = jpeg

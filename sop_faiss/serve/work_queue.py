@@ -1,4 +1,4 @@
-"""A few threads and a bounded line before them: first come, first served, and too many are told so at once."""
+"""A few threads and a bounded queue before them: first come, first served; beyond the bound jobs are refused."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ R = TypeVar("R")
 
 
 class WorkQueue:
-    """Runs jobs in threads, in the order in which they came, so that no client waits much longer than another.
+    """A queue that runs jobs in threads, in the order of arrival, so that no client waits much longer than another.
 
     Args:
         threads: jobs that run at once.
-        max_waiting: jobs that may wait beyond those.
+        max_waiting: jobs that may wait besides those.
     """
 
     def __init__(self, threads: int, max_waiting: int) -> None:
@@ -30,24 +30,24 @@ class WorkQueue:
         self._counting = threading.Lock()
 
     async def run(self, job: Callable[[], R]) -> R:
-        """The result of a job.
+        """Run a job and return its result.
 
         Raises:
-            Refused: too many jobs wait (503), or memory ran out in it (503).
+            Refused: too many jobs are waiting, or memory ran out in this one (503).
         """
         with self._counting:
             if self._unfinished >= self._limit:
-                raise Refused(503, "too many searches wait: try again in a few seconds")
+                raise Refused(503, "too many searches are waiting: try again in a few seconds")
             self._unfinished += 1
         future = self._threads.submit(job)
-        future.add_done_callback(self._count_finished)  # also of one cancelled before it began
+        future.add_done_callback(self._count_finished)  # also for one canceled before it began
         try:
             return await asyncio.wrap_future(future)
         except MemoryError:
-            raise Refused(503, "not enough memory for this picture: try a smaller one") from None
+            raise Refused(503, "not enough memory for this image: try a smaller one") from None
 
     def close(self) -> None:
-        """Finish what runs, drop what waits."""
+        """Finish running jobs, and drop waiting ones."""
         self._threads.shutdown(cancel_futures=True)
 
     def _count_finished(self, _: Future[Any]) -> None:

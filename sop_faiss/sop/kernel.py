@@ -1,9 +1,9 @@
-"""Assignment and cross-entropy on CUDA by a Triton kernel, its logits never in device memory.
+"""Assignment and cross-entropy on CUDA by a Triton kernel, whose logits are never in device memory.
 
 `loss.py` takes these functions for float32 embeddings on a device where `kernel_available`, and its own blocks
 everywhere else. The blocks are the reference: same mathematics, same names. `kernel_passes.py` has the kernel itself
-and tells how its three passes go; this module cuts the work into programs, launches the passes, and adds up what the
-splits leave. Device memory beyond inputs and results: log P, the gradient once per split, some numbers per row.
+and explains its three passes; this module cuts the work into programs, launches the passes, and adds up the results of
+the splits. Device memory beyond inputs and results: log P, the gradient once per split, some numbers per row.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from jaxtyping import Float32
 from torch import Tensor
 from torch.nn import functional as F
 
-from sop_faiss.sop.shares import MemberShares
+from sop_faiss.sop.member_weights import MemberWeights
 
 __all__ = ["cross_entropy", "kernel_available", "log_assignment"]
 
 _log = logging.getLogger(__name__)
 
-# Sizes of the tiles: powers of two, 16 or more (tensor cores).
+# Sizes of the tiles: powers of two, and 16 or more, as tensor cores need.
 _BLOCK_N = 32  # rows
 _BLOCK_K = 32  # prototypes
 _BLOCK_D = 32  # dimensions of an inner product at once
 _BLOCK_A = 1024  # prototypes of one row at once, in pass 2
-_BLOCK_OUT = 256  # dimensions of the gradient at once; of more dimensions the logits are made anew for each 256
-_PROGRAMS_PER_PROCESSOR = 2
-_PROGRAMS_OF_THE_INTERPRETER = 4
+_BLOCK_OUT = 256  # dimensions of the gradient at once; beyond these, the logits are computed again for each 256
+_PROGRAMS_PER_PROCESSOR = 2  # so that one computes while the other waits for memory
+_PROGRAMS_OF_THE_INTERPRETER = 4  # more than one, so that tests on a CPU see splits
 
-_OLDEST_CAPABILITY = (8, 0)  # TF32 tensor cores
-_SELF_TEST_TOLERANCE = 1e-3
+_OLDEST_CAPABILITY = (8, 0)  # the first with TF32 tensor cores
+_SELF_TEST_TOLERANCE = 1e-3  # far above float32 rounding, far below what a wrong formula gives
 
 
 class _Cut(NamedTuple):
@@ -48,7 +48,7 @@ class _Cut(NamedTuple):
 
 
 class _Assigned(NamedTuple):
-    """What pass 2 leaves; see `kernel_passes`."""
+    """Results of pass 2; see `kernel_passes`."""
 
     log_assigned: Float32[Tensor, "n K"]
     lse: Float32[Tensor, " n"]
@@ -67,7 +67,7 @@ def _power_of_two(at_least: int) -> int:
 
 
 def _cut(rows: int, count: int, device: torch.device) -> _Cut:
-    """Few rows leave a device idle: their prototypes are split until there are enough programs for it."""
+    """Cut a problem; with few rows, split the prototypes until the device has enough programs."""
     block_n = min(_BLOCK_N, max(16, _power_of_two(rows)))
     row_tiles, tiles = _ceil_divide(rows, block_n), _ceil_divide(count, _BLOCK_K)
     programs = _PROGRAMS_OF_THE_INTERPRETER
@@ -78,15 +78,15 @@ def _cut(rows: int, count: int, device: torch.device) -> _Cut:
 
 
 def _arguments(
-    embeddings: Float32[Tensor, "n d"], shares: MemberShares, temperature: float, cut: _Cut
+    embeddings: Float32[Tensor, "n d"], member_weights: MemberWeights, temperature: float, cut: _Cut
 ) -> dict[str, Any]:
-    """What passes 1 and 3 both take."""
-    size, count, dim = shares.members.shape
+    """Return the arguments that passes 1 and 3 share."""
+    size, count, dim = member_weights.members.shape
     return {
         "embeddings": embeddings.contiguous(),
-        "members": shares.members,
-        "log_own": shares.log_own,
-        "log_other": shares.log_other,
+        "members": member_weights.members,
+        "log_own": member_weights.log_own,
+        "log_other": member_weights.log_other,
         "n": len(embeddings),
         "count": count,
         "size": size,
@@ -100,7 +100,7 @@ def _arguments(
 
 
 def _assign(arguments: dict[str, Any], cut: _Cut, targets: Float32[Tensor, "n K"] | None) -> _Assigned:
-    """Passes 1 and 2."""
+    """Launch passes 1 and 2."""
     from sop_faiss.sop import kernel_passes  # needs Triton
 
     n, count = arguments["n"], arguments["count"]
@@ -127,38 +127,38 @@ def _assign(arguments: dict[str, Any], cut: _Cut, targets: Float32[Tensor, "n K"
 
 
 def log_assignment(
-    embeddings: Float32[Tensor, "n d"], shares: MemberShares, temperature: float
+    embeddings: Float32[Tensor, "n d"], member_weights: MemberWeights, temperature: float
 ) -> Float32[Tensor, "n K"]:
-    """log P(u) of each embedding; not differentiable. See `loss.log_assignment`; n is 1 or more."""
-    cut = _cut(len(embeddings), shares.count, embeddings.device)
+    """Return log P(u) of each embedding, without gradient. See `loss.log_assignment`; n is 1 or more."""
+    cut = _cut(len(embeddings), member_weights.count, embeddings.device)
     with torch.cuda.device_of(embeddings):
-        return _assign(_arguments(embeddings, shares, temperature, cut), cut, None).log_assigned
+        return _assign(_arguments(embeddings, member_weights, temperature, cut), cut, None).log_assigned
 
 
 def cross_entropy(
     embeddings: Float32[Tensor, "n d"],
     targets: Float32[Tensor, "n K"],
     row_weights: Float32[Tensor, " n"],
-    shares: MemberShares,
+    member_weights: MemberWeights,
     temperature: float,
     needs_gradient: bool,
 ) -> tuple[Float32[Tensor, ""], Float32[Tensor, "n d"] | None]:
-    """sum_i weight_i CE_i, and its gradient in the embeddings if wanted. See `loss.assignment_cross_entropy`.
+    """Return sum_i weight_i CE_i, and its gradient in the embeddings if wanted. See `loss.assignment_cross_entropy`.
 
     Args:
         embeddings: n rows, 1 or more.
         targets: the teacher's assignments.
         row_weights: weight of each row.
-        shares: the members and what they give.
+        member_weights: the task's members and what they give.
         temperature: student_temp.
         needs_gradient: whether to make the third pass.
     """
     from sop_faiss.sop import kernel_passes  # needs Triton
 
     n, dim = embeddings.shape
-    cut = _cut(n, shares.count, embeddings.device)
+    cut = _cut(n, member_weights.count, embeddings.device)
     targets = targets.contiguous()
-    arguments = _arguments(embeddings, shares, temperature, cut)
+    arguments = _arguments(embeddings, member_weights, temperature, cut)
     with torch.cuda.device_of(embeddings):
         assigned = _assign(arguments, cut, targets)
         total = (row_weights * assigned.cross_entropy).sum()
@@ -185,7 +185,7 @@ def cross_entropy(
 
 @functools.cache
 def kernel_available(device: torch.device) -> bool:
-    """Whether the kernel runs, and rightly, on this device; tried once. Says in one line why not on a CUDA device."""
+    """Return whether the kernel runs on this device and is right; tried once. On CUDA, a log line says why not."""
     if device.type != "cuda":
         return False
     reason = _why_not(device)
@@ -195,7 +195,7 @@ def kernel_available(device: torch.device) -> bool:
 
 
 def _why_not(device: torch.device) -> str | None:
-    """What keeps the kernel from this CUDA device; None if nothing does."""
+    """Return why the kernel cannot be used on this CUDA device; None if it can."""
     if torch.version.cuda is None:
         return "it is written for NVIDIA devices"
     capability = torch.cuda.get_device_capability(device)
@@ -210,9 +210,9 @@ def _why_not(device: torch.device) -> str | None:
     return None
 
 
-@torch.enable_grad()  # it is asked for under no_grad, by the teacher's assignment
+@torch.enable_grad()  # the first call may come under no_grad, from the teacher's assignment
 def _self_test_error(device: torch.device) -> float:
-    """How far P and the gradient are from the dense formula in float64, on a small problem."""
+    """Return how far P and the gradient are from the dense formula in float64, on a small problem."""
     generator = torch.Generator().manual_seed(0)
     members = F.normalize(torch.randn(48, 2, 256, generator=generator), dim=2)
     embeddings = F.normalize(torch.randn(40, 256, generator=generator), dim=1)
@@ -226,11 +226,11 @@ def _self_test_error(device: torch.device) -> float:
     assigned = (p * (w - c)).sum(2) + (p * c).sum((1, 2)).unsqueeze(1)
     (exact_gradient,) = torch.autograd.grad(-(targets * assigned.log()).sum(), exact)
 
-    shares = MemberShares.of(members.to(device), contributions.to(device))
+    member_weights = MemberWeights.of(members.to(device), contributions.to(device))
     with torch.no_grad():
-        ours = log_assignment(embeddings.to(device), shares, 0.1).exp()
+        ours = log_assignment(embeddings.to(device), member_weights, 0.1).exp()
         ones = torch.ones(40, device=device)
-        _, gradient = cross_entropy(embeddings.to(device), targets.to(device), ones, shares, 0.1, True)
+        _, gradient = cross_entropy(embeddings.to(device), targets.to(device), ones, member_weights, 0.1, True)
     if gradient is None:
         return math.nan
     off_p = (ours.cpu().double() - assigned.detach()).abs().max() / assigned.detach().max()

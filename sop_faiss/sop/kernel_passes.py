@@ -1,9 +1,9 @@
 """The three passes of the loss's Triton kernel; `kernel.py` launches them, `loss.py` is the same in PyTorch.
 
-A logit lives only in registers; device memory gets one number for each row and prototype, own_a and then log P_a in its
-place, as large as the targets. A program takes BLOCK_N rows and goes through its split of the K prototypes, BLOCK_K of
-them at a time; for each of the S members it makes one tile (BLOCK_N, BLOCK_K) of logits, so that S need not be a power
-of two and a sum over the members of a prototype is a loop.
+A logit is only ever in registers; device memory gets one number for each row and prototype, own_a and then log P_a in
+its place, as large as the targets. A program takes BLOCK_N rows and goes through its split of the K prototypes, BLOCK_K
+of them at a time; for each of the S members it computes one tile (BLOCK_N, BLOCK_K) of logits. So S need not be a power
+of two, and a sum over the members of a prototype is a loop.
 
     1. `lse_pass`         for each prototype own_a = lse_{m in a}(logit_m + log(w_m - c_m)), and over all members
                           lse = lse_m logit_m and shared = lse_m(logit_m + log c_m)
@@ -12,13 +12,14 @@ of two and a sum over the members of a prototype is a loop.
     3. `gradient_pass`    the logits again, slope_m = p_m target_sum - own - other as in loss.py, and the gradient of a
                           row, weight/temperature sum_m slope_m D_m
 
-Passes 1 and 3 are a grid of (tiles of rows, splits of the prototypes): a few rows against many members fill a GPU too.
-Each split leaves its own result, and the next pass, or PyTorch, adds them up in a fixed order: no atomics, so the same
-bits every time. Pass 2 is one program a row.
+Passes 1 and 3 are a grid of (tiles of rows, splits of the prototypes), so that a few rows against many members fill a
+GPU too. Each split has its own result, and the next pass, or PyTorch, adds them up in a fixed order: without atomics,
+the bits are the same every time. Pass 2 is one program for each row.
 
-All is float32. Products go through the tensor cores as three TF32 products (`tf32x3`), about as exact as float32: the
-similarity of unit vectors to some 1e-7. This module needs Triton and is imported only where that is there; under
-TRITON_INTERPRET=1 it runs on the CPU. `no_type_check` keeps jaxtyping's import hook from wrapping what Triton compiles.
+Everything is float32. Tensor cores compute each product as three TF32 products (`tf32x3`), about as exact as float32:
+similarities of unit vectors are off by some 1e-7. This module needs Triton and is imported only where that is
+installed; with TRITON_INTERPRET=1 it runs on the CPU. `no_type_check` keeps jaxtyping's import hook from wrapping what
+Triton compiles.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sop_faiss.sop import shares
+from sop_faiss.sop import member_weights
 
 __all__ = ["assignment_pass", "gradient_pass", "lse_pass"]
 
-LOG_OF_ZERO = tl.constexpr(shares.LOG_OF_ZERO)
+LOG_OF_ZERO = tl.constexpr(member_weights.LOG_OF_ZERO)
 PRECISION = tl.constexpr("tf32x3")
 
 
@@ -51,7 +52,7 @@ def _logits(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """<u, D>/temperature of some rows and one member of each of some prototypes; log of zero where there is none."""
+    """Return <u, D>/temperature of some rows and one member of some prototypes; log of zero past the last one."""
     similarity = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for start in range(0, dim, BLOCK_D):
         dims = start + tl.arange(0, BLOCK_D)
@@ -65,7 +66,7 @@ def _logits(
 @triton.jit
 @no_type_check
 def _add_to_lse(top, total, values):
-    """A running lse, kept as the largest value so far and the sum of exp(value - largest), takes in more values."""
+    """Add values to a running lse, which is the largest value so far and the sum of exp(value - largest)."""
     new_top = tl.maximum(top, values)
     return new_top, total * tl.exp(top - new_top) + tl.exp(values - new_top)
 
@@ -73,7 +74,7 @@ def _add_to_lse(top, total, values):
 @triton.jit
 @no_type_check
 def _lse_of_columns(top, total):
-    """One lse a row from the running ones of its columns."""
+    """Return one lse for each row from the running ones of its columns."""
     row_top = tl.max(top, 1)
     return row_top + tl.log(tl.sum(total * tl.exp(top - row_top[:, None]), 1))
 
@@ -98,7 +99,7 @@ def lse_pass(
     BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Pass 1: lse of the logits, by prototype and over this split's members."""
+    """Compute pass 1: lse of the logits, by prototype and over this split's members."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row = rows < n
     all_top = tl.full((BLOCK_N, BLOCK_K), LOG_OF_ZERO, tl.float32)
@@ -130,7 +131,7 @@ def lse_pass(
 @triton.jit
 @no_type_check
 def _lse_of_splits(split_values, row, n, splits, BLOCK_SPLITS: tl.constexpr):
-    """One lse of a row from those of its splits."""
+    """Return the lse of a row from those of its splits."""
     split = tl.arange(0, BLOCK_SPLITS)
     values = tl.load(split_values + split * n + row, mask=split < splits, other=LOG_OF_ZERO)
     top = tl.max(values, 0)
@@ -143,7 +144,7 @@ def assignment_pass(
     log_assigned,  # (n, K), in: `own` of pass 1; out: log P
     split_lse,  # (splits, n)
     split_shared,  # (splits, n)
-    targets,  # (n, K), or None: the assignment alone is wanted
+    targets,  # (n, K), or None where only the assignment is wanted
     lse,  # (n,), out
     shared,  # (n,), out, less lse
     cross_entropy,  # (n,), out
@@ -155,7 +156,7 @@ def assignment_pass(
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_A: tl.constexpr,
 ):
-    """Pass 2: log P of one row, and what the cross-entropy and its gradient need of it."""
+    """Compute pass 2: log P of one row, and what the cross-entropy and its gradient need of it."""
     row = tl.program_id(0).to(tl.int64)
     row_lse = _lse_of_splits(split_lse, row, n, splits, BLOCK_SPLITS)
     row_shared = _lse_of_splits(split_shared, row, n, splits, BLOCK_SPLITS) - row_lse
@@ -209,7 +210,7 @@ def gradient_pass(
     BLOCK_D: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Pass 3: the part of weight_i dCE_i/du_i that comes from this split's members, BLOCK_OUT dimensions of it."""
+    """Compute pass 3: what this split's members add to weight_i dCE_i/du_i, in BLOCK_OUT dimensions."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row = rows < n
     dims = tl.program_id(2) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)

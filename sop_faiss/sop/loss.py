@@ -1,17 +1,18 @@
 """Assignment P(u) to the prototypes, and the two losses (paper section 3.3; docs/method.md, 3 and 4).
 
-The members' soft labels Y, one row of K shares per member, are never built. A member m with contribution w_m gives
-w_m to its own prototype and c_m = (1 - w_m)/(K - 1) to each other one, so with p = softmax(<u, D>/temperature)
+The members' soft labels Y, one row of K numbers for each member, are never built. A member m with contribution w_m
+gives w_m to its own prototype and c_m = (1 - w_m)/(K - 1) to each other one. With p = softmax(<u, D>/temperature)
+(equation 4),
 
     P_a = sum_{m in a} p_m (w_m - c_m) + sum_m p_m c_m
 
-which is the row p Y in O(K S) instead of O(K S K), and in log space
+which is the row p Y in O(K S) instead of O(K S K); in log space
 
     log P_a = logaddexp( lse_{m in a}(log p_m + log(w_m - c_m)),  lse_m(log p_m + log c_m) ).
 
 The cross-entropy and its gradient are computed together, a block of rows at a time, so that the logits of all rows
-are never held; a task leaves only its gradient, as large as the embeddings. On CUDA a Triton kernel does the same
-(kernel.py), held against what is written here.
+are never in memory together: of a task only its gradient stays, as large as the embeddings. On CUDA a Triton kernel
+does the same (kernel.py); tests compare it with this file.
 
 New here? Read from `cls_loss` upward: each function uses the ones above it.
 """
@@ -27,54 +28,56 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sop_faiss.sop import kernel
+from sop_faiss.sop.member_weights import MemberWeights
 from sop_faiss.sop.prototypes import Prototypes
-from sop_faiss.sop.shares import MemberShares
 
-__all__ = ["LevelLoss", "MemberShares", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
+__all__ = ["MemberWeights", "TermLoss", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
 
-_BLOCK_ELEMENTS = 2**20  # logits held at once: 4 MB in float32
+_BLOCK_ELEMENTS = 2**20  # logits in memory at a time: 4 MB in float32, which stay in a CPU's cache
 
 
-def _block_rows(shares: MemberShares) -> int:
-    """Rows whose logits fit the block."""
-    return max(1, _BLOCK_ELEMENTS // shares.log_own.numel())
+def _block_rows(member_weights: MemberWeights) -> int:
+    """Return how many rows have logits that fit the block."""
+    return max(1, _BLOCK_ELEMENTS // member_weights.log_own.numel())
 
 
 class _Assigned(NamedTuple):
-    """What a block of rows gives; the members of a prototype lie along dim 1."""
+    """The assignment of a block of rows, and what its gradient is made of; a prototype's members are along dim 1."""
 
     log_assigned: Float[Tensor, "n K"]
     """log P_a."""
     part: Float[Tensor, "n S K"]
-    """p_m / p_a, with p_a that of the member of a with the largest logit."""
+    """p_m / p_a, where p_a is that of the member of a with the largest logit."""
     log_top: Float[Tensor, "n K"]
     """log p_a."""
-    share: Float[Tensor, "n S K"]
-    """c_m p_m of each member, over the largest."""
+    shared: Float[Tensor, "n S K"]
+    """c_m p_m of each member, divided by the largest."""
     total: Float[Tensor, "n 1 1"]
-    """Sum of `share`."""
+    """Sum of `shared`."""
     log_shared: Float[Tensor, "n 1"]
     """log sum_m c_m p_m: what every prototype gets from all members."""
 
 
-def _assign_block(embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float) -> _Assigned:
-    """The assignment of some rows, with two exponentials a logit.
+def _assign_block(embeddings: Float[Tensor, "n d"], member_weights: MemberWeights, temperature: float) -> _Assigned:
+    """Assign some rows, with two exponentials for each logit.
 
-    Where all p_m (w_m - c_m) underflow beside p_a, the largest member has w = c = 1/K, and `log_shared` is far greater
-    than what was lost.
+    All p_m (w_m - c_m) of a prototype can underflow next to p_a only if its largest member has w = c = 1/K; then
+    `log_shared` is far greater than what was lost.
     """
-    logits = ((embeddings / temperature) @ shares.members.flatten(0, 1).T).view(-1, *shares.log_own.shape)
-    share = logits + shares.log_other
-    peak = share.amax((1, 2), keepdim=True)
-    share = (share - peak).exp()
-    total = share.sum((1, 2), keepdim=True)
+    logits = ((embeddings / temperature) @ member_weights.members.flatten(0, 1).T).view(
+        -1, *member_weights.log_own.shape
+    )
+    shared = logits + member_weights.log_other
+    peak = shared.amax((1, 2), keepdim=True)
+    shared = (shared - peak).exp()
+    total = shared.sum((1, 2), keepdim=True)
     top = logits.amax(1)
     part = (logits - top.unsqueeze(1)).exp()
     del logits  # as large as the block
     lse = (top + part.sum(1).log()).logsumexp(1, keepdim=True)
-    log_own = top - lse + (part * shares.log_own.exp()).sum(1).clamp_min(torch.finfo(top.dtype).tiny).log()
+    log_own = top - lse + (part * member_weights.log_own.exp()).sum(1).clamp_min(torch.finfo(top.dtype).tiny).log()
     log_shared = (peak + total.log()).squeeze(2) - lse
-    return _Assigned(torch.logaddexp(log_own, log_shared), part, top - lse, share, total, log_shared)
+    return _Assigned(torch.logaddexp(log_own, log_shared), part, top - lse, shared, total, log_shared)
 
 
 def _float32_or_more(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -82,7 +85,7 @@ def _float32_or_more(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 
 def _no_autocast(embeddings: Float[Tensor, "n d"]) -> torch.autocast:
-    """Logits in float32 also where a caller's autocast would round them."""
+    """Keep logits in float32 where a caller's autocast would round them."""
     return torch.autocast(embeddings.device.type, enabled=False)
 
 
@@ -91,60 +94,63 @@ def _kernel_serves(embeddings: Float[Tensor, "n d"]) -> bool:
     return embeddings.dtype == torch.float32 and len(embeddings) > 0 and kernel.kernel_available(embeddings.device)
 
 
-def log_assignment(embeddings: Float[Tensor, "n d"], shares: MemberShares, temperature: float) -> Float[Tensor, "n K"]:
-    """log P(u): the soft assignment of each embedding to the K prototypes of a task (equation 4; docs/method.md, 3).
+def log_assignment(
+    embeddings: Float[Tensor, "n d"], member_weights: MemberWeights, temperature: float
+) -> Float[Tensor, "n K"]:
+    """Return log P(u), the soft assignment of each embedding to the K prototypes of a task (equation 4).
 
     Differentiable by autograd, which keeps the logits of all rows: losses use `assignment_cross_entropy`.
 
     Args:
         embeddings: unit norm; half precision is computed in float32.
-        shares: the members and what they give.
+        member_weights: the task's members and what they give.
         temperature: student_temp or teacher_temp.
     """
     embeddings = _float32_or_more(embeddings)
-    shares = shares.to(embeddings.dtype)
+    member_weights = member_weights.to(embeddings.dtype)
     if _kernel_serves(embeddings) and not (torch.is_grad_enabled() and embeddings.requires_grad):
-        return kernel.log_assignment(embeddings, shares, temperature)
-    blocks = embeddings.split(_block_rows(shares))
+        return kernel.log_assignment(embeddings, member_weights, temperature)
+    blocks = embeddings.split(_block_rows(member_weights))
     with _no_autocast(embeddings):
-        return torch.cat([_assign_block(block, shares, temperature).log_assigned for block in blocks])
+        return torch.cat([_assign_block(block, member_weights, temperature).log_assigned for block in blocks])
 
 
 def _cross_entropy_by_blocks(
     embeddings: Float[Tensor, "n d"],
     targets: Float[Tensor, "n K"],
     row_weights: Float[Tensor, " n"],
-    shares: MemberShares,
+    member_weights: MemberWeights,
     temperature: float,
     needs_gradient: bool,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "n d"] | None]:
-    """sum_i weight_i CE_i with its gradient, block by block.
+    """Return sum_i weight_i CE_i and its gradient, block by block.
 
     With q the target, g_m = dCE/dp_m = -(w_m - c_m) q_a/P_a - c_m sum_b q_b/P_b for a member m of a, and
     sum_m p_m g_m = -sum_a q_a, so that dCE/dlogit_m = p_m (g_m + sum_a q_a). Each product with 1/P is taken in log
-    space, where it is small, since P_a holds the very term that it divides: p_a/P_a is at most K.
+    space: there it is small, since P_a contains the very term that it divides (p_a/P_a is at most K).
     """
     loss = embeddings.new_zeros(())
     gradient = torch.empty_like(embeddings) if needs_gradient else None
-    members, own = shares.members.flatten(0, 1), shares.log_own.exp()
-    rows_at_once = _block_rows(shares)
+    members, own = member_weights.members.flatten(0, 1), member_weights.log_own.exp()
+    rows_at_once = _block_rows(member_weights)
     for start in range(0, len(embeddings), rows_at_once):
         block = slice(start, start + rows_at_once)
         target, weight = targets[block], row_weights[block, None]
-        log_assigned, part, log_top, share, total, log_shared = _assign_block(embeddings[block], shares, temperature)
+        assigned = _assign_block(embeddings[block], member_weights, temperature)
+        log_assigned, part, log_top, shared, total, log_shared = assigned
         loss -= (weight * target * log_assigned).sum()
         if gradient is not None:
             top = log_top.exp() * target.sum(1, keepdim=True)
             top_own = (log_top - log_assigned).exp() * target
             by_all = ((log_shared - log_assigned).exp() * target).sum(1).view(-1, 1, 1) / total
             slope = torch.addcmul(top.unsqueeze(1), own, top_own.unsqueeze(1), value=-1)
-            slope = slope.mul_(part).addcmul_(share, by_all, value=-1)
+            slope = slope.mul_(part).addcmul_(shared, by_all, value=-1)
             gradient[block] = (slope.flatten(1) @ members) * (weight / temperature)
     return loss, gradient
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """sum_i weight_i CE_i; its gradient is made in the forward pass, with it."""
+    """sum_i weight_i CE_i, whose gradient the forward pass computes along with it."""
 
     @staticmethod
     def forward(
@@ -152,13 +158,13 @@ class _CrossEntropy(torch.autograd.Function):
         embeddings: Float[Tensor, "n d"],
         targets: Float[Tensor, "n K"],
         row_weights: Float[Tensor, " n"],
-        shares: MemberShares,
+        member_weights: MemberWeights,
         temperature: float,
     ) -> Float[Tensor, ""]:
         compute = kernel.cross_entropy if _kernel_serves(embeddings) else _cross_entropy_by_blocks
         with _no_autocast(embeddings):
             total, gradient = compute(
-                embeddings, targets, row_weights, shares, temperature, needs_gradient=ctx.needs_input_grad[0]
+                embeddings, targets, row_weights, member_weights, temperature, needs_gradient=ctx.needs_input_grad[0]
             )
         if gradient is not None:
             ctx.save_for_backward(gradient)
@@ -175,35 +181,35 @@ def assignment_cross_entropy(
     embeddings: Float[Tensor, "n d"],
     targets: Float[Tensor, "n K"],
     row_weights: Float[Tensor, " n"],
-    shares: MemberShares,
+    member_weights: MemberWeights,
     temperature: float,
 ) -> Float[Tensor, ""]:
-    """sum_i weight_i * ( - sum_a target_ia log P_a(u_i) ), differentiable in the embeddings (once).
+    """Return sum_i weight_i * ( - sum_a target_ia log P_a(u_i) ), differentiable (once) in the embeddings.
 
     Args:
         embeddings: the student's, unit norm.
         targets: the teacher's assignments; constants.
         row_weights: weight of each row; constants.
-        shares: the members and what they give; constants.
+        member_weights: the task's members and what they give; constants.
         temperature: student_temp.
     """
     embeddings = _float32_or_more(embeddings)
     dtype = embeddings.dtype
     result: Tensor = _CrossEntropy.apply(
-        embeddings, targets.detach().to(dtype), row_weights.detach().to(dtype), shares.to(dtype), temperature
+        embeddings, targets.detach().to(dtype), row_weights.detach().to(dtype), member_weights.to(dtype), temperature
     )
     return result
 
 
 @dataclass(frozen=True)
-class LevelLoss:
-    """The loss of one level, and what it tells about the teacher."""
+class TermLoss:
+    """The loss of one term, and how sure the teacher is of its assignments."""
 
     loss: Float[Tensor, ""]
     weight: Float[Tensor, ""]
-    """Sum of the weights of the rows compared: 1, or less where some views have no masked patch or are not here."""
+    """Sum of the weights of the rows compared: 1, or less where views have no masked patch or are in another part."""
     entropies: Float[Tensor, ""]
-    """Sum of the entropies of the teacher's assignments, in nats, detached; a row at ln K is uniform."""
+    """Sum of the entropies of the teacher's assignments, in nats, without gradient; a row at ln K is uniform."""
     rows: int
     """Number of the teacher's assignments."""
     target_entropy: Float[Tensor, ""]
@@ -211,20 +217,20 @@ class LevelLoss:
 
     @property
     def teacher_entropy(self) -> Float[Tensor, ""]:
-        """Mean entropy of the teacher's assignments."""
+        """Return the mean entropy of the teacher's assignments."""
         return self.entropies / self.rows
 
     def sums(self) -> Float[Tensor, " sums"]:
-        """Loss, weight, entropies, rows and target_entropy: what parts of a batch are added up by."""
+        """Return loss, weight, entropies, rows and target_entropy, which are added up over the parts of a batch."""
         rows = torch.full_like(self.entropies, self.rows)
         numbers = (self.loss.detach(), self.weight, self.entropies, rows, self.target_entropy)
         return torch.stack([number.float() for number in numbers])
 
 
-def _shares(prototypes: Prototypes, task: int, student: Float[Tensor, "*rows d"]) -> MemberShares:
-    """The members of one task and what they give; of float64 embeddings the logs are taken in float64, too."""
+def _member_weights(prototypes: Prototypes, task: int, student: Float[Tensor, "*rows d"]) -> MemberWeights:
+    """Return the members of one task and what they give, in float64 for float64 embeddings, else in float32."""
     dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
-    return MemberShares.of(prototypes.members(task).to(dtype), prototypes.contributions[task].to(dtype))
+    return MemberWeights.of(prototypes.members(task).to(dtype), prototypes.contributions[task].to(dtype))
 
 
 def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
@@ -239,22 +245,22 @@ def cls_loss(
     teacher_temp: float,
     first_view: int = 0,
     all_views: int | None = None,
-) -> LevelLoss:
-    """[CLS] loss: views of an image agree in their assignment (equation 6; docs/method.md, 4).
+) -> TermLoss:
+    """Return the [CLS] loss: views of an image agree in their assignment (equation 6; docs/method.md, 4).
 
-    Departs: the released code takes a bfloat16 softmax and log(p**-q), infinite at p = 0; here float32, in log space.
-    The mean over all pairs of a student view i and a teacher view j != i of the cross-entropy between their
+    It is the mean over all pairs of a student view i and a teacher view j != i of the cross-entropy between their
     assignments, then over images and tasks. The cross-entropy is linear in its target, so each student view is compared
     once, with the mean of the teacher views it is paired with.
+    Departs: the released code takes a bfloat16 softmax and log(p**-q), infinite at p = 0; here float32, in log space.
 
     Args:
-        student: embeddings of the V views, the G global ones first; or of some views that follow each other.
+        student: embeddings of the V views, the G global ones first; or of some consecutive views.
         teacher: embeddings of the G global views.
-        prototypes: the step's, shared by student and teacher.
+        prototypes: of the step, the same for student and teacher.
         student_temp: temperature of the student's softmax over members.
         teacher_temp: temperature of the teacher's.
-        first_view: place among all views of the first one in `student`.
-        all_views: V, if `student` holds only some of them: the losses of all parts add up to the loss.
+        first_view: number of the first view in `student` among all views.
+        all_views: V, if `student` holds only some of the views; their losses add up to the loss of all.
     """
     views, images, _ = student.shape
     global_views = len(teacher)
@@ -268,21 +274,24 @@ def cls_loss(
 
     losses, entropies = [], []
     for task in range(prototypes.tasks):
-        shares = _shares(prototypes, task, student)
+        member_weights = _member_weights(prototypes, task, student)
         with torch.no_grad():
-            log_targets = log_assignment(teacher.flatten(0, 1), shares, teacher_temp)
+            log_targets = log_assignment(teacher.flatten(0, 1), member_weights, teacher_temp)
             entropies.append(_entropy(log_targets).sum())
             by_view = log_targets.exp().view(global_views, images, -1)
             targets = torch.cat([by_view[0, :0], *(by_view[partners[i]].mean(0) for i in seen)])
-        losses.append(assignment_cross_entropy(rows, targets, row_weights, shares, student_temp))
-        del shares  # D is large: gone before the next task's is gathered
+        losses.append(assignment_cross_entropy(rows, targets, row_weights, member_weights, student_temp))
+        del member_weights  # D is large: free it before the next task's is gathered
     weight, summed, count = weights.sum() * images, torch.stack(entropies).mean(), global_views * images
-    # Each teacher view is a partner as often as any other: the pairs' mean entropy is the views'.
-    return LevelLoss(torch.stack(losses).mean(), weight, summed, count, weight * summed / count)
+    # Each teacher view is in as many pairs as any other, so the mean entropy over pairs is that over views.
+    return TermLoss(torch.stack(losses).mean(), weight, summed, count, weight * summed / count)
 
 
 def masked_row_weights(masks: Bool[Tensor, "views n"]) -> Float[Tensor, " masked"]:
-    """Weight of each masked patch: 1 / (masked patches of its view) / views; an unmasked view counts as 0."""
+    """Return the weight of each masked patch: 1 / (masked patches of its view) / views.
+
+    A view without masked patches has no row, and so counts as 0, as in the released code (docs/method.md, 4).
+    """
     per_view = masks.sum(1, dtype=torch.float64).clamp_min(1).reciprocal() / len(masks)
     return per_view.unsqueeze(1).expand(masks.shape)[masks]
 
@@ -294,25 +303,25 @@ def patch_loss(
     prototypes: Prototypes,
     student_temp: float,
     teacher_temp: float,
-) -> LevelLoss:
-    """Patch loss: a masked patch agrees with the teacher's view of it (equation 7; docs/method.md, 4).
+) -> TermLoss:
+    """Return the patch loss: a masked patch agrees with what the teacher sees there (equation 7; docs/method.md, 4).
 
     Args:
         student: embeddings of the masked patches of the student's global views.
         teacher: the teacher's embeddings of the same patches of the same views, unmasked.
         row_weights: see `masked_row_weights`.
-        prototypes: the patch memory's.
+        prototypes: of the patch memory.
         student_temp: temperature of the student's softmax over members.
         teacher_temp: temperature of the teacher's.
     """
     losses, entropies = [], []
     for task in range(prototypes.tasks):
-        shares = _shares(prototypes, task, student)
+        member_weights = _member_weights(prototypes, task, student)
         with torch.no_grad():
-            log_targets = log_assignment(teacher, shares, teacher_temp)
+            log_targets = log_assignment(teacher, member_weights, teacher_temp)
             entropies.append(_entropy(log_targets))
-        losses.append(assignment_cross_entropy(student, log_targets.exp(), row_weights, shares, student_temp))
-        del shares
+        losses.append(assignment_cross_entropy(student, log_targets.exp(), row_weights, member_weights, student_temp))
+        del member_weights
     entropy = torch.stack(entropies).mean(0)
     weighted = (row_weights * entropy).sum()
-    return LevelLoss(torch.stack(losses).mean(), row_weights.sum(), entropy.sum(), len(teacher), weighted)
+    return TermLoss(torch.stack(losses).mean(), row_weights.sum(), entropy.sum(), len(teacher), weighted)

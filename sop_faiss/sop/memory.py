@@ -10,15 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sop_faiss.config import NeighborsConfig
+from sop_faiss.distributed import checksum
 from sop_faiss.errors import CheckpointError
 from sop_faiss.neighbors.approximate import ApproximateSearch
 from sop_faiss.neighbors.incremental import NeighborLists
-from sop_faiss.neighbors.mirror import Neighbors, RingMirror, ring_segments
+from sop_faiss.neighbors.mirror import NearestRows, RingMirror, ring_segments
 
 __all__ = ["Memory"]
 
 _log = logging.getLogger(__name__)
-_UNKNOWN = -1
+_UNKNOWN = -1  # `stored_at` of a row whose age is not known
 
 
 class Memory:
@@ -30,14 +31,14 @@ class Memory:
         capacity: number of rows, n (the paper's N_C or N_P).
         dim: dimension d of an embedding.
         generator: draws the first contents (a CPU generator, the same on all ranks).
-        device: where the rows lie and are searched.
+        device: where the rows are stored and searched.
         engine: what searches: `auto`, `faiss` or `torch`.
-        precision: what is searched: `float32`, or `bf16` and scored again in float32.
+        precision: of the search: `float32`, or `bf16` with candidates scored again in float32.
     """
 
     image_ids: Int64[Tensor, " n"]
     stored_at: Int64[Tensor, " n"]
-    """Step that each row was stored in, -1 where that is not known: random rows, and those of older checkpoints."""
+    """Step in which each row was stored; -1 where that is unknown (random rows, and rows of older checkpoints)."""
 
     def __init__(
         self,
@@ -58,55 +59,66 @@ class Memory:
         self.pointer = 0
         """Row that the next embedding overwrites."""
         self.stored = 0
-        """Embeddings stored since the start."""
+        """Number of embeddings stored since the start."""
         self.steps = 0
-        """Steps of training that have stored."""
+        """Number of training steps that have stored."""
 
     @property
     def embeddings(self) -> Float32[Tensor, "n d"]:
-        """The rows themselves: no copy, and what the FAISS index searches."""
+        """Return the rows themselves, which the FAISS index searches; not a copy."""
         return self._mirror.rows
 
     @property
     def capacity(self) -> int:
-        """Number of rows, n."""
+        """Return the number of rows, n."""
         return len(self._mirror.rows)
 
     @property
     def fill(self) -> float:
-        """Share of the rows that hold stored embeddings, not the random ones of the start."""
+        """Return the fraction of rows with stored embeddings instead of the random ones of the start."""
         return min(1.0, self.stored / self.capacity)
 
     def mean_age(self) -> Float32[Tensor, ""]:
-        """Mean age of the stored rows in steps: 1 of the last step's; NaN without any whose age is known.
+        """Return the mean age of the stored rows in steps, where rows of the last step are 1 step old.
 
-        That is by how many updates the teacher that made them is behind. Random rows of the start have no age.
+        It is the number of updates by which the teacher that made them is behind. Random rows of the start have no age;
+        NaN if no row has a known age.
         """
         known = self.stored_at != _UNKNOWN
         return (self.steps - self.stored_at).where(known, 0).sum().float() / known.sum()
 
+    def newest_rows(self, count: int) -> Int64[Tensor, " rows"]:
+        """Return the rows that were stored last, the oldest of them first; fewer if fewer have been stored."""
+        count = min(count, self.stored, self.capacity)
+        places = torch.arange(self.pointer - count, self.pointer, device=self.image_ids.device)
+        return places % self.capacity
+
+    def digest(self) -> str:
+        """Return a text that is the same for two memories with the same contents."""
+        return f"{checksum(self.embeddings)} {checksum(self.image_ids)} {self.stored}"
+
     @property
     def engine(self) -> str:
-        """What searches: `faiss` or `torch`; `auto` before a trial (CUDA)."""
+        """Return the search engine, `faiss` or `torch`; `auto` before a trial (CUDA)."""
         return self._mirror.engine
 
     @property
     def neighbor_recall(self) -> float | None:
-        """Measured recall of an approximate search; see `ApproximateSearch.recall`. None while all are exact."""
+        """Return the measured recall of an approximate search, see `ApproximateSearch.recall`; None if exact."""
         return None if self._approximate is None else self._approximate.recall
 
     @torch.no_grad()
     def store(
         self, embeddings: Float[Tensor, "b d"], image_ids: Int64[Tensor, " b"], *, ends_step: bool = True
     ) -> None:
-        """Overwrite the oldest rows, in order; of more rows than the memory holds, the last ones stay.
+        """Overwrite the oldest rows, in order (section 3.1); of more rows than the capacity, the last ones stay.
 
         Departs: the released code takes only batches that divide the capacity.
 
         Args:
             embeddings: new rows.
             image_ids: the image of each.
-            ends_step: a step of training ends here, and all rows are one step older; not so while a memory is filled.
+            ends_step: a training step ends here, so that all rows become one step older; False while filling.
         """
         count = len(embeddings)
         start = (self.pointer + max(0, count - self.capacity)) % self.capacity
@@ -123,20 +135,20 @@ class Memory:
         self.steps += ends_step
 
     def sample(self, count: int, generator: torch.Generator) -> Int64[Tensor, " k"]:
-        """`count` different rows, uniformly; the same on all ranks when their generators agree."""
+        """Draw `count` different rows, uniformly; the same on all ranks if their generators agree."""
         return torch.randperm(self.capacity, generator=generator)[:count].to(self.image_ids.device)
 
-    def search(self, queries: Float32[Tensor, "q d"], k: int) -> Neighbors:
-        """The k rows of largest inner product with each query, ties by rising row.
+    def search(self, queries: Float32[Tensor, "q d"], k: int) -> NearestRows:
+        """Return the k rows of largest inner product with each query, ties by rising row.
 
-        Exact, but for candidates missed in bf16 or by an approximate index (`use_index`).
+        Exact, except for candidates that bf16 or an approximate index (`use_index`) misses.
         """
         return (self._approximate or self._mirror).search(queries, k)
 
     def use_index(self, settings: NeighborsConfig, k: int) -> None:
-        """From now on `search` is approximate, by the index that the settings name, with recall@k measured.
+        """Make `search` approximate from now on, by the index that the settings name, and measure its recall@k.
 
-        Only `store` and `load_state_dict` are followed, not what is written into `embeddings` past them.
+        The index follows `store` and `load_state_dict` only, not direct writes to `embeddings`.
 
         Raises:
             ConfigError: the memory is not on the CPU.
@@ -144,14 +156,14 @@ class Memory:
         self._approximate = ApproximateSearch(self._mirror, settings, k)
 
     def keep_neighbors(self, k: int, exclude_same_image: bool) -> None:
-        """From now on keep each row's k nearest others up to date, for `nearest_others`.
+        """Keep each row's k nearest other rows up to date from now on, for `nearest_others`.
 
-        Only `store` and `load_state_dict` are followed, not what is written into `embeddings` past them.
+        The lists follow `store` and `load_state_dict` only, not direct writes to `embeddings`.
         """
         self._lists = NeighborLists(self._mirror, self.image_ids, k, exclude_same_image)
 
-    def nearest_others(self, rows: Int64[Tensor, " q"]) -> Neighbors:
-        """The k nearest other rows of each row; see `NeighborLists.nearest`.
+    def nearest_others(self, rows: Int64[Tensor, " q"]) -> NearestRows:
+        """Return the k nearest other rows of each row; see `NeighborLists.nearest`.
 
         Raises:
             RuntimeError: `keep_neighbors` has not been called.
@@ -161,7 +173,7 @@ class Memory:
         return self._lists.nearest(rows)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that determines later answers."""
+        """Return everything that later answers depend on."""
         return {
             "embeddings": self.embeddings.clone(),
             "image_ids": self.image_ids.clone(),
@@ -173,7 +185,7 @@ class Memory:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Raises:
             CheckpointError: the state is of a memory of another shape.
@@ -185,7 +197,7 @@ class Memory:
                 "and number of training images (a memory holds no more rows than there are)"
             )
         if state["position"].numel() not in (2, 3):
-            raise CheckpointError("the checkpoint's memory does not say where to write next: use another one")
+            raise CheckpointError("the checkpoint's memory does not say which row comes next: use another checkpoint")
         self.embeddings.copy_(state["embeddings"])
         self.image_ids.copy_(state["image_ids"])
         self.pointer, self.stored, *steps = (int(value) for value in state["position"])
@@ -194,7 +206,7 @@ class Memory:
             self.stored_at.copy_(state["stored_at"])
         else:
             self.stored_at.fill_(_UNKNOWN)
-            _log.warning("the checkpoint does not say how old its memory's rows are: ages count from here on")
+            _log.warning("the checkpoint does not say how old the rows of its memory are: ages are counted from here")
         self._mirror.load_state_dict(state)
         if self._lists is not None:
             self._lists.load_state_dict(state)

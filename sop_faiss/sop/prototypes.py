@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
-from sop_faiss.config import LevelConfig
+from sop_faiss.config import TermConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.neighbors.incremental import most_rows_of_an_image
 from sop_faiss.sop.memory import Memory
@@ -20,71 +20,75 @@ __all__ = ["PrototypeMaker", "Prototypes", "contributions"]
 class Prototypes:
     """The prototypes of one step: T tasks of K prototypes with S = k + 1 members, the anchor first.
 
-    Members are kept as rows of the memory and gathered a task at a time; the memory must not change before the last
-    loss of the step has been computed.
+    Members are kept as numbers of rows of the memory, and their embeddings are gathered for one task at a time; the
+    memory must not change before the last loss of the step has been computed.
     """
 
     memory: Memory
     anchors: Float32[Tensor, "T K d"]
     anchor_rows: Int64[Tensor, "T K"]
-    """Rows the anchors were drawn from; with fixed vectors their contents may be others by now."""
+    """Rows that the anchors were drawn from; with fixed vectors the FIFO may have overwritten them since."""
     holds_anchor: Bool[Tensor, "T K"]
-    """Whether they still hold it."""
+    """Whether these rows still hold their anchors."""
     support_rows: Int64[Tensor, "T K k"]
     support_similarities: Float32[Tensor, "T K k"]
     contributions: Float32[Tensor, "T K S"]
+    """w, what each member gives to its own prototype."""
 
     @property
     def tasks(self) -> int:
-        """T."""
+        """Return T."""
         return len(self.anchors)
 
     @property
     def count(self) -> int:
-        """K, prototypes per task."""
+        """Return K, the prototypes per task."""
         return self.anchors.shape[1]
 
     def members(self, task: int) -> Float32[Tensor, "K S d"]:
-        """D of one task: every prototype's members. They lie in memory as the loss reads them, all anchors first."""
+        """Return D of one task, all prototypes' members; in memory all anchors come first, as the loss reads them."""
         rows = torch.cat([self.anchor_rows[task].unsqueeze(0), self.support_rows[task].T])
         members = self.memory.embeddings[rows]
-        members[0] = self.anchors[task]  # fixed vectors are in their rows no more
+        members[0] = self.anchors[task]  # fixed vectors are no longer in their rows
         return members.transpose(0, 1)
 
     def health(self) -> dict[str, Float32[Tensor, ""]]:
-        """What the prototypes and the memory that they come from tell, without another search.
+        """Return metrics of the prototypes and of their memory (docs/metrics.md), without another search.
 
-        `memory_fill`: share of stored rows; `memory_age`: their mean age in steps. `distinct_rows`: different rows that
-        are members, as a share of the memory. Where there are supports also `support_similarity`, their mean similarity
-        to the anchor; where there are several, `one_image_share`, the share of anchors whose supports all come from one
-        image; and where the search was approximate `neighbor_recall`, the share of nearest rows that it found when its
-        index was last built.
+        `memory_fill`: fraction of rows that were stored; `memory_age`: their mean age in steps. `distinct_rows`:
+        different rows that are members, as a fraction of the memory. With supports `support_similarity`: their mean
+        similarity to the anchor. With several supports `one_image_share`: the fraction of anchors whose supports all
+        come from one image. With an approximate search `neighbor_recall`: the fraction of nearest rows that it found
+        when its index was last built.
         """
         used = torch.zeros(self.memory.capacity, device=self.anchors.device)
-        used[self.anchor_rows.flatten()] = self.holds_anchor.flatten().float()  # a row that does not is no member
+        used[self.anchor_rows.flatten()] = (
+            self.holds_anchor.flatten().float()
+        )  # a row that lost its anchor is not a member
         used[self.support_rows.flatten()] = 1.0
-        told = {
+        metrics = {
             "memory_fill": used.new_full((), self.memory.fill),
             "memory_age": self.memory.mean_age(),
             "distinct_rows": used.mean(),
         }
         if self.support_rows.shape[2] > 0:
-            told["support_similarity"] = self.support_similarities.mean()
+            metrics["support_similarity"] = self.support_similarities.mean()
         if self.memory.neighbor_recall is not None:
-            told["neighbor_recall"] = torch.tensor(self.memory.neighbor_recall, device=self.anchors.device)
+            metrics["neighbor_recall"] = torch.tensor(self.memory.neighbor_recall, device=self.anchors.device)
         if self.support_rows.shape[2] > 1:
             images = self.memory.image_ids[self.support_rows]
             of_one_image = ((images == images[..., :1]) & (images >= 0)).all(-1)
-            told["one_image_share"] = of_one_image.float().mean()
-        return told
+            metrics["one_image_share"] = of_one_image.float().mean()
+        return metrics
 
 
 def contributions(support_similarities: Float32[Tensor, "T K k"], kind: str, eps: float) -> Float32[Tensor, "T K S"]:
-    """What each member gives to its own prototype; it gives (1 - w)/(K - 1) to each other one.
+    """Return w, what each member gives to its own prototype; it gives (1 - w)/(K - 1) to each other one.
 
-    `similarity`: the anchor 1 - eps, a support its similarity to the anchor, clamped to [1/K, 1].
-    Departs: the released code does not clamp, and may give a negative share. Departs: the paper's figure gives the
-    anchor 1. `smooth` is the paper's pseudo-code (1 - eps for all members); `one_hot` is 1 for all.
+    `similarity`: the anchor gives 1 - eps, a support its similarity to the anchor, clamped to [1/K, 1]. `smooth`: all
+    members give 1 - eps, as in the paper's pseudo-code. `one_hot`: all give 1.
+    Departs: the released code does not clamp, so that a support may give less than nothing. Departs: in the paper's
+    figure the anchor gives 1.
     """
     tasks, count, _ = support_similarities.shape
     if kind == "one_hot":
@@ -102,21 +106,21 @@ class PrototypeMaker:
 
     Args:
         memory: where anchors and supports come from.
-        level: K, k and T.
+        term: K, k and T.
         contributions: `similarity`, `smooth` or `one_hot`.
         eps: see `contributions`.
-        anchors: `random` every step; `fixed_rows`: the rows of the first draw, whose contents the FIFO renews;
-            `fixed_vectors`: the embeddings of the first draw.
-        exclude_same_image: rows of the anchor's own image are not its supports.
+        anchors: `random`: drawn again every step; `fixed_rows`: the rows of the first draw, whose contents the FIFO
+            overwrites; `fixed_vectors`: the embeddings of the first draw.
+        exclude_same_image: leave rows of the anchor's own image out of its supports.
         generator: draws the anchors; the same on all ranks.
-        incremental: the memory keeps each row's nearest others from step to step, instead of a full search a step.
-            Vectors that are no rows any more (`fixed_vectors`) are searched for all the same.
+        incremental: take supports from the lists of nearest rows that the memory keeps from step to step, instead of
+            searching in each step. `fixed_vectors`, which may no longer be rows, are searched for in any case.
     """
 
     def __init__(
         self,
         memory: Memory,
-        level: LevelConfig,
+        term: TermConfig,
         *,
         contributions: str,
         eps: float,
@@ -126,22 +130,22 @@ class PrototypeMaker:
         incremental: bool = False,
     ) -> None:
         self.memory = memory
-        self.level = level
+        self.term = term
         self.contributions = contributions
         self.eps = eps
         self.anchors = anchors
         self.exclude_same_image = exclude_same_image
         self.generator = generator
-        self.incremental = incremental and anchors != "fixed_vectors" and level.num_supports > 0
+        self.incremental = incremental and anchors != "fixed_vectors" and term.num_supports > 0
         if self.incremental:
-            memory.keep_neighbors(level.num_supports, exclude_same_image)
+            memory.keep_neighbors(term.num_supports, exclude_same_image)
         self._fixed_rows: Int64[Tensor, "T K"] | None = None
         self._fixed_vectors: Float32[Tensor, "T K d"] | None = None
         self._fixed_ids: Int64[Tensor, "T K"] | None = None
 
     @torch.no_grad()
     def draw(self) -> Prototypes:
-        """The prototypes of the next step (docs/method.md, 3; points 1 to 3).
+        """Draw the prototypes of the next step (section 3.2; docs/method.md, 3; points 1 to 3).
 
         Raises:
             ConfigError: too few rows are left for the supports.
@@ -154,7 +158,7 @@ class PrototypeMaker:
         if self.anchors == "fixed_vectors":
             if self._fixed_vectors is None or self._fixed_ids is None:
                 self._fixed_vectors, self._fixed_ids = vectors, ids
-            holds_anchor = (vectors == self._fixed_vectors).all(-1)  # until the FIFO renews the row
+            holds_anchor = (vectors == self._fixed_vectors).all(-1)  # until the FIFO overwrites the row
             vectors, ids = self._fixed_vectors, self._fixed_ids
         if self.incremental:
             support_rows, similarities = self._kept_supports(rows)
@@ -164,14 +168,14 @@ class PrototypeMaker:
         return Prototypes(self.memory, vectors, rows, holds_anchor, support_rows, similarities, weights)
 
     def _draw_rows(self) -> Int64[Tensor, "T K"]:
-        """Uniform draws. Departs: for [CLS] the released code draws K and keeps the K/2 of "low energy"."""
-        draws = [self.memory.sample(self.level.num_anchors, self.generator) for _ in range(self.level.tasks)]
+        """Draw K rows for each task, uniformly. Departs: for [CLS] the released code keeps K/2, of "low energy"."""
+        draws = [self.memory.sample(self.term.num_anchors, self.generator) for _ in range(self.term.tasks)]
         return torch.stack(draws)
 
     def _kept_supports(self, rows: Int64[Tensor, "T K"]) -> tuple[Int64[Tensor, "T K k"], Float32[Tensor, "T K k"]]:
-        """Each anchor's k nearest other rows, from the lists that the memory keeps."""
+        """Return each anchor's k nearest other rows from the lists that the memory keeps."""
         found = self.memory.nearest_others(rows.flatten())
-        k = self.level.num_supports
+        k = self.term.num_supports
         if found.rows.shape[1] < k or bool(found.similarities[:, -1].isneginf().any()):
             raise self._too_few_rows()
         return found.rows.reshape(*rows.shape, k), found.similarities.reshape(*rows.shape, k)
@@ -183,12 +187,12 @@ class PrototypeMaker:
         ids: Int64[Tensor, "T K"],
         holds_anchor: Bool[Tensor, "T K"],
     ) -> tuple[Int64[Tensor, "T K k"], Float32[Tensor, "T K k"]]:
-        """Each anchor's k nearest other rows. Never the anchor itself, also among its duplicates.
+        """Search for each anchor's k nearest other rows, which are never the anchor's own row, even among duplicates.
 
         Departs: the released code also leaves out the task's other anchors; here a row may serve several prototypes.
         """
         tasks, count, dim = vectors.shape
-        k = self.level.num_supports
+        k = self.term.num_supports
         if k == 0:
             return rows.new_empty(tasks, count, 0), vectors.new_empty(tasks, count, 0)
         same_image = most_rows_of_an_image(self.memory.image_ids) if self.exclude_same_image else 0
@@ -206,12 +210,12 @@ class PrototypeMaker:
 
     def _too_few_rows(self) -> ConfigError:
         return ConfigError(
-            f"an anchor has fewer than {self.level.num_supports} rows of other images among the memory's "
+            f"an anchor has fewer than {self.term.num_supports} rows of other images among the memory's "
             f"{self.memory.capacity}: lower num_supports, use more images, or set neighbors.exclude_same_image=never"
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The generator, and the fixed anchors where there are any."""
+        """Return the state of the generator, and the fixed anchors if there are any."""
         state = {"generator": self.generator.get_state()}
         for name in ("rows", "vectors", "ids"):
             value = getattr(self, f"_fixed_{name}")
@@ -220,10 +224,10 @@ class PrototypeMaker:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a saved state.
+        """Continue from a saved state.
 
         Raises:
-            CheckpointError: the state is of other settings.
+            CheckpointError: the state was made with other settings.
         """
         if (self.anchors == "random") == ("fixed_rows" in state):
             raise CheckpointError(f"the checkpoint was made with other anchors than sop.anchors = {self.anchors}")

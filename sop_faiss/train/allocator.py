@@ -9,14 +9,14 @@ __all__ = ["keep_freed_memory"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _MMAP_THRESHOLD_BYTES = 32 * 2**20  # the largest that glibc takes
-_TRIM_THRESHOLD_BYTES = 2**30
+_TRIM_THRESHOLD_BYTES = 2**30  # more than a step frees
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to reuse freed blocks instead of handing them back to the system and faulting them in again.
+    """Make glibc reuse freed blocks instead of returning them to the system and faulting them in again.
 
-    A CPU training step allocates and frees the same tensors of some megabytes over and over; by default each costs a
-    system call and a page fault for every 4 KiB. Results are not affected.
+    A CPU training step allocates and frees tensors of the same few megabytes again and again; by default each costs a
+    system call and a page fault for every 4 KiB. Results do not change.
 
     Returns:
         Whether it was done: only on Linux with glibc.

@@ -12,21 +12,21 @@ from torch.distributed.tensor import DTensor
 from sop_faiss import distributed
 from sop_faiss.config import OptimConfig
 from sop_faiss.errors import ConfigError
-from sop_faiss.train.schedules import StepSettings
+from sop_faiss.objectives.objective import StepSettings
 
 __all__ = ["apply_settings", "clip_each_gradient", "make_optimizer"]
 
 _BACKBONE = "backbone."
-"""What the names of a network's backbone start with; the rest is the projector."""
+"""Prefix of the names of the backbone's parameters; all others are the projector's."""
 
 
 def make_optimizer(network: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with a group for each learning rate, parted again: biases and 1-d parameters are not decayed.
+    """Make AdamW with a group for each learning rate and decay; biases and 1-d parameters are not decayed.
 
     Departs: iBOT decays the mask token; `optim.decay_mask_token` does so.
 
     Raises:
-        ConfigError: layers shall learn at different rates, and the backbone's are not known.
+        ConfigError: `optim.layer_decay` is not 1, and the backbone's layers are not known.
     """
     scales = _layer_scales(network, config.layer_decay)
     groups: dict[tuple[bool, bool, float], list[Tensor]] = {}
@@ -43,9 +43,9 @@ def make_optimizer(network: nn.Module, config: OptimConfig) -> torch.optim.AdamW
 
 
 def _layer_scales(network: nn.Module, decay: float) -> dict[str, float]:
-    """The backbone's learning rates over the projector's by parameter: decay to the power of its layer, from above.
+    """Return each backbone parameter's learning rate relative to the projector's: a power of decay by its layer.
 
-    timm counts the layers, the stem the lowest; a final norm belongs to the last block, the mask token to the stem.
+    timm counts the layers from the stem up; a final norm belongs to the last block, the mask token to the stem.
     """
     if decay == 1:
         return {}
@@ -75,13 +75,13 @@ def apply_settings(optimizer: torch.optim.Optimizer, settings: StepSettings) -> 
 
 @torch.no_grad()
 def clip_each_gradient(network: nn.Module, max_norm: float) -> Tensor:
-    """Scale down every gradient whose own norm exceeds `max_norm` (0: none); the norm of all before, as a scalar."""
+    """Scale down each gradient whose own norm exceeds `max_norm` (0: none); return the norm of all before scaling."""
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
     shards = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
     norms = torch.stack(torch._foreach_norm(shards))
     if any(isinstance(gradient, DTensor) for gradient in gradients):
         norms = (distributed.average(norms**2) * distributed.world_size()).sqrt()
     if max_norm > 0:
-        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)  # 1e-6 as in torch's clip_grad_norm_
         torch._foreach_mul_(shards, list(factors.unbind()))
     return torch.linalg.vector_norm(norms)

@@ -1,4 +1,4 @@
-"""How the ranks share the student: DDP, FSDP2, or gradients averaged by hand; and whole tensors out of shards."""
+"""How the ranks share the student: DDP, FSDP2, or gradients averaged by hand; and complete tensors from shards."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sop_faiss import distributed
 from sop_faiss.config import Config
-from sop_faiss.model.teacher import Student
+from sop_faiss.model.networks import Student
 
 __all__ = ["average_gradients", "copy_weights", "gets_sharded", "here", "is_sharded", "like", "share_student", "whole"]
 
 _SHARDED_FROM = 250_000_000
-"""Parameters from which on `train.parallel: auto` shards: ViT-L has 304 million, ViT-B 86."""
-_BUCKET_ELEMENTS = 2**23
+"""`train.parallel: auto` shards students with this many parameters or more: ViT-L has 304 million, ViT-B 86."""
+_BUCKET_ELEMENTS = 2**23  # gradients averaged together: 32 MiB, about DDP's 25
 
 
 def share_student(
     student: Student, config: Config, device: torch.device, autocast_dtype: torch.dtype | None
 ) -> tuple[nn.Module, bool]:
-    """Make the student one of all ranks.
+    """Make the ranks share one student.
 
-    With FSDP2 each rank holds a part of every parameter, gradient and optimizer state; the teacher, which has neither
-    of the latter, stays whole on every rank. Under autocast the shards of blocks travel in its precision.
+    With FSDP2 each rank has a part of every parameter, gradient and optimizer state; the teacher, which has neither
+    gradients nor optimizer state, is complete on every rank. Under autocast the shards of blocks are sent in its
+    precision.
 
     Args:
         student: in place on this rank's device; with FSDP2 its parameters become shards.
         config: of the run.
         device: of this rank.
-        autocast_dtype: what the backbone computes in; None: float32.
+        autocast_dtype: precision of the backbone; None: float32.
 
     Returns:
-        What to call, and whether its gradients have to be averaged by hand (`average_gradients`).
+        The module to call, and whether its gradients must be averaged by hand (`average_gradients`).
     """
     if distributed.world_size() == 1:
         return student, False
@@ -59,19 +60,19 @@ def share_student(
 
 
 def gets_sharded(parameters: int, config: Config, world_size: int) -> bool:
-    """Whether a student of so many parameters is shared by FSDP2, as `train.parallel` means it."""
+    """Return whether FSDP2 shares a student with this many parameters, according to `train.parallel`."""
     if world_size == 1 or config.train.parallel == "ddp":
         return False
     return config.train.parallel == "fsdp" or parameters >= _SHARDED_FROM
 
 
 def is_sharded(network: nn.Module) -> bool:
-    """Whether this rank holds only a part of the network."""
+    """Return whether this rank has only a part of the network."""
     return any(isinstance(parameter, DTensor) for parameter in network.parameters())
 
 
 def whole(value: Shaped[Tensor, "*shape"]) -> Tensor:
-    """A tensor as one process has it. All ranks must ask; of shards only the main rank gets the whole, on the CPU."""
+    """Return the complete tensor. All ranks must call this; of shards only the main rank gets it, on the CPU."""
     if not isinstance(value, DTensor):
         return value
     full = value.full_tensor()
@@ -79,12 +80,12 @@ def whole(value: Shaped[Tensor, "*shape"]) -> Tensor:
 
 
 def here(value: Shaped[Tensor, "*shape"]) -> Tensor:
-    """What this rank holds of a tensor: its shard, or all of it."""
+    """Return this rank's part of a tensor: its shard, or all of it."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def like(target: Shaped[Tensor, "*shape"], value: Shaped[Tensor, "*shape"]) -> Tensor:
-    """A whole tensor, which all ranks have read, where and as `target` lies: this rank's shard of it."""
+    """Return a complete tensor, which all ranks have read, on the device and in the shards of `target`."""
     value = value.to(target.device)
     if not isinstance(target, DTensor):
         return value
@@ -92,13 +93,13 @@ def like(target: Shaped[Tensor, "*shape"], value: Shaped[Tensor, "*shape"]) -> T
 
 
 def copy_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Load whole tensors, which all ranks have, into a network of the same shape; of one in shards each rank's part."""
+    """Load complete tensors, which all ranks have, into a network of the same shape, sharded or not."""
     wanted = network.state_dict()
     network.load_state_dict({name: like(wanted[name], value) for name, value in tensors.items()})
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """The mean over the ranks of every gradient, many of them at a time."""
+    """Average every gradient over the ranks, many of them at a time."""
     bucket: list[Tensor] = []
     for gradient in [parameter.grad for parameter in parameters if parameter.grad is not None]:
         bucket.append(gradient)

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sop_faiss.config import Config
+from sop_faiss.objectives.objective import StepSettings
 
-__all__ = ["Schedules", "StepSettings", "cosine"]
+__all__ = ["Schedules", "cosine"]
 
 
 def cosine(start: float, end: float, progress: float) -> float:
-    """From `start` at progress 0 to `end` at 1 along half a cosine."""
+    """Return the value at this progress along half a cosine from `start` (progress 0) to `end` (progress 1)."""
     return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * min(1.0, max(0.0, progress))))
-
-
-class StepSettings(NamedTuple):
-    """What holds in one step."""
-
-    learning_rate: float
-    weight_decay: float
-    momentum: float
-    teacher_temp: float
-    trunk_lr_scale: float = 1.0
-    """The backbone's learning rate over the projector's: 0 while it is frozen, then rising; see
-    `optim.projector_warmup_epochs`."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +22,7 @@ class Schedules:
 
     Args:
         config: sections optim, loss and train.
-        steps_per_epoch: optimiser updates per pass over the data.
+        steps_per_epoch: optimizer updates per pass over the data.
     """
 
     config: Config
@@ -42,18 +30,18 @@ class Schedules:
 
     @property
     def total_steps(self) -> int:
-        """Optimiser updates of the whole run."""
+        """Return the optimizer updates of the whole run."""
         return max(1, round(self.config.train.epochs * self.steps_per_epoch))
 
     def at(self, step: int) -> StepSettings:
-        """The settings of a step, counted from 0.
+        """Return the settings of a step, counted from 0.
 
         Departs: a warm-up of W steps reaches its peak, or the teacher's final temperature, at step W, so that no value
-        comes twice; iBOT and the released code reach it at W - 1. Departs: iBOT raises the temperature once an epoch.
-        Here, as in the released code, it rises with every step; in the recipe's 30 epochs they differ by 0.001 at most.
+        occurs twice; iBOT and the released code reach it at W - 1. Departs: iBOT raises the temperature once per epoch;
+        here it rises with every step, as in the released code. In the recipe's 30 epochs they differ by at most 0.001.
         """
         optim, loss = self.config.optim, self.config.loss
-        peak = optim.base_lr * self.config.train.batch_size / 256
+        peak = optim.base_lr * self.config.train.batch_size / 256  # linear scaling, as DINO and iBOT
         warmup_steps = round(optim.warmup_epochs * self.steps_per_epoch)
         if step < warmup_steps:
             learning_rate = peak * step / warmup_steps
@@ -62,13 +50,13 @@ class Schedules:
             learning_rate = cosine(peak, optim.min_lr, progress)
         progress = step / self.total_steps
         temp_steps = round(loss.teacher_temp_epochs * self.steps_per_epoch)
-        temp_share = min(1.0, step / temp_steps) if temp_steps else 1.0
+        temp_progress = min(1.0, step / temp_steps) if temp_steps else 1.0
         frozen_steps = round(optim.projector_warmup_epochs * self.steps_per_epoch)
         thawed = max(0, step + 1 - frozen_steps)
         return StepSettings(
             learning_rate=learning_rate,
             weight_decay=cosine(optim.weight_decay, optim.weight_decay_end, progress),
             momentum=cosine(optim.momentum, optim.momentum_end, progress),
-            teacher_temp=loss.teacher_temp_start + (loss.teacher_temp - loss.teacher_temp_start) * temp_share,
+            teacher_temp=loss.teacher_temp_start + (loss.teacher_temp - loss.teacher_temp_start) * temp_progress,
             trunk_lr_scale=min(1.0, thawed / max(1, warmup_steps)) if frozen_steps else 1.0,
         )

@@ -1,4 +1,4 @@
-"""What a run remembers of its scores: the one at step 0, the best since, and the one that is being measured."""
+"""What a run keeps of its scores: that of step 0, the best since, and the one that is being measured."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sop_faiss.model.teacher import Network
-from sop_faiss.train.checkpoint import load_network
+from sop_faiss.model.networks import Network
+from sop_faiss.train.checkpoints.checkpoint import load_network
 
 __all__ = ["Measured", "ScoreHistory"]
 
@@ -22,7 +22,7 @@ _TENSORS = "measured"
 
 @dataclass
 class Measured:
-    """A teacher whose score is not known yet, and the step that it is of."""
+    """A teacher whose score is not known yet, and its step."""
 
     step: int
     teacher: Network
@@ -33,12 +33,12 @@ class ScoreHistory:
     """The scores that `best/` follows. They survive a restart, as does the teacher that is being measured.
 
     Attributes:
-        metric: which score; empty before anything was measured.
-        first: at step 0, in percent.
-        best: the highest of the later steps, in percent; its teacher is in `best/`.
-        best_step: which step that is of.
-        measured: whose score is still to come. A checkpoint written meanwhile holds this teacher, and a run that is
-            resumed from it measures it again, so that no score is lost and nobody waits for one to save.
+        metric: name of the score; empty before anything was measured.
+        first: the score at step 0, in percent.
+        best: the highest score of the later steps, in percent; its teacher is in `best/`.
+        best_step: the step of the best score.
+        measured: the teacher that is being measured. A checkpoint written meanwhile contains it, and a run resumed
+            from that checkpoint measures it again: no score is lost, and saving does not wait for scores.
     """
 
     metric: str = ""
@@ -48,25 +48,27 @@ class ScoreHistory:
     measured: Measured | None = None
 
     def follow(self, metric: str) -> None:
-        """Follow this score from now on; what is known of another one is forgotten."""
+        """Follow this score from now on, and forget those of another name."""
         if self.metric not in ("", metric):
-            _log.warning("best/ follows %s from here on, not %s: its earlier scores do not count", metric, self.metric)
+            _log.warning(
+                "best/ follows %s from here on instead of %s, whose scores no longer count", metric, self.metric
+            )
             self.first = self.best = self.best_step = None
         self.metric = metric
 
     def is_best(self, step: int, score: float) -> bool:
-        """Whether a score would be the best of the trained teachers."""
+        """Return whether a score would be the best of the trained teachers."""
         return step > 0 and (self.best is None or score > self.best)
 
     def add(self, step: int, score: float) -> None:
-        """Take in a score."""
+        """Add a score."""
         if step == 0:
             self.first = score
         elif self.is_best(step, score):
             self.best, self.best_step = score, step
 
     def summary(self) -> dict[str, Any]:
-        """For the end of a run: `best_by`, `first_score`, `best_score` and `best_step`; empty without scores."""
+        """Return `best_by`, `first_score`, `best_score` and `best_step` for the end of a run; empty without scores."""
         if not self.metric:
             return {}
         return {
@@ -77,7 +79,7 @@ class ScoreHistory:
         }
 
     def verdict(self) -> tuple[bool, str] | None:
-        """Whether training has beaten step 0, and that in one line; None where one of the two scores is missing."""
+        """Return whether training has beaten step 0, and a line about it; None if one of the two scores is missing."""
         if self.first is None or self.best is None:
             return None
         scores = f"{self.metric} was {self.first:.2f} % at step 0 and at best {self.best:.2f} % (step {self.best_step})"
@@ -89,11 +91,11 @@ class ScoreHistory:
         )
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The teacher that is being measured, for a checkpoint."""
+        """Return the teacher that is being measured, for a checkpoint."""
         return {} if self.measured is None else {_TENSORS: self.measured.teacher.state_dict()}
 
     def counters(self) -> dict[str, Any]:
-        """The rest, as JSON values."""
+        """Return the rest, as JSON values."""
         return {
             "best_by": self.metric,
             "first_score": self.first,
@@ -103,13 +105,13 @@ class ScoreHistory:
         }
 
     def load(self, state: dict[str, Any], checkpoint: Path, teacher: Network, measures: bool) -> None:
-        """The reverse of `tensors` and `counters`.
+        """Continue from what `tensors` and `counters` returned.
 
         Args:
             state: of the checkpoint.
             checkpoint: where its tensors are.
             teacher: of the run; a copy of it takes the tensors.
-            measures: whether this process measures, and so has a use for them.
+            measures: whether this process measures, and so needs them.
 
         Raises:
             CheckpointError: the tensors are missing, damaged or of another model.

@@ -1,10 +1,10 @@
-"""Quality while training: when the teacher is scored, beside the steps or between them, and what becomes of the score.
+"""Quality during training: when the teacher is scored, and what is done with its scores.
 
-How it is scored is handed in from above, since training does not know of evaluation.
+The evaluation is passed in by the caller, since the floor of training is below that of evaluation.
 
-In the background one thread scores a copy of the teacher while the loop goes on; one score at a time, so that the next
-one waits for it. The steps do not depend on it in any bit. The score at step 0, and one that a resumed run has to
-measure again, are measured before the first step: worker processes, which are forked there, find no other thread.
+In the background, one thread scores a copy of the teacher while the loop continues; the next score waits for the one
+before it. The steps do not depend on it, to the bit. Step 0, and a teacher that a resumed run must measure again, are
+scored before the first step, because worker processes are forked there, which must not happen next to another thread.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sop_faiss.model.teacher import Network
-from sop_faiss.train.checkpoint import write_best
-from sop_faiss.train.monitor import Monitor
+from sop_faiss.model.networks import Network
+from sop_faiss.train.checkpoints.checkpoint import write_best
+from sop_faiss.train.log.monitor import Monitor
 from sop_faiss.train.score_history import Measured
 from sop_faiss.train.state import RunState
 from sop_faiss.train.stop import StopRequest
@@ -36,24 +36,24 @@ class Evaluation(Protocol):
 
     @property
     def best_by(self) -> str:
-        """The score that `best/` follows."""
+        """Return the name of the score that `best/` follows."""
         ...
 
     def __call__(self, teacher: Network) -> dict[str, float]:
-        """The scores of a teacher, which is only read."""
+        """Return the scores of a teacher, without changing it."""
         ...
 
 
 def runs_in_background(background: str, device: torch.device) -> bool:
-    """Whether scores are measured beside the steps: as `evaluate.background` says, and for `auto` on a CUDA device.
+    """Return whether scores are measured during the steps: as `evaluate.background` says; `auto`: on a CUDA device.
 
-    There the thread's decoding and waiting fall where the loop waits for the device. On a CPU both want the same cores.
+    There the thread decodes while the loop waits for the device. On a CPU both would need the same cores.
     """
     return device.type == "cuda" if background == "auto" else background == "always"
 
 
 class _NoLongerWanted(Exception):
-    """Ends a measurement that nobody waits for."""
+    """Ends a measurement whose result is no longer needed."""
 
 
 class Scoring:
@@ -62,10 +62,10 @@ class Scoring:
     Args:
         state: the run.
         run: its directory.
-        monitor: takes the scores; None on all ranks but the main one, which alone does something.
+        monitor: logs the scores; None on all ranks except the main one, and these do nothing.
         evaluate: scores a teacher; None: nothing is scored.
-        last: the step that training ends at.
-        stop: asked to stop the run where a measurement fails.
+        last: the last step of training.
+        stop: is asked to stop the run if a measurement fails.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Scoring:
         self._closed = False
 
     def begin(self) -> None:
-        """Before the first step: score step 0, or again what was being measured when a checkpoint was written.
+        """Score, before the first step, step 0 or the teacher whose score was missing in the checkpoint.
 
         Raises:
-            SopError: as the evaluation raises.
+            SopError: the evaluation raised it.
         """
         evaluate, history = self._evaluate, self._state.scores
         if evaluate is None:
@@ -101,9 +101,9 @@ class Scoring:
             self._keep(evaluate(history.measured.teacher))
 
     def after_step(self) -> None:
-        """After every step: take in a score that has come, and measure if this step is due.
+        """Add a score that is ready after a step, and measure if this step is due.
 
-        A measurement that fails asks the run to stop, which saves it first; see `raise_failure`.
+        If a measurement fails, the run is asked to stop, and is saved first; see `raise_failure`.
         """
         if self._evaluate is None or self._failure is not None:
             return
@@ -128,7 +128,7 @@ class Scoring:
         self._pending = self._thread.submit(evaluate, frozen)
 
     def _choose_device(self) -> None:
-        """A thread begins with CUDA's first device, whatever the others use."""
+        """Choose the run's device: a new thread starts with CUDA's first one."""
         if self._state.device.type == "cuda":
             torch.cuda.set_device(self._state.device)
 
@@ -151,7 +151,7 @@ class Scoring:
         assert measured is not None and self._monitor is not None
         step, score = measured.step, scores[history.metric]
         _log.info("step %d: %s", step, ", ".join(f"{name} {score:.2f} %" for name, score in scores.items()))
-        if history.is_best(step, score):  # written before it counts, so that a full disk loses nothing
+        if history.is_best(step, score):  # written before the history has it, so that a full disk loses nothing
             write_best(self._run, step, {"teacher": measured.teacher.state_dict()}, scores)
         history.add(step, score)
         history.measured = None
@@ -159,12 +159,12 @@ class Scoring:
         self._monitor.log({"step": step, **place, **scores})
 
     def raise_failure(self) -> None:
-        """Raise what a measurement failed with, if one did; for when the run is saved."""
+        """Raise the error of a failed measurement, if any; called when the run is saved."""
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """End the measurement in the background, within a batch of images; a resumed run takes it up again."""
+        """End the measurement in the background, within a batch of images; a resumed run measures again."""
         self._closed = True
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)

@@ -16,14 +16,14 @@ from sop_faiss import distributed
 __all__ = ["REQUEUE_NAME", "StopRequest"]
 
 REQUEUE_NAME = "requeue"
-"""A file in the run directory, from when a run has saved itself on SIGTERM or SIGUSR1 until it is resumed.
+"""Name of a file in the run directory of a run that saved itself on SIGTERM or SIGUSR1 and was not yet resumed.
 
-It says what exit status 75 says, which `torchrun` does not pass on.
+It means what exit status 75 means, which `torchrun` does not pass on.
 """
 
 _log = logging.getLogger(__name__)
 _SAME_PRESS_SECONDS = 1.0
-"""`torchrun` passes on a Ctrl-C that its processes have had already."""
+"""Two interrupts within this time are one Ctrl-C: `torchrun` also passes it on to its processes."""
 
 
 class StopRequest:
@@ -37,20 +37,20 @@ class StopRequest:
         self.requested = True
 
     def _note_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The first Ctrl-C asks to save and stop, a second one stops at once."""
+        """Ask to save and stop at the first Ctrl-C, and stop at once at the second."""
         now = time.monotonic()
         if self._interrupted_at is None:
             self.requested, self._interrupted_at = True, now
             _log.warning("interrupted: saving after this step; press Ctrl-C again to stop at once")
         elif now - self._interrupted_at > _SAME_PRESS_SECONDS:
-            raise KeyboardInterrupt("interrupted: go on from the last checkpoint with --resume")
+            raise KeyboardInterrupt("interrupted: continue from the last checkpoint with `resume`")
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Listen to the signals; what listened before listens again afterwards.
+        """Handle the signals; the handlers of before are restored afterwards.
 
         Raises:
-            KeyboardInterrupt: at the end, after Ctrl-C; what is inside has saved the run.
+            KeyboardInterrupt: at the end, after a Ctrl-C; by then the run is saved.
         """
         handlers = {signal.SIGTERM: self._note, signal.SIGUSR1: self._note}
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job is not interrupted
@@ -62,14 +62,14 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler)
         if self._interrupted_at is not None:
-            raise KeyboardInterrupt("interrupted: the run is saved, go on with --resume")
+            raise KeyboardInterrupt("interrupted: the run is saved, continue with `resume`")
 
     @property
     def interrupted(self) -> bool:
-        """Whether this process had a Ctrl-C."""
+        """Return whether this process received a Ctrl-C."""
         return self._interrupted_at is not None
 
     def anywhere(self, device: torch.device, also: bool = False) -> bool:
-        """Whether any rank was asked, or has another reason to stop; all ranks get the same answer."""
+        """Return, the same on all ranks, whether any rank was asked to stop or has another reason (`also`)."""
         flag = torch.tensor(float(self.requested or also), device=device)
         return bool(distributed.average(flag) > 0)

@@ -1,0 +1,1 @@
+"""Images of any source: list them, read them, decode them."""

@@ -1,0 +1,307 @@
+"""Images as files: a folder (class sub-folders optional), a list, or a single image."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+
+from sop_faiss.data.images.class_numbers import whole_numbers
+from sop_faiss.data.images.keys import (
+    IMAGE_SUFFIXES,
+    UNREAD_SUFFIXES,
+    is_hidden,
+    split_name,
+    unique_keys,
+    utf8_names,
+)
+from sop_faiss.data.shards.shard_source import common_folder
+from sop_faiss.errors import DataError
+from sop_faiss.paths import path_state
+
+__all__ = ["FileSource", "open_files", "open_folder", "open_list"]
+
+_log = logging.getLogger(__name__)
+_HEADINGS = ("path", "file", "filename", "image", "img")
+_LIST_BYTES_LIMIT = 4 << 30
+_NO_LABEL = frozenset(("", "-1"))
+_NEGATIVE = re.compile(r"-[0-9]+")
+
+
+@dataclass(eq=False)
+class FileSource:
+    """Images that are single files; `members` are their paths relative to `root`, as the file system has them.
+
+    A name that is not UTF-8, or a folder without read permission, is among them as an image that cannot be read.
+    """
+
+    description: str
+    keys: list[str]
+    labels: Int64[np.ndarray, " n"] | None
+    class_names: list[str] | None
+    root: Path
+    members: list[str]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def read(self, position: int) -> bytes:
+        """Read one image file.
+
+        Raises:
+            DataError: the file is missing, empty, not a regular file or not readable, or its name is not UTF-8; the
+                first word says which.
+        """
+        if self.member_of(position) != self.members[position]:
+            raise DataError(f"not-utf8: the name {self.member_of(position)} is not UTF-8: rename it")
+        path = self.root / self.members[position]
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not block
+        except FileNotFoundError:
+            raise DataError(f"missing: {path} {path_state(path)}") from None
+        except OSError as error:
+            raise DataError(f"unreadable: {path}: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before `fdopen`, which rejects folders
+            os.close(descriptor)
+            raise DataError(f"not-a-file: {path} {path_state(path)}")
+        with os.fdopen(descriptor, "rb", buffering=0) as file:
+            try:
+                encoded = file.readall()
+            except OSError as error:
+                raise DataError(f"unreadable: {path}: {error.strerror}") from None
+        if not encoded:
+            raise DataError(f"empty: {path} has no bytes")
+        return encoded
+
+    def source_of(self, position: int) -> str:
+        """Return "": the image is not in a shard."""
+        return ""
+
+    def member_of(self, position: int) -> str:
+        """Return the file, relative to `root`, as valid text."""
+        return utf8_names([self.members[position]])[0]
+
+    def offset_of(self, position: int) -> int:
+        """Return 0: the image is the whole file."""
+        return 0
+
+
+def open_files(
+    description: str,
+    root: Path,
+    members: list[str],
+    labels: Int64[np.ndarray, " n"] | None,
+    class_names: list[str] | None,
+) -> FileSource:
+    """Make a source of these files below `root`, with keys from their names, or folder and name where names collide."""
+    names = utf8_names(members)
+    keys = unique_keys(
+        [split_name(name)[0].rpartition("/")[2] for name in names],
+        lambda position: split_name(names[position])[0],
+        lambda position: names[position],
+    )
+    return FileSource(description, keys, labels, class_names, root, members)
+
+
+def open_folder(description: str, folder: Path) -> FileSource:
+    """Open all images below a folder, sorted by path; each first-level sub-folder is a class, numbered by sorted name.
+
+    If all names are integers, they are the labels themselves.
+
+    Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are skipped; so are
+    images of kinds that are not read, with a warning. A sub-folder without read permission, and a link that leads back
+    to itself, count as an image that cannot be read.
+
+    Raises:
+        DataError: the folder itself cannot be read, has no image, or has shards in a sub-folder.
+    """
+    root = folder.absolute()
+    members, shards, unread = _walk_folder(root)
+    if unread:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items()))
+        _log.warning("folder %s: images that cannot be read are skipped (%s): save them as JPEG", description, kinds)
+    if shards:
+        what = "both images and shards" if members else "shards only"
+        raise DataError(f"folder {description} has {what} in its sub-folders: name one, such as {min(shards)}")
+    if not members:
+        wanted = f"wanted {', '.join(IMAGE_SUFFIXES)}, or .tar shards"
+        raise DataError(f"folder {description} {'holds no image' if any(root.iterdir()) else 'is empty'}: {wanted}")
+    members.sort()
+    tops = [name.partition("/")[0] if "/" in name else None for name in utf8_names(members)]
+    members = [member.removesuffix("/") for member in members]  # of folders without read permission
+    names = sorted({top for top in tops if top is not None})
+    if not names:
+        return open_files(description, root, members, None, None)
+    own = whole_numbers(names)
+    numbers = own or {name: number for number, name in enumerate(names)}
+    labels = np.array([-1 if top is None else numbers[top] for top in tops], dtype=np.int64)
+    return open_files(description, root, members, labels, names if own is None else None)
+
+
+def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
+    """List the images below a folder, relative to it, the folders that have shards, and what is not read, by suffix.
+
+    Folders without read permission are among the images, with a slash at the end.
+    """
+    members: list[str] = []
+    shards: list[str] = []
+    unread: Counter[str] = Counter()
+    waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
+    while waiting:
+        prefix, above = waiting.pop()  # `above`: (device, inode) of the folders on the way down, against link loops
+        folder = root / prefix
+        try:
+            status = folder.stat()
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            if not prefix:
+                raise DataError(f"folder {folder} cannot be read: {error.strerror}") from None
+            members.append(prefix)
+            continue
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            continue
+        for entry in entries:
+            suffix = split_name(entry.name)[1].lower()
+            if is_hidden(entry.name):
+                continue
+            try:
+                is_folder = entry.is_dir()
+            except OSError:  # a link that leads back to itself, or through a folder without permission
+                members.append(prefix + entry.name)
+                continue
+            if is_folder:
+                waiting.append((f"{prefix}{entry.name}/", (*above, identity)))
+            elif suffix in IMAGE_SUFFIXES:  # broken links and pipes too: they are dropped, and counted, when read
+                members.append(prefix + entry.name)
+            elif suffix == ".tar":
+                shards.append(str(folder))
+            elif suffix in UNREAD_SUFFIXES:
+                unread[suffix] += 1
+    return members, shards, unread
+
+
+class _Line(NamedTuple):
+    """One image of a list."""
+
+    number: int  # of the line in the file, from 1
+    path: str
+    label: str  # "" for none
+
+
+def open_list(description: str, file: Path) -> FileSource:
+    """Open the images of a list: `path` or `path,label` per line; paths are absolute or relative to the list's folder.
+
+    A heading, as `path,label`, is allowed. `.csv` is read as CSV (quotes allowed). In other lists a label follows a
+    tab, or the last comma of a line that is not itself a file. Labels are integers of 0 or more, or else class names;
+    an empty one, or -1, means none.
+
+    Raises:
+        DataError: the list is unreadable or empty, or a line is wrong: the file is missing, named twice, or its label
+            is negative. The line number is in the message.
+    """
+    lines = _read_lines(description, file)
+    if not lines:
+        raise DataError(f"list {description} names no image: wanted one `path` or `path,label` per line")
+    base = file.absolute().parent
+    paths = [os.path.normpath(base / line.path) for line in lines]
+    _check_paths(description, base, lines, paths)
+    inside = all(path.startswith(f"{base}{os.sep}") for path in paths)
+    root = base if inside else common_folder([Path(path).parent for path in paths])
+    members = [Path(path).relative_to(root).as_posix() for path in paths]
+    labels, names = _parse_labels(description, lines)
+    return open_files(description, root, members, labels, names)
+
+
+def _read_lines(description: str, file: Path) -> list[_Line]:
+    try:
+        if file.stat().st_size > _LIST_BYTES_LIMIT:
+            raise DataError(f"list {description} is larger than 4 GiB: wanted a list of images")
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"list {description} is not UTF-8 text: save it as UTF-8") from None
+    if file.suffix.lower() == ".csv":
+        return _read_csv(description, text)
+    lines: list[_Line] = []
+    for number, raw in enumerate(text.split("\n"), start=1):
+        line = raw.rstrip("\r")
+        path, _, label = (part.strip() for part in (line.partition("\t") if "\t" in line else _split_comma(line, file)))
+        heading = not lines and path.lower() in _HEADINGS and not (file.parent / path).exists()
+        if not line.strip() or heading:
+            continue
+        if "\t" in label:
+            columns = line.count("\t") + 1
+            raise DataError(f"list {description} line {number}: {columns} columns, wanted path and label")
+        lines.append(_Line(number, path, label))
+    return lines
+
+
+def _split_comma(line: str, file: Path) -> tuple[str, str, str]:
+    if "," not in line or "\0" in line or (file.parent / line.strip()).exists():
+        return line, "", ""
+    return line.rpartition(",")
+
+
+def _read_csv(description: str, text: str) -> list[_Line]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)  # cells may hold line breaks
+    lines: list[_Line] = []
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            if not lines and row[0].strip().lower() in _HEADINGS:
+                continue
+            if len(row) > 2:
+                raise DataError(f"list {description} line {reader.line_num}: {len(row)} columns, wanted path,label")
+            lines.append(_Line(reader.line_num, row[0].strip(), row[1].strip() if len(row) > 1 else ""))
+    except csv.Error as error:
+        raise DataError(f"list {description} line {reader.line_num}: not CSV ({error})") from None
+    return lines
+
+
+def _check_paths(description: str, base: Path, lines: Sequence[_Line], paths: Sequence[str]) -> None:
+    first_line: dict[str, int] = {}
+    missing: list[_Line] = []
+    for line, path in zip(lines, paths, strict=True):
+        if "\0" in path or not line.path:
+            raise DataError(f"list {description} line {line.number}: {line.path!r} is not a path")
+        if first_line.setdefault(path, line.number) != line.number:
+            raise DataError(
+                f"list {description} line {line.number}: {line.path} is already on line {first_line[path]}; "
+                "name each image once"
+            )
+        if not os.path.exists(path):  # noqa: PTH110  (a third of pathlib's time, for each of millions)
+            missing.append(line)
+        elif line.path.endswith("/") or os.path.isdir(path):  # noqa: PTH112
+            raise DataError(f"list {description} line {line.number}: {line.path} is a folder, wanted an image")
+    if missing:
+        more = f" ({len(missing)} of {len(lines)} listed files are missing)" if len(missing) > 1 else ""
+        number, path, _ = missing[0]
+        raise DataError(
+            f"list {description} line {number}: {path} {path_state(base / path)}{more}; "
+            "paths are relative to the list's folder"
+        )
+
+
+def _parse_labels(description: str, lines: Sequence[_Line]) -> tuple[Int64[np.ndarray, " n"] | None, list[str] | None]:
+    """Return the labels and, if they are given as names, the sorted class names."""
+    names = sorted({line.label for line in lines} - _NO_LABEL)
+    for line in lines:
+        if line.label not in _NO_LABEL and _NEGATIVE.fullmatch(line.label):
+            raise DataError(f"list {description} line {line.number}: label {line.label}, wanted 0 or more (-1: none)")
+    if not names:
+        return None, None
+    own = whole_numbers(names)
+    numbers = (own or {name: number for number, name in enumerate(names)}) | dict.fromkeys(_NO_LABEL, -1)
+    return np.array([numbers[line.label] for line in lines], dtype=np.int64), names if own is None else None

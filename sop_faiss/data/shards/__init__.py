@@ -1,0 +1,1 @@
+"""Webdataset shards: walk, index, read, write and fetch them."""

@@ -1,0 +1,1 @@
+"""Views of an image: crops, colors and masks."""

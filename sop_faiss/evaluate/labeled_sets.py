@@ -1,0 +1,223 @@
+"""Labeled images, or features, of a training and a test set, for classifiers on frozen features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from sop_faiss.errors import DataError
+from sop_faiss.evaluate.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
+from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.features.extract import ExtractionOptions
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.paths import real_path
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["LabeledFeatures", "LabeledSets", "open_labeled_sets"]
+
+
+@dataclass(frozen=True)
+class LabeledFeatures:
+    """Features of a training set, or of the chosen part of it, and of a test set, by one encoder.
+
+    Attributes:
+        train_features: unit rows of the chosen training images.
+        train_labels: class number of each.
+        test_features: unit rows.
+        test_labels: in the training set's numbers.
+        class_names: name of each number; None where only numbers are known.
+        choices: what of the protocol is known here, as JSON values.
+        encoder: name and fingerprint.
+    """
+
+    train_features: Float32[np.ndarray, "n d"]
+    train_labels: Int64[np.ndarray, " n"]
+    test_features: Float32[np.ndarray, "q d"]
+    test_labels: Int64[np.ndarray, " q"]
+    class_names: list[str] | None = None
+    choices: dict[str, Any] = field(default_factory=dict)
+    encoder: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LabeledSets:
+    """A training set, of which a part may be used, and a test set.
+
+    Raises:
+        ConfigError: the part is impossible.
+        DataError: an image has no label, or the labels are of two label sets.
+    """
+
+    train: FeatureSet
+    test: FeatureSet
+    what: str
+    """The classifier that needs the labels, for messages."""
+    part: LabeledPart = field(default_factory=LabeledPart)
+    """Which training images may be used."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features of images are extracted."""
+
+    def __post_init__(self) -> None:
+        self.part.check()
+        for each in (self.train, self.test):
+            _require_labels(each, self.what)
+        _in_training_numbers(self.train, self.test, self.what)
+
+    @property
+    def train_count(self) -> int:
+        """The training images, before a part of them is chosen."""
+        return len(_require_labels(self.train, self.what))
+
+    def features(self, encoder: Encoder | None, progress: ProgressCallback | None = None) -> LabeledFeatures:
+        """Extract what is not extracted yet, choose the part, and put the labels into one numbering.
+
+        Args:
+            encoder: which encoder; None where both sets are feature stores.
+            progress: called with the number of images read.
+
+        Raises:
+            DataError: the part names images that are not there.
+            FeatureError: a store was made by another encoder, preprocessing or pooling.
+            SopError: as of `extract_features`.
+        """
+        sets = [self.train, self.test]
+        if encoder is not None:
+            sets = fill_stores(sets, encoder, extraction=self.extraction, progress=progress)
+        return _chosen(sets[0], sets[1], self.part, self.what)
+
+
+def open_labeled_sets(
+    train: str,
+    test: str,
+    encoder: EncoderSpec | None,
+    what: str,
+    part: LabeledPart,
+    extraction: ExtractionOptions,
+) -> LabeledSets:
+    """Open both sets.
+
+    Args:
+        train: SRC of labeled images, or the directory of a feature store.
+        test: as `train`.
+        encoder: which encoder; None where both are feature stores.
+        what: the classifier that needs the labels, for messages.
+        part: which training images may be used.
+        extraction: how features of images are extracted.
+
+    Raises:
+        ConfigError: the encoder is missing or idle, or the part is impossible.
+        DataError: a source is unusable or lacks labels, both are the same, or their labels are of two label sets.
+        FeatureError: a store is damaged, or the two were made by different encoders, preprocessings or poolings.
+    """
+    if real_path(train) == real_path(test):
+        raise DataError(f"training and test set are both {train}: every image would find itself, name two")
+    sets = LabeledSets(open_feature_set(train), open_feature_set(test), what, part, extraction)
+    require_encoder_or_stores([sets.train, sets.test], encoder)
+    return sets
+
+
+def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -> LabeledFeatures:
+    train_store, test_store = _store(train), _store(test)
+    all_labels = _require_labels(train, what)
+    test_labels, compared_by, names = _in_training_numbers(train, test, what)
+    rows = part.rows(all_labels, train_store.keys, train_store.members)
+    train_labels = all_labels[rows]
+    per_class = np.unique(train_labels, return_counts=True)[1]
+    choices = {
+        "train": train.name,
+        "test": test.name,
+        "train_images": len(rows),
+        "train_images_of_all": len(train_store),
+        "train_images_per_class": [int(per_class.min()), int(per_class.max())],
+        "train_part": part.to_dict(),
+        "test_images": len(test_store),
+        "train_dropped": _dropped(train_store),
+        "test_dropped": _dropped(test_store),
+        "classes": len(per_class),
+        "labels_compared_by": compared_by,
+        "test_images_of_unseen_classes": int((~np.isin(test_labels, train_labels)).sum()),
+        "preprocess": train_store.manifest["preprocess"],
+        "pooling": train_store.manifest["pooling"],
+    }
+    made_by = train_store.manifest["encoder"]
+    encoder = {"name": str(made_by.get("name")), "fingerprint": str(made_by["fingerprint"])}
+    features = train_store.features if len(rows) == len(train_store) else train_store.features[rows]
+    return LabeledFeatures(features, train_labels, test_store.features, test_labels, names, choices, encoder)
+
+
+def _require_labels(feature_set: FeatureSet, what: str) -> Int64[np.ndarray, " n"]:
+    labels = feature_set.labels
+    without = 0 if labels is None else int((labels < 0).sum())
+    if labels is None or without:
+        got = "none has one" if labels is None else f"{without} of {len(labels)} have none"
+        raise DataError(
+            f"{feature_set.name}: {what} needs a label for every image, but {got}; wanted class sub-folders, .cls "
+            "members, or a label column"
+        )
+    return labels
+
+
+def _in_training_numbers(
+    train: FeatureSet, test: FeatureSet, what: str
+) -> tuple[Int64[np.ndarray, " n"], str, list[str] | None]:
+    """Translate test labels into the numbers of the training set.
+
+    Folders number their classes by sorted name, so a class that one side lacks shifts all others. A class that the
+    training set does not have gets a number of its own there. Labels that have nothing in common are an error: they
+    are of two label sets, and every prediction would be wrong.
+
+    Args:
+        train: the training set.
+        test: the test set.
+        what: the classifier that needs the labels, for messages.
+
+    Returns:
+        The test labels, what tied them (`name` or `number`), and the names of the numbers.
+
+    Raises:
+        DataError: an image has no label, or the labels are of two label sets: nothing in common, or names on one
+            side and numbers on the other.
+    """
+    labels, train_labels = _require_labels(test, what), _require_labels(train, what)
+    names, test_names = train.class_names, test.class_names
+    for side, own, known in ((train, train_labels, names), (test, labels, test_names)):
+        if known is not None and own.max() >= len(known):
+            raise DataError(f"{side.name} has a label {own.max()}, but names only {len(known)} classes")
+    if names is not None and test_names is not None:
+        numbers = {name: number for number, name in enumerate(names)}
+        translated = [numbers.setdefault(name, len(numbers)) for name in test_names]
+        _require_common(train, test, {names[label] for label in np.unique(train_labels)}, set(test_names))
+        return np.array(translated, dtype=np.int64)[labels], "name", list(numbers)
+    for named, other, known in ((train, test, names), (test, train, test_names)):
+        if known is not None:
+            raise DataError(
+                f"labels of {named.name} are names (such as {known[0]}), those of {other.name} numbers without names: "
+                "they cannot be compared; give both names (class folders; classes.txt next to shards), or both numbers"
+            )
+    train_numbers, test_numbers = ({str(label) for label in np.unique(own)} for own in (train_labels, labels))
+    _require_common(train, test, train_numbers, test_numbers)
+    return labels, "number", None
+
+
+def _require_common(train: FeatureSet, test: FeatureSet, of_train: set[str], of_test: set[str]) -> None:
+    if not of_train & of_test:
+        raise DataError(
+            f"labels of {train.name} and {test.name} are of two label sets: they have no class in common "
+            f"(such as {min(of_train)} and {min(of_test)}); name sets of the same classes"
+        )
+
+
+def _store(feature_set: FeatureSet) -> FeatureStore:
+    assert feature_set.store is not None  # `require_encoder_or_stores` and `fill_stores` saw to it
+    return feature_set.store
+
+
+def _dropped(store: FeatureStore) -> int:
+    """How many images extraction could not use."""
+    dropped = store.manifest.get("dropped")
+    return int(dropped.get("count", 0)) if isinstance(dropped, dict) else 0

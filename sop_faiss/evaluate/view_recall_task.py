@@ -1,0 +1,41 @@
+"""Recall@1 between two views of images as a task; it needs no labels."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sop_faiss.data.views.view_pairs import ViewPairs
+from sop_faiss.evaluate.view_recall import view_recall_at_1
+from sop_faiss.features.extract import embed_images
+from sop_faiss.model.encoders.encoder import Encoder
+
+__all__ = ["ViewRecallTask"]
+
+
+@dataclass(frozen=True)
+class ViewRecallTask:
+    """Find the other view of each image among the views of all images."""
+
+    pairs: ViewPairs
+    """Two views of each image, always the same ones."""
+    batch_size: int = 64
+    """Views per forward pass, both of an image in one; at least two."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`view_recall_at_1`."""
+        return ("view_recall_at_1",)
+
+    def measure(self, encoder: Encoder) -> dict[str, float]:
+        """Return the share of views whose nearest one is of the same image; see `EvaluationTask`."""
+        as_they_are = replace(encoder.preprocess, resize=encoder.preprocess.crop)  # views have their size already
+        features, waiting = [], iter(self.pairs)
+        while part := list(itertools.islice(waiting, max(1, self.batch_size // 2))):
+            views = [pair[number] for number in (0, 1) for pair in part]
+            embedded = embed_images(encoder, views, preprocess=as_they_are, batch_size=len(views))
+            features.append(embedded.reshape(2, len(part), -1))
+        first, second = np.concatenate([np.empty((2, 0, encoder.feature_dim), np.float32), *features], axis=1)
+        return {"view_recall_at_1": view_recall_at_1(first, second)}

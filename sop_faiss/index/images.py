@@ -1,0 +1,65 @@
+"""The images that an index's rows were made from, wherever they are now."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path, PurePosixPath
+
+from sop_faiss.data.images.listing import FileSource
+from sop_faiss.data.shards.shard_source import ShardSource, open_shards
+from sop_faiss.errors import DataError
+from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.store import IdTable
+
+__all__ = ["IndexImages", "index_images"]
+
+
+class IndexImages:
+    """Encoded images by row; thread-safe. Nothing is opened before it is needed.
+
+    Args:
+        ids: the index's rows.
+        root: the folder that sources and members are relative to: the manifest's, or where they were moved to.
+    """
+
+    def __init__(self, ids: IdTable, root: Path) -> None:
+        self._ids = ids
+        self._root = root
+        self._files = FileSource(str(root), ids.keys, None, None, root, ids.members)
+        self._opening = threading.Lock()
+        self._open_shard = functools.cache(self._walk_shard)
+
+    def read(self, row: int) -> bytes:
+        """Read the encoded bytes of one row's image.
+
+        Raises:
+            DataError: it is missing, empty, unreadable, or outside `root`; the first word of the message is the reason.
+        """
+        source, member = self._ids.sources[row], self._ids.members[row]
+        for name in (source, member):
+            if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+                raise DataError(f"outside: {name} is not below the images' folder")
+        if not source:
+            return self._files.read(row)
+        with self._opening:
+            shard, positions = self._open_shard(source)
+        if member not in positions:
+            raise DataError(f"missing: {member} is not in {source}")
+        return shard.read(positions[member])
+
+    def _walk_shard(self, source: str) -> tuple[ShardSource, dict[str, int]]:
+        """Open one shard, and find the position of each of its members; done once."""
+        shard = open_shards(source, [self._root / source])
+        return shard, {shard.member_of(position): position for position in range(len(shard))}
+
+
+def index_images(index: FeatureIndex, images_root: Path | None = None) -> IndexImages:
+    """Open the images of an index, below `images_root`, or where they were when it was built.
+
+    Raises:
+        DataError: `images_root` is not a folder.
+    """
+    if images_root is not None and not images_root.is_dir():
+        raise DataError(f"`images_root={images_root}` is not a folder: wanted the one that holds the index's images")
+    return IndexImages(index.ids, Path(index.manifest.root) if images_root is None else images_root)

@@ -1,0 +1,1 @@
+"""Backbones: images in, a [CLS] token and patch tokens out."""

@@ -1,0 +1,95 @@
+"""The backbone that a configuration names, with fresh random weights."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+from typing import Any
+
+import timm
+import torch
+from timm.models.eva import Eva
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from sop_faiss.config import ModelConfig
+from sop_faiss.errors import ConfigError
+from sop_faiss.model.backbones.backbone import Backbone, SwinBackbone, VitBackbone
+from sop_faiss.model.backbones.conv import build_conv_backbone
+from sop_faiss.model.backbones.positions import resize_as_dino
+
+__all__ = ["build_backbone", "seeded_backbone"]
+
+_TIMM_CLS_TOKEN_STD = 1e-6
+"""Of the default: the token that timm has drawn stays (0.02 in its Eva family); another one is drawn after all else."""
+
+
+def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0) -> Backbone:
+    """Make a backbone with fresh random weights from torch's global generator.
+
+    Args:
+        config: which timm model, and what to override in it.
+        image_size: side of a global view in pixels; position embeddings are made for it.
+        drop_path: stochastic depth; 0 for a teacher.
+
+    Raises:
+        ConfigError: timm has no such model, it is of another kind, or an override does not fit it.
+    """
+    if not timm.is_model(config.backbone):
+        near = difflib.get_close_matches(config.backbone, timm.list_models(), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"model.backbone = {config.backbone!r}: timm has no model of this name{hint}")
+    overrides = {
+        name: getattr(config, name)
+        for name in ("patch_size", "embed_dim", "depth", "num_heads", "window_size")
+        if getattr(config, name) is not None
+    }
+    is_eva = timm.models.model_entrypoint(config.backbone).__module__ == Eva.__module__
+    swin, is_vit = config.backbone.startswith("swin_"), is_eva or config.backbone.startswith(("vit_", "deit"))
+    for name in overrides:
+        if not (swin if name == "window_size" else is_vit):
+            raise ConfigError(f"model.{name} does not apply to {config.backbone}: remove it")
+    if config.position_resize == "dino" and not is_vit:
+        raise ConfigError(
+            f"model.position_resize = dino does not apply to {config.backbone}, which has no position embeddings to "
+            "resize: set model.position_resize=auto"
+        )
+    if not (swin or is_vit):
+        return build_conv_backbone(config, drop_path)
+    sizes: dict[str, Any] = {"strict_img_size": False} if swin else {"img_size": image_size, "dynamic_img_size": True}
+    if is_eva:
+        sizes["global_pool"] = "token"  # so that timm's final norm comes before pooling, on every token
+    if not swin and "patch_size" in overrides and image_size < overrides["patch_size"]:
+        raise ConfigError(f"model.patch_size = {overrides['patch_size']} exceeds views.global_size = {image_size}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # timm warns of features that are not used here
+            model = timm.create_model(
+                config.backbone, pretrained=False, num_classes=0, drop_path_rate=drop_path, **sizes, **overrides
+            )
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, RuntimeError) and re.search(r"alloc|memory|overflow", reason, re.IGNORECASE):
+            reason = "there is not enough memory for it; lower model.embed_dim or model.depth"
+        if "class token" in reason:
+            reason = "it has no [CLS] token of its own; choose another, as vit_small_patch16_224"
+        raise ConfigError(f"model.backbone = {config.backbone} with {overrides or 'no overrides'}: {reason}") from None
+    if config.position_resize == "dino":
+        resize_as_dino(model, config.backbone)
+    if isinstance(model, VisionTransformer | Eva):
+        backbone = VitBackbone(model)
+        if config.cls_token_std != _TIMM_CLS_TOKEN_STD:
+            nn.init.trunc_normal_(model.cls_token, std=config.cls_token_std)
+        return backbone
+    if isinstance(model, SwinTransformer):
+        return SwinBackbone(model)
+    raise ConfigError(f"model.backbone = {config.backbone} is a {type(model).__name__}: wanted a timm ViT or Swin")
+
+
+def seeded_backbone(config: ModelConfig, image_size: int, seed: int, drop_path: float = 0.0) -> Backbone:
+    """Call `build_backbone` for the weights that `seed` determines; torch's global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_backbone(config, image_size, drop_path)

@@ -1,0 +1,1 @@
+"""Any encoder by the name that a user gives it: images in, one feature each out."""

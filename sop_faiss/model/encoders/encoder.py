@@ -1,0 +1,150 @@
+"""An encoder: whatever turns images into features, for evaluation, and a live backbone as one.
+
+It is a model, a pooling and a preprocessing; perhaps a whitening. Its fingerprint says whether two sets of features may
+be compared. `load.py` makes one of the name that a user gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sop_faiss.errors import ConfigError
+from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.model.encoders.whitening import Whitening
+
+if TYPE_CHECKING:
+    from sop_faiss.config import Config
+    from sop_faiss.model.backbones.backbone import Backbone, Tokens
+    from sop_faiss.model.encoders.sop_encoder import SopModel
+    from sop_faiss.model.encoders.timm_encoder import TimmModel
+
+__all__ = ["Encoder", "encoder_of_backbone"]
+
+
+class Encoder(nn.Module):
+    """Images to raw features, frozen.
+
+    Attributes:
+        name: what it is, for people.
+        token_pooling: `cls`, `mean` (of the patch tokens), `cls_mean`, `gem` or `pooled` (the model's own); with
+            `_lastN` behind it, of the last N blocks.
+        preprocess: what its images must go through.
+        token_dimension: width of what the model gives, before any whitening.
+        whitening: what the extraction applies to its unit-norm features.
+        cache: the directory in which the extraction keeps features; None: they are not kept.
+        scores: of the run it is from, as `scores_of_run` gives them; None: none, or not of a run.
+        left_out: names of tensors in the weights file that are not part of it, such as a classifier's.
+    """
+
+    def __init__(
+        self,
+        model: SopModel | TimmModel,
+        name: str,
+        preprocess: Preprocess,
+        pooling: str,
+        feature_dim: int,
+        left_out: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.name = name
+        self.preprocess = preprocess
+        self.token_pooling = pooling
+        self.token_dimension = feature_dim
+        self.left_out = left_out
+        self.whitening: Whitening | None = None
+        self.cache: Path | None = None
+        self.scores: dict[str, Any] | None = None
+
+    def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
+        """Compute raw features of normalized images of one size; the extraction scales them to unit norm."""
+        return self.model.features(images, self.token_pooling)
+
+    def tokens(self, images: Float[Tensor, "b 3 h w"]) -> tuple[Float[Tensor, "b d"], Tokens]:
+        """Compute raw features as a call does, and the [CLS] and patch tokens with their grid.
+
+        A convolutional network's patches are the positions of its last map. What has no [CLS] gives its pooled feature
+        in its place.
+
+        Raises:
+            ConfigError: the model does not make tokens or a map.
+        """
+        return self.model.features_and_tokens(images, self.token_pooling)
+
+    @property
+    def feature_dim(self) -> int:
+        """d: width of the features, whitened if they are."""
+        return self.token_dimension if self.whitening is None else self.whitening.dimension
+
+    @property
+    def pooling(self) -> str:
+        """How tokens become one feature, the whitening included; features of different poolings cannot be compared."""
+        if self.whitening is None:
+            return self.token_pooling
+        return f"{self.token_pooling}, whitened to {self.whitening.dimension} ({self.whitening.fingerprint[:12]})"
+
+    def whiten_with(self, whitening: Whitening) -> None:
+        """Whiten features from now on, for images of any size and scales.
+
+        Raises:
+            ConfigError: it was learned from features of another encoder or pooling.
+        """
+        learned, own = whitening.origin, (self.fingerprint, self.token_pooling)
+        if (learned.encoder_fingerprint, learned.pooling) != own:
+            raise ConfigError(
+                f"the whitening was learned from pooling {learned.pooling!r} of encoder "
+                f"{learned.encoder_fingerprint[:12]}, this is pooling {own[1]!r} of encoder {own[0][:12]}: "
+                "learn it again"
+            )
+        self.whitening = whitening
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the architecture and of the backbone's tensors in the order of their names.
+
+        Preprocessing and pooling are not part of it, nor is the token of masked patches, which no feature depends on:
+        an export, which leaves it out, has its run's fingerprint. Computed once, when first asked for.
+        """
+        digest = hashlib.sha256(json.dumps(self.model.architecture, sort_keys=True).encode())
+        for name, value in sorted(self.model.backbone.state_dict().items()):
+            if name == "mask_token":
+                continue
+            digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def check_preprocess(self, preprocess: Preprocess) -> None:
+        """Check that images preprocessed in this way fit the model.
+
+        Raises:
+            ConfigError: the model takes images of one size only and these would have another.
+        """
+        native = self.model.native_size
+        if self.model.fixed and (preprocess.keep_aspect or preprocess.crop != native):
+            raise ConfigError(
+                f"{self.name} takes only square images of {native} pixels: use `size={native}` and a crop"
+            )
+        if self.model.fixed and preprocess.scales != (1.0,):
+            raise ConfigError(f"{self.name} takes only images of {native} pixels: leave `scales` out")
+
+
+def encoder_of_backbone(backbone: Backbone, config: Config, name: str) -> Encoder:
+    """Make an encoder of a live backbone, such as a teacher's in training; it is shared, not copied.
+
+    The fingerprint is computed once: read it only when the backbone no longer changes.
+    """
+    from sop_faiss.model.encoders.sop_encoder import SopModel
+
+    model = SopModel(backbone, config)
+    preprocess = Preprocess.square(
+        model.native_size, mean=model.mean, std=model.std, multiple=model.multiple, top_value=model.top_value
+    )
+    return Encoder(model, name, preprocess, model.poolings[0], backbone.feature_dim)

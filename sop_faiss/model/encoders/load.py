@@ -1,0 +1,187 @@
+"""Load the encoder that a user names: a run or an export, a timm model with a weights file, an official checkpoint.
+
+The models' modules (timm, torchvision) are imported when one is made: an index can be searched by its own images
+without them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.model.checkpoint import scores_of_run
+from sop_faiss.model.device import choose_device
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.pooling import pooling_name
+from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.encoders.weights import read_official, read_weights
+from sop_faiss.model.encoders.whitening import read_whitening
+from sop_faiss.paths import path_state
+
+if TYPE_CHECKING:
+    from sop_faiss.model.encoders.sop_encoder import SopModel
+    from sop_faiss.model.encoders.timm_encoder import TimmModel
+
+__all__ = ["encoder_of_spec", "load_encoder"]
+
+_log = logging.getLogger(__name__)
+_MODEL_FORMS = "wanted a run directory, a checkpoint in one, an export, timm:NAME, dino:FILE or config:NAME"
+
+
+def encoder_of_spec(spec: EncoderSpec) -> Encoder:
+    """Make the encoder that a user means, in evaluation mode, on its device.
+
+    Raises:
+        CheckpointError: weights are missing, damaged, or of another model.
+        ConfigError: the model is unknown, or an option does not apply to it.
+    """
+    from sop_faiss.model.encoders.sop_encoder import exported_model, trained_model, untrained_model
+    from sop_faiss.model.encoders.timm_encoder import filled_model, random_model
+    from sop_faiss.model.export import is_export
+
+    device = choose_device(spec.device)
+    spec.refuse_idle_options()
+    left_out: list[str] = []
+    scores = None
+    model: SopModel | TimmModel
+    name = spec.model
+    if spec.kind == "run" and is_export(Path(spec.place)):
+        if spec.student:
+            raise ConfigError(f"`student` does not apply to {spec.model}: an export holds one network")
+        model = exported_model(Path(spec.place))
+        name = f"{spec.model} (export)"
+    elif spec.kind == "run":
+        model, checkpoint = trained_model(_existing_run(spec.place), student=spec.student)
+        scores = scores_of_run(checkpoint)
+        name = f"{spec.model} ({'student' if spec.student else 'teacher'} of {checkpoint.name})"
+    elif spec.kind == "config":
+        model = untrained_model(spec.place, _seed(spec.random_weights, spec.model))
+    elif spec.kind == "dino":
+        model, left_out = _official(spec)
+    elif spec.weights is None:
+        model = random_model(spec.place, _seed(spec.random_weights, spec.model), spec.position_resize or "timm")
+    else:
+        model, left_out = filled_model(
+            spec.place,
+            read_weights(spec.weights, student=spec.student),
+            file=spec.weights,
+            by_position=spec.by_position,
+            position_resize=spec.position_resize or "timm",
+        )
+    if spec.kind in ("timm", "dino") and spec.student:
+        name = f"{name} (student)"
+    if model.position_resize == "dino":
+        name = f"{name}, positions resized as by DINO"
+    if left_out:
+        few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
+        _log.warning("%s: %d tensors of the file are not part of the encoder (%s)", name, len(left_out), few)
+    if spec.random_weights is not None:
+        name = f"{name} (random weights, seed {spec.random_weights})"
+    encoder = _assemble(spec, model, name, left_out).to(device)
+    encoder.scores = scores
+    return encoder
+
+
+def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str]]:
+    from sop_faiss.model.backbones.positions import rule_of_official
+    from sop_faiss.model.encoders.timm_encoder import filled_model
+
+    if spec.arch is None:
+        raise ConfigError(f"{spec.model} needs `arch`, the timm name of its model, such as vit_small_patch16_224")
+    file = Path(spec.place)
+    tensors = read_official(file, student=spec.student)
+    rule = spec.position_resize or rule_of_official(spec.arch)
+    model, left_out = filled_model(spec.arch, tensors, file=file, position_resize=rule)
+    model.mean, model.std = IMAGENET_MEAN, IMAGENET_STD  # as their authors have it, not timm's weights of that name
+    return model, left_out
+
+
+def _assemble(spec: EncoderSpec, model: SopModel | TimmModel, name: str, left_out: list[str]) -> Encoder:
+    pooling = spec.pooling or model.poolings[0]
+    if pooling not in model.poolings:
+        raise ConfigError(f"{spec.model} has no pooling {pooling!r}: wanted one of {', '.join(model.poolings)}")
+    pooling = pooling_name(pooling, spec.last_blocks, model.blocks)
+    preprocess = Preprocess.square(
+        model.native_size if spec.size is None else spec.size,
+        mean=spec.mean or _triple(model.mean) or IMAGENET_MEAN,
+        std=spec.std or _triple(model.std) or IMAGENET_STD,
+        multiple=model.multiple,
+        top_value=model.top_value if spec.top_value is None else spec.top_value,
+    )
+    if spec.scales is not None:
+        preprocess = replace(preprocess, scales=spec.scales)
+    model.eval().requires_grad_(False)
+    encoder = Encoder(model, name, preprocess, pooling, 0, tuple(left_out)).eval()
+    encoder.check_preprocess(preprocess)
+    encoder.token_dimension = _probe(encoder)
+    if spec.whitening is not None:
+        encoder.whiten_with(read_whitening(spec.whitening))
+    encoder.cache = spec.cache
+    return encoder
+
+
+def _existing_run(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise CheckpointError(f"model {text} is a file; {_MODEL_FORMS}, or timm:NAME with `weights={text}`")
+    prefix = text.partition(":")[0]
+    near = difflib.get_close_matches(prefix, ("timm", "dino", "config"), n=1) if ":" in text else []
+    hint = f"; did you mean {near[0]}:?" if near else ""
+    raise CheckpointError(f"model {text} {path_state(path)}; {_MODEL_FORMS}{hint}")
+
+
+def _seed(random_weights: int | None, model: str) -> int:
+    if random_weights is None:
+        or_weights = "`weights=FILE`, or " if model.startswith("timm:") else ""
+        raise CheckpointError(f"{model} comes without weights: give {or_weights}`random_weights=SEED` for a baseline")
+    if not 0 <= random_weights < 2**63:
+        raise ConfigError(f"`random_weights={random_weights}`: wanted a seed of 0 or more")
+    return random_weights
+
+
+def _triple(values: tuple[float, ...]) -> tuple[float, float, float] | None:
+    return (values[0], values[1], values[2]) if len(values) == 3 else None
+
+
+def _probe(encoder: Encoder) -> int:
+    """Return the width of the features of a black image, which also shows that the model takes this size."""
+    side = encoder.preprocess.crop
+    try:
+        with torch.inference_mode():
+            features = encoder(torch.zeros(1, 3, side, side))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise ConfigError(
+            f"{encoder.name} does not take images of {side} pixels ({reason}): choose another `size`"
+        ) from None
+    return int(features.shape[1])
+
+
+def load_encoder(
+    model: str,
+    *,
+    device: str = "cpu",
+    **options: Any,
+) -> Encoder:
+    """Load an encoder for evaluation; the options are the fields of `EncoderSpec`.
+
+    Example:
+        `load_encoder("runs/photos")`, `load_encoder("exports/photos")`,
+        `load_encoder("timm:resnet50", weights=Path("resnet50.safetensors"))`,
+        `load_encoder("dino:dino_vits16.pth", arch="vit_small_patch16_224")`,
+        `load_encoder("config:digits_demo", random_weights=0)`.
+
+    Raises:
+        CheckpointError: weights are missing, damaged, or of another model.
+        ConfigError: the model is unknown, or an option does not apply to it.
+    """
+    return encoder_of_spec(EncoderSpec(model, device=device, **options))

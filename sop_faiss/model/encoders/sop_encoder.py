@@ -1,0 +1,109 @@
+"""Backbones of this package as encoders: from a run's checkpoint or an export, or as training starts from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from sop_faiss.config import Config, load_config
+from sop_faiss.model.backbones.backbone import Backbone, Tokens, VitBackbone
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.backbones.conv import ConvBackbone
+from sop_faiss.model.backbones.positions import resize_in_architecture
+from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone, run_directory
+from sop_faiss.model.encoders.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
+from sop_faiss.model.encoders.weights import fit_tensors
+from sop_faiss.model.export import read_export
+from sop_faiss.model.initial_weights import SHAPE_FIELDS, resolve_init
+
+__all__ = ["SHAPE_FIELDS", "SopModel", "exported_model", "trained_model", "untrained_model"]
+
+
+class SopModel(nn.Module):
+    """A backbone of this package whose features are chosen by the name of a pooling.
+
+    Attributes as of `TimmModel`.
+    """
+
+    def __init__(self, backbone: Backbone, config: Config) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.config = config
+        self.mean, self.std = config.views.mean, config.views.std
+        self.native_size = config.views.global_size
+        self.top_value = config.data.top_value
+        self.multiple = 1 if isinstance(backbone, ConvBackbone) else backbone.patch_size
+        self.fixed = False
+        self.poolings: tuple[str, ...] = ("mean", "gem")
+        self.blocks = 0
+        if isinstance(backbone, ConvBackbone):
+            self.poolings = ("pooled", "mean", "gem")
+        elif isinstance(backbone, VitBackbone):
+            own = config.model.global_token
+            self.poolings = (own, *(name for name in TOKEN_POOLINGS if name != own))
+            self.blocks = len(backbone.trunk.blocks)
+        self.position_resize = config.model.position_resize
+        shape = {name: getattr(config.model, name) for name in SHAPE_FIELDS}
+        self.architecture: dict[str, Any] = {"sop_faiss": shape | resize_in_architecture(self.position_resize)}
+
+    def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
+        """Compute raw features; `pooling` is one of `poolings`, or of the last blocks (see `pooling_name`)."""
+        name, blocks = split_pooling(pooling)
+        if blocks > 1:
+            return features_of_last_blocks(self.backbone.trunk, images, blocks, name)
+        return self.features_and_tokens(images, pooling)[0]
+
+    def features_and_tokens(
+        self, images: Float[Tensor, "b 3 h w"], pooling: str
+    ) -> tuple[Float[Tensor, "b d"], Tokens]:
+        """Compute raw features as `features` does, and the tokens."""
+        tokens: Tokens = self.backbone(images)
+        name, blocks = split_pooling(pooling)
+        if blocks > 1:
+            return self.features(images, pooling), tokens
+        return (tokens.cls if name == "pooled" else pool_tokens(tokens.cls, tokens.patches, name)), tokens
+
+
+def trained_model(run: Path, *, student: bool = False) -> tuple[SopModel, Path]:
+    """Read the backbone of a run directory's latest checkpoint, or of the given one; return it and the checkpoint.
+
+    Raises:
+        CheckpointError: nothing usable is there, a file is damaged, or the tensors are not those of the run's config.
+        ConfigError: the run's config is damaged.
+    """
+    checkpoint = find_checkpoint(run)
+    config = config_of_run(checkpoint)
+    backbone = seeded_backbone(config.model, config.views.global_size, seed=0)
+    ours = read_backbone(checkpoint, student=student)
+    target = f"the model of {run_directory(checkpoint) / 'config.yaml'}"
+    fit_tensors(backbone, ours, origin=f"checkpoint {checkpoint}", target=target)
+    return SopModel(backbone, config), checkpoint
+
+
+def exported_model(directory: Path) -> SopModel:
+    """Read the backbone of a directory that `sop-export` wrote; its mask token, which no feature depends on, is new.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or was changed, or the tensors are not those of its config.
+    """
+    config, tensors = read_export(directory)
+    backbone = seeded_backbone(config.model, config.views.global_size, seed=0)
+    own = {name: value for name, value in backbone.state_dict().items() if not name.startswith("trunk.")}
+    ours = {**own, **{f"trunk.{name}": value for name, value in tensors.items()}}
+    fit_tensors(backbone, ours, origin=f"export {directory}", target="the model of its config.json")
+    return SopModel(backbone, config)
+
+
+def untrained_model(config: str, seed: int) -> SopModel:
+    """Make the backbone of a configuration with the weights that training with this seed starts from.
+
+    Raises:
+        ConfigError: there is no such configuration, or it is wrong.
+    """
+    loaded = resolve_init(load_config(config))
+    backbone = seeded_backbone(loaded.model, loaded.views.global_size, seed)
+    backbone.check_size("views.global_size", loaded.views.global_size)
+    return SopModel(backbone, loaded)

@@ -1,0 +1,108 @@
+"""Which encoder a user means; a file of its own, so that a command reads its options without loading torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sop_faiss.errors import ConfigError
+
+__all__ = ["POSITION_RESIZES", "EncoderSpec"]
+
+POSITION_RESIZES = ("timm", "dino")
+
+_READ_BY = {
+    "run": ("student",),
+    "timm": ("weights", "random_weights", "student", "by_position", "position_resize"),
+    "dino": ("arch", "student", "position_resize"),
+    "config": ("random_weights",),
+}
+"""The options that each kind of model reads, of those that some kind does not."""
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Which encoder a user means; `encoder_of_spec` makes it. The commands' options of the same names fill it."""
+
+    model: str
+    """M: a run directory or a checkpoint in it, an export, `timm:NAME`, `dino:FILE`, or `config:NAME|FILE`."""
+    weights: Path | None = None
+    """Weights file of a `timm:` model: .safetensors, .pth or .bin."""
+    arch: str | None = None
+    """timm name of the ViT or Swin in a `dino:` file."""
+    random_weights: int | None = None
+    """Seed of random weights, for a baseline: of `timm:` and `config:` models."""
+    pooling: str | None = None
+    """`cls`, `mean`, `cls_mean`, `gem` or `pooled`; None: the model's own."""
+    last_blocks: int | None = None
+    """Concatenate the [CLS] tokens of this many last blocks, of ViTs; with `cls_mean` the last mean token, too."""
+    size: int | None = None
+    """Side of the images in pixels; None: the model's own."""
+    mean: tuple[float, float, float] | None = None
+    """Of the images, per channel, in [0, 1]; None: what the model was trained with."""
+    std: tuple[float, float, float] | None = None
+    scales: tuple[float, ...] | None = None
+    """Sizes at which each image is seen, relative to `size`; None: (1,)."""
+    whitening: Path | None = None
+    """A whitening that sop-embed --whiten has learned: its file, or the feature store that it is in."""
+    cache: Path | None = None
+    """Directory that keeps the features of images, so that no image is encoded twice in the same way."""
+    top_value: float | None = None
+    """White in grayscale images of more than 8 bits; 0: what each file states; None: as the model was trained."""
+    student: bool = False
+    """The student of a run instead of the teacher; of a file with two networks the learning one instead of its moving
+    average."""
+    by_position: bool = False
+    """Match the tensors of `weights` by order and shape: weights of the same model saved under other names."""
+    position_resize: str | None = None
+    """How a ViT's position embeddings are resized to images of another size: `timm` or `dino` (see
+    `model.position_resize`). None: as a run was trained, `dino` for `dino:` files of ViTs without registers, else
+    `timm`."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:N`, or `auto`: CUDA where there is one."""
+
+    @property
+    def kind(self) -> str:
+        """What `model` names: `run` (or an export), `timm`, `dino` or `config`."""
+        return self._split[0]
+
+    @property
+    def place(self) -> str:
+        """`model` without the prefix of its kind."""
+        return self._split[1]
+
+    @property
+    def _split(self) -> tuple[str, str]:
+        kind, colon, rest = self.model.partition(":")
+        return (kind, rest) if colon and kind in _READ_BY and kind != "run" else ("run", self.model)
+
+    def refuse_idle_options(self) -> None:
+        """Refuse options that the kind of model does not read, instead of ignoring them.
+
+        Raises:
+            ConfigError: there is one, or two exclude each other.
+        """
+        given = {
+            "weights": self.weights is not None,
+            "arch": self.arch is not None,
+            "random_weights": self.random_weights is not None,
+            "student": self.student,
+            "by_position": self.by_position,
+            "position_resize": self.position_resize is not None,
+        }
+        for option, is_given in given.items():
+            if is_given and option not in _READ_BY[self.kind]:
+                users = [
+                    f"{other}:" if other != "run" else "a run" for other, read in _READ_BY.items() if option in read
+                ]
+                raise ConfigError(f"`{option}` does not apply to {self.model}: it is for {' and '.join(users)}")
+        if self.weights is not None and self.random_weights is not None:
+            raise ConfigError("`weights` and `random_weights` exclude each other: take one")
+        if self.by_position and self.weights is None:
+            raise ConfigError("`by_position` says how to read `weights`: give a weights file")
+        if self.student and self.kind == "timm" and self.weights is None:
+            raise ConfigError(
+                f"`student` does not apply to {self.model} without a file of two networks: give `weights`"
+            )
+        if self.position_resize not in (None, *POSITION_RESIZES):
+            raise ConfigError(f"`position_resize` {self.position_resize}: wanted {' or '.join(POSITION_RESIZES)}")

@@ -1,0 +1,1 @@
+"""FAISS under an index on disk: make, train, write, open and search it."""

@@ -1,0 +1,361 @@
+"""Indices on disk that look at a part of the rows (IVF, HNSW), or at shortened ones (SQ, PQ, RaBitQ).
+
+Any FAISS factory makes one. Its *search setting* says how much of the index a search looks at: `nprobe` of an IVF
+index, `efSearch` of an HNSW one; an index that goes through all of its codes has none. Similarities are those of the
+stored codes: with `Flat` codes the cosines, with shortened ones near them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.neighbors.disk.faiss_files import load, reason, save
+from sop_faiss.neighbors.disk.gpu_lists import FilledByGpus, learning_on_gpus
+from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
+
+__all__ = ["ApproximateIndex", "make_approximate_index", "read_approximate_index"]
+
+_SEED = 1234
+_NO_MAP = 0  # FAISS's DirectMap.NoMap
+_MOST_ROWS_PER_LIST = 64  # that k-means learns from; FAISS's own 256 take four times as long
+_MOST_TRAINING_ROWS = 65_536  # FAISS's own limit for 256 centroids of a code
+_MOST_LINKED = 4096  # candidates that a search of an HNSW index keeps, at most; more costs more than an exact search
+_LONGEST_FACTORY = 200
+_RANGES = {
+    "IVF": (1, 2**22),  # lists
+    "HNSW": (2, 512),  # links; FAISS crashes on fewer
+    "NSG": (16, 256),  # links; FAISS never ends with very few
+    "x": (1, 16),  # bits of a code: 2^bits centroids
+    **dict.fromkeys(("RQ", "LSQ", "Nrq", "Nlsq"), (1, 64)),  # codes of a vector, each learned after the other
+}
+"""Least and most of the number that follows a name in a factory string."""
+_OTHER_RANGE = (1, 4096)  # lengths (a rotation has their square), parts of a vector, bits of a component
+_SPARE_ROWS = 8  # fetched beyond those asked for, so that ties at the end of a list come in a fixed order
+
+
+class ApproximateIndex:
+    """A trained FAISS index of unit vectors under the inner product. Row i is the i-th vector that was added.
+
+    Args:
+        factory: the FAISS factory string that it was made by.
+        index: FAISS's.
+    """
+
+    def __init__(self, factory: str, index: Any) -> None:
+        self.factory = factory
+        self._faiss = index
+        self._ivf: Any = faiss.try_extract_index_ivf(index)
+        self._gpus = FilledByGpus(index, self._ivf)
+        self._changing = threading.Lock()
+        self._search_setting: int | None = None
+        if self.setting_name is not None:
+            self.search_setting = self.search_settings()[0]
+
+    @property
+    def dimension(self) -> int:
+        """Length of each vector."""
+        return int(self._faiss.d)
+
+    @property
+    def count(self) -> int:
+        """Number of vectors."""
+        return int(self._faiss.ntotal)
+
+    @property
+    def setting_name(self) -> str | None:
+        """FAISS's name of the search setting: `nprobe`, `efSearch`, or None where there is nothing to choose."""
+        if self._ivf is not None:
+            return "nprobe"
+        return "efSearch" if isinstance(_innermost(self._faiss), faiss.IndexHNSW) else None
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether the rows that are added first shape the search for later ones."""
+        return self.setting_name == "efSearch"
+
+    @property
+    def made_in_parts(self) -> bool:
+        """Whether lists of indices that were trained alike can be concatenated."""
+        return self._ivf is not None and not isinstance(self._faiss, faiss.IndexRefine)
+
+    @property
+    def search_setting(self) -> int | None:
+        """How much a search looks at: lists (`nprobe`) or candidates (`efSearch`)."""
+        return self._search_setting
+
+    @search_setting.setter
+    def search_setting(self, value: int) -> None:
+        name = self.setting_name
+        if name is None:
+            raise ConfigError(f"search setting {value} of an index {self.factory}: this kind of index has none")
+        if not 1 <= value <= self.search_settings()[-1]:
+            raise ConfigError(f"{name} = {value} of an index {self.factory}: wanted 1 to {self.search_settings()[-1]}")
+        faiss.ParameterSpace().set_index_parameter(self._faiss, name, value)
+        self._search_setting = value
+
+    def search_settings(self) -> list[int]:
+        """Return the settings worth trying, rising to the largest that is possible, in steps of about a quarter."""
+        most = 1 if self.setting_name is None else _MOST_LINKED if self._ivf is None else int(self._ivf.nlist)
+        values = {most} | {round(2 ** (step / 3)) for step in range(64)}
+        return sorted(value for value in values if value <= most)
+
+    def training_rows(self) -> int:
+        """Return how many rows to train on; more do not improve the index."""
+        return (
+            _MOST_TRAINING_ROWS
+            if self._ivf is None
+            else max(_MOST_TRAINING_ROWS, self._ivf.nlist * _MOST_ROWS_PER_LIST)
+        )
+
+    def train(self, rows: Float32[np.ndarray, "m d"]) -> None:
+        """Learn lists and codes; before the first row is added.
+
+        Raises:
+            ConfigError: the rows are too few for this factory.
+        """
+        try:
+            with learning_on_gpus(self._ivf, len(rows)):
+                self._faiss.train(np.ascontiguousarray(rows))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"index factory {self.factory!r} cannot be trained on {len(rows)} vectors ({reason(error)}): "
+                "take a smaller one, or auto"
+            ) from None
+
+    def add(self, rows: Float32[np.ndarray, "m d"]) -> None:
+        """Append finite unit vectors."""
+        rows = np.ascontiguousarray(rows)
+        if not self._gpus.add(rows):
+            self._faiss.add(rows)
+
+    def features(self, rows: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "m d"]:
+        """Return some rows, as reconstructed from the stored codes."""
+        with self._changing:
+            if self._ivf is not None and self._ivf.direct_map.type == _NO_MAP:
+                self._ivf.make_direct_map()
+        if not len(rows):
+            return np.empty((0, self.dimension), np.float32)
+        return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
+
+    def search(self, queries: Float32[np.ndarray, "q d"], k: int) -> NearestRows:
+        """Find k rows of large inner product with each query, ties by rising row; never fewer, and never -1.
+
+        Where the search setting does not lead to k rows, it is doubled for these queries until it does.
+
+        Args:
+            queries: finite unit vectors, one per row.
+            k: how many rows; 1 <= k <= count.
+
+        Raises:
+            ConfigError: k is outside 1..count.
+            FeatureError: the dimension differs.
+            IndexMismatchError: not all rows of the index can be reached.
+        """
+        require_k(k, self.count)
+        require_dimension(queries, self.dimension, "index")
+        queries = np.ascontiguousarray(queries)
+        asked = min(self.count, k + _SPARE_ROWS)
+        similarities, rows = self._faiss.search(queries, asked)
+        short = np.flatnonzero((rows[:, :k] < 0).any(1))
+        if short.size:
+            similarities[short], rows[short] = self._search_wider(queries[short], asked, k)
+        found = in_fixed_order(np.where(rows < 0, -np.inf, similarities).astype(np.float32), rows.astype(np.int64))
+        return NearestRows(
+            np.clip(np.ascontiguousarray(found.similarities[:, :k]), -1, 1), np.ascontiguousarray(found.rows[:, :k])
+        )
+
+    def _search_wider(
+        self, queries: Float32[np.ndarray, "q d"], asked: int, k: int
+    ) -> tuple[Float32[np.ndarray, "q a"], Int64[np.ndarray, "q a"]]:
+        before = self._search_setting
+        wider = [value for value in self.search_settings() if before is not None and value > before]
+        with self._changing:
+            try:
+                for value in [*wider[::3], *wider[-1:]]:
+                    self.search_setting = value
+                    similarities, rows = self._faiss.search(queries, asked)
+                    if not (rows[:, :k] < 0).any():
+                        return similarities, rows
+            finally:
+                if before is not None:
+                    self.search_setting = before
+        raise IndexMismatchError(
+            f"k = {k} neighbors were asked, and an index {self.factory} of {self.count} rows leads to fewer: ask for "
+            "fewer, or build it again"
+        )
+
+    def search_above(self, queries: Float32[np.ndarray, "q d"], similarity: float) -> list[NearestRows]:
+        """Find the rows whose inner product with a query reaches `similarity`, for each query; ties by rising row.
+
+        Raises:
+            ConfigError: FAISS has no such search for this factory.
+            FeatureError: the dimension differs.
+        """
+        require_dimension(queries, self.dimension, "index")
+        try:  # FAISS wants more than the radius, not as much
+            limits, similarities, rows = self._faiss.range_search(
+                np.ascontiguousarray(queries), float(np.nextafter(np.float32(similarity), np.float32(-2)))
+            )
+        except RuntimeError:
+            raise ConfigError(
+                f"an index {self.factory} finds only the k nearest, not all above a similarity: give a k"
+            ) from None
+        found = []
+        for start, stop in itertools.pairwise(limits):
+            part = slice(int(start), int(stop))
+            found.append(in_fixed_order(similarities[None, part], rows[None, part].astype(np.int64)))
+        return [NearestRows(np.clip(each.similarities, -1, 1), each.rows) for each in found]
+
+    def write(self, path: Path) -> None:
+        """Write the index as a FAISS file. Not atomic: write into a directory that is renamed when complete.
+
+        Raises:
+            OSError: the disk is full or the place cannot be written.
+        """
+        if self._ivf is not None:
+            self._ivf.set_direct_map_type(_NO_MAP)  # the map is made when it is needed
+        save(self._faiss, path)
+
+    def keep(self, rows: Bool[np.ndarray, " n"]) -> None:
+        """Remove all rows but these; those that stay keep their order and their codes.
+
+        Raises:
+            ConfigError: the index cannot lose rows, as a graph cannot.
+        """
+        if self._ivf is not None:
+            self._keep_in_lists(rows)
+            self._faiss.ntotal = self._ivf.ntotal
+        elif isinstance(self._faiss, faiss.IndexFlatCodes):
+            self._faiss.remove_ids(faiss.IDSelectorBatch(np.flatnonzero(~rows)))
+        else:
+            raise ConfigError(f"an index {self.factory} cannot lose rows: build it again without them")
+
+    def takes_codes_of(self, other: ApproximateIndex) -> bool:
+        """Whether both indices have lists, and make the same lists and codes of the same vectors."""
+        if self._ivf is None or _layers(self._faiss) != _layers(other._faiss):
+            return False
+        probes = np.random.default_rng(_SEED).standard_normal((256, self.dimension)).astype(np.float32)
+        probes /= np.linalg.norm(probes, axis=1, keepdims=True)
+        return bool(np.array_equal(self._faiss.sa_encode(probes), other._faiss.sa_encode(probes)))
+
+    def take_codes_of(self, other: ApproximateIndex) -> None:
+        """Append the rows of an index for which `takes_codes_of` is true, and empty that index."""
+        for each in (self, other):
+            each._ivf.set_direct_map_type(_NO_MAP)
+        self._faiss.merge_from(other._faiss, self.count)
+
+    def _keep_in_lists(self, rows: Bool[np.ndarray, " n"]) -> None:
+        """Remove the other rows from the lists, and number the rest from 0."""
+        self._ivf.set_direct_map_type(_NO_MAP)
+        new_row = np.cumsum(rows) - 1
+        self._ivf.remove_ids(faiss.IDSelectorBatch(np.flatnonzero(~rows)))
+        lists = self._ivf.invlists
+        for number in range(lists.nlist):
+            size = lists.list_size(number)
+            if size:
+                ids = faiss.rev_swig_ptr(lists.get_ids(number), size)
+                ids[:] = new_row[ids]
+
+
+def _check_numbers(factory: str) -> None:
+    """Refuse a number that FAISS does not check: it ends the process, or never ends.
+
+    Raises:
+        ConfigError: a number is out of range, or the string is longer than any useful one.
+    """
+    if len(factory) > _LONGEST_FACTORY:
+        raise ConfigError(f"index factory {factory[:20]!r}... has {len(factory):,} letters, wanted a short one or auto")
+    for name, digits in re.findall(r"([A-Za-z]*)([0-9]+)", factory):
+        least, most = _RANGES.get(name, _OTHER_RANGE)
+        if not least <= int(digits) <= most:
+            raise ConfigError(f"index factory {factory!r} has {digits} after {name or '_'}: wanted {least} to {most:,}")
+
+
+def make_approximate_index(factory: str, dimension: int) -> ApproximateIndex:
+    """Make an untrained index without a row.
+
+    Raises:
+        ConfigError: FAISS knows no such factory, or not for this dimension or under the inner product, or a number is
+            out of range.
+    """
+    _check_numbers(factory)
+    try:
+        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    except (RuntimeError, TypeError) as error:
+        why = reason(error) if isinstance(error, RuntimeError) else str(error)
+        raise ConfigError(
+            f"index factory {factory!r} is unknown to FAISS for dimension {dimension} ({why}): use auto, Flat, or one "
+            "such as IVF1024,SQ8 or HNSW32"
+        ) from None
+    innermost = _innermost(index)
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT or isinstance(innermost, faiss.IndexIDMap | faiss.IndexLSH):
+        raise ConfigError(f"index factory {factory!r} has ids or a metric of its own: use one without")
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.cp.seed = _SEED
+        ivf.cp.max_points_per_centroid = _MOST_ROWS_PER_LIST
+        ivf.cp.min_points_per_centroid = 1  # FAISS would write to the terminal
+    return ApproximateIndex(factory, index)
+
+
+def read_approximate_index(
+    path: Path, factory: str, dimension: int, count: int, *, mapped: bool = True
+) -> ApproximateIndex:
+    """Read a FAISS file whose bytes were compared with their checksum before: FAISS's reader trusts what it reads.
+
+    Args:
+        path: the file.
+        factory: that it was made by.
+        dimension: that it must have.
+        count: of vectors, that it must have.
+        mapped: leave the vectors in the file until they are looked at; such an index cannot be changed.
+
+    Raises:
+        IndexMismatchError: the file is not a FAISS index, or of another dimension, count or metric.
+    """
+    index = load(path, mapped=mapped)
+    found = (int(index.d), int(index.ntotal), int(index.metric_type), bool(index.is_trained))
+    if found != (dimension, count, faiss.METRIC_INNER_PRODUCT, True):
+        raise IndexMismatchError(
+            f"{path} holds {found[1]} vectors of dimension {found[0]}, wanted {count} of {dimension} under the inner "
+            "product: files of different indices were mixed"
+        )
+    if _layers(index) != _layers(make_approximate_index(factory, dimension)._faiss):
+        raise IndexMismatchError(f"{path} is not the index {factory} that its manifest names: build the index again")
+    return ApproximateIndex(factory, index)
+
+
+def _layers(index: Any) -> list[tuple[str, int]]:
+    """List the kinds of an index and of those inside it, each with its bytes per row or number of lists."""
+    layers = []
+    while index is not None:
+        kind = "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__  # IndexFlatIP until written
+        size = next((int(getattr(index, name)) for name in ("nlist", "code_size") if hasattr(index, name)), 0)
+        layers.append((kind, size))
+        index = _inside(index)
+    return layers
+
+
+def _inside(index: Any) -> Any:
+    """Return the index inside a rotation or a refinement, or that keeps the rows of a graph; else None."""
+    if isinstance(index, faiss.IndexPreTransform):
+        return faiss.downcast_index(index.index)
+    if isinstance(index, faiss.IndexRefine):
+        return faiss.downcast_index(index.base_index)
+    return faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else None
+
+
+def _innermost(index: Any) -> Any:
+    """Return the index inside rotations and refinements."""
+    while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine):
+        index = _inside(index)
+    return index

@@ -1,0 +1,46 @@
+"""Reading and writing FAISS's own files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import faiss
+
+from sop_faiss.errors import IndexMismatchError
+from sop_faiss.files import require_readable
+
+__all__ = ["load", "reason", "save"]
+
+
+def save(index: Any, path: Path) -> None:
+    """Write a FAISS index.
+
+    Raises:
+        OSError: the disk is full or the place cannot be written.
+    """
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:
+        raise OSError(f"cannot write {path}: {reason(error)}") from None
+
+
+def load(path: Path, *, mapped: bool) -> Any:
+    """Read a FAISS index; `mapped` leaves its large arrays in the file until they are looked at.
+
+    Raises:
+        IndexMismatchError: FAISS cannot read it.
+        SopError: the file may not be read.
+    """
+    require_readable(path)
+    try:
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+    except RuntimeError as error:
+        raise IndexMismatchError(f"{path} cannot be read by FAISS ({reason(error)}): build the index again") from None
+
+
+def reason(error: RuntimeError) -> str:
+    """Return the last sentence of FAISS's message, which starts with its own function and source line."""
+    last = str(error).strip().splitlines()[-1]
+    return re.split(r"Error: |\.(?:cpp|h):\d+: ", last)[-1]

@@ -1,0 +1,68 @@
+"""A time limit for the headers of HTTP requests, for which uvicorn itself waits forever.
+
+Without it, a client that opens connections and sends nothing, or one byte now and then, could use up all connections,
+so that no other client is served. The time for an image's bytes is limited in `uploads.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["prompt_protocol"]
+
+
+class _PromptProtocol(H11Protocol):
+    """A protocol that closes a connection if the headers of a request take too long to arrive."""
+
+    header_seconds: float
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock with the connection; asyncio calls this."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Start or stop the clock when bytes arrive; asyncio calls this."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock with the connection; asyncio calls this."""
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the clock unless it runs; stop it when the headers are complete."""
+        if self._is_answering():
+            self._forget_deadline()
+        elif self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self.header_seconds, self._close_late)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _close_late(self) -> None:
+        self._deadline = None
+        if not self._is_answering():
+            self.transport.close()
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def prompt_protocol(header_seconds: float) -> type[H11Protocol]:
+    """Make a class of connections with a time limit for the headers of requests, for `uvicorn.Config.http`.
+
+    The clock starts with the connection, and with the first byte after an answer; between requests uvicorn's
+    `timeout_keep_alive` applies.
+    """
+    return type("PromptProtocol", (_PromptProtocol,), {"header_seconds": header_seconds})

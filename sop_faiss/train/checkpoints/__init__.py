@@ -1,0 +1,1 @@
+"""Checkpoints of a run: write them completely, and continue from them."""

@@ -1,0 +1,1 @@
+"""What a run records: metrics, health, alarms, prototypes, bad samples."""

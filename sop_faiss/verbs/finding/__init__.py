@@ -1,0 +1,1 @@
+"""Embed images, build an index, and search it."""

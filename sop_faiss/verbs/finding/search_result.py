@@ -1,0 +1,45 @@
+"""The result of a search: each query with its neighbors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Found", "SearchResult", "SearchedQuery"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One neighbor of a query."""
+
+    rank: int
+    """1 is the nearest."""
+    row: int
+    """Row of the index."""
+    key: str
+    similarity: float
+    """Cosine."""
+    label: str | None
+    """Class name, or its number where names are not known; None for an image without."""
+    right: bool | None
+    """Whether it is of the query's class; None where one of the two has none, or the two cannot be compared."""
+
+
+@dataclass(frozen=True)
+class SearchedQuery:
+    """One query and its neighbors, nearest first."""
+
+    key: str
+    label: str | None
+    found: list[Found]
+    read: Callable[[], bytes]
+    """Encoded bytes of the query's image; raises DataError."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A search."""
+
+    queries: list[SearchedQuery]
+    dropped: dict[str, int]
+    """How many query images could not be used, by reason."""

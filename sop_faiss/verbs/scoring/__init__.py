@@ -1,0 +1,1 @@
+"""Score an encoder: k-NN, linear probe, retrieval."""

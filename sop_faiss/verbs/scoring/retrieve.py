@@ -1,0 +1,166 @@
+"""Image retrieval with an encoder on a data set with ground truth: images to features to mAP."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from sop_faiss.data.images.listing import FileSource
+from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.bootstrap import LEVEL, RESAMPLES, SEED, Interval, bootstrap_interval
+from sop_faiss.evaluate.expansion import Expansion
+from sop_faiss.evaluate.results import write_result
+from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol
+from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
+from sop_faiss.evaluate.retrieval_task import RetrievalTask
+from sop_faiss.features.extract import ExtractionOptions
+from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["RetrievalResult", "RetrieveOptions", "evaluate_retrieval"]
+
+
+@dataclass(frozen=True)
+class RetrieveOptions:
+    """How to look at the images, and how much of each ranking to keep."""
+
+    square: bool = False
+    """Resize and crop every image to a centered square; otherwise the whole image, longer side `size`."""
+    top: int = 10
+    """Gallery images kept per query, for the page and the table of queries."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features are extracted; its bad fraction is of the distractors, of the data set no image may be unusable."""
+    distractors: str | None = None
+    """A feature store, or SRC of images, that is relevant to no query: the benchmark's "+R1M"."""
+    expansion: Expansion = field(default_factory=Expansion)
+    """Query expansion and database augmentation."""
+
+
+@dataclass(frozen=True)
+class RetrievalResult:
+    """One measurement.
+
+    Attributes:
+        data: the data set.
+        queries: the query images as the encoder saw them, cropped or whole.
+        rules: the protocol followed.
+        scores: metrics, and each query's own result.
+        protocol: every choice that changes the numbers, as JSON values.
+        encoder: name and fingerprint.
+        seconds: wall-clock time.
+        intervals: of mAP by the metric's name, in percent, by bootstrap over the queries.
+    """
+
+    data: RetrievalSet
+    queries: FileSource
+    rules: Protocol
+    scores: RetrievalScores
+    protocol: dict[str, Any]
+    encoder: dict[str, str]
+    seconds: float
+    intervals: dict[str, Interval]
+
+    def write(self, path: Path) -> None:
+        """Write the result as JSON, with each query's AP, for comparisons, and the intervals of mAP."""
+        intervals = {name: [each.low, each.high] for name, each in self.intervals.items()}
+        details = {
+            "confidence": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED, **intervals},
+            "per_query": {
+                "queries": self.queries.keys,
+                **{
+                    difficulty.metric("AP"): [
+                        100 * query.scores[difficulty.name].average_precision
+                        if difficulty.name in query.scores
+                        else None
+                        for query in self.scores.queries
+                    ]
+                    for difficulty in self.rules.difficulties
+                },
+            },
+        }
+        write_result(
+            path,
+            "sop-retrieve",
+            self.data.name,
+            self.protocol,
+            self.scores.metrics,
+            self.encoder,
+            self.seconds,
+            details,
+        )
+
+
+def evaluate_retrieval(
+    encoder: EncoderSpec,
+    dataset: str,
+    data_root: Path | None = None,
+    *,
+    protocol: str | None = None,
+    gnd: Path | None = None,
+    options: RetrieveOptions | None = None,
+    progress: ProgressCallback | None = None,
+) -> RetrievalResult:
+    """Rank a data set's gallery for each of its queries, and score the rankings.
+
+    Every image counts: one that cannot be read is an error, not a gap in the gallery.
+
+    Args:
+        encoder: which encoder; its `size` is the longer side of the images, or the side of the square.
+        dataset: `roxford5k`, `rparis6k`, a directory, or a CSV file of groups or pairs.
+        data_root: the directory that holds the data set's directory.
+        protocol: `revisitop`, `dino` or `plain`; None: the one that suits the ground truth.
+        gnd: another ground-truth file than the data set's own.
+        options: the rest.
+        progress: called with the number of images read.
+
+    Raises:
+        DataError: the data set is incomplete or damaged, or does not fit the protocol.
+        SopError: as `encoder_of_spec` and `extract_features`.
+    """
+    options = options or RetrieveOptions()
+    if options.top < 1:
+        raise ConfigError(f"`top={options.top}`: wanted 1 or more images per query")
+    started = time.perf_counter()
+    data = open_retrieval_set(dataset, data_root, gnd)
+    task = RetrievalTask(
+        data,
+        choose_protocol(protocol, data.truth),
+        options.square,
+        options.distractors,
+        options.expansion,
+        replace(options.extraction, across_ranks=True),
+    )
+    loaded = encoder_of_spec(encoder)
+    scores, choices = task.rank(loaded, options.top, progress)
+    return RetrievalResult(
+        data=data,
+        queries=task.queries,
+        rules=task.rules,
+        scores=scores,
+        protocol=choices,
+        encoder={"name": loaded.name, "fingerprint": loaded.fingerprint},
+        seconds=time.perf_counter() - started,
+        intervals=_intervals(scores, task.rules),
+    )
+
+
+def _intervals(scores: RetrievalScores, rules: Protocol) -> dict[str, Interval]:
+    intervals = {}
+    for difficulty in rules.difficulties:
+        values: Float64[np.ndarray, " q"] = np.array(
+            [
+                100 * query.scores[difficulty.name].average_precision
+                for query in scores.queries
+                if difficulty.name in query.scores
+            ],
+            dtype=np.float64,
+        )
+        if len(values):
+            intervals[difficulty.metric("mAP")] = bootstrap_interval(values)
+    return intervals

@@ -1,0 +1,168 @@
+"""What a retrieval evaluation found: tables, the queries as CSV, and a page with the best and the worst of them."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from pathlib import Path
+
+from sop_faiss.data.images.listing import FileSource
+from sop_faiss.evaluate.ground_truth import PLAIN, QueryBox
+from sop_faiss.evaluate.published import PUBLISHED, protocol_differences
+from sop_faiss.evaluate.retrieval import KS, PLAIN_METRICS, Difficulty, QueryResult
+from sop_faiss.evaluate.retrieval_set import KNOWN_SETS
+from sop_faiss.files import atomic_file
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.report.ap_histogram import draw_ap_histogram
+from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
+from sop_faiss.verbs.scoring.retrieve import RetrievalResult
+
+__all__ = ["PAGE_QUERIES", "metrics_table", "published_table", "write_per_query", "write_retrieval_page"]
+
+PAGE_QUERIES = 35
+"""Best queries on the page, and as many worst ones."""
+
+
+def metrics_table(result: RetrievalResult) -> tuple[list[str], list[list[str]]]:
+    """Return column names, and a row of percentages per difficulty; of plain sets, which have one, a row per metric."""
+    metrics, counted = result.scores.metrics, result.scores.counted_queries
+    names = ["mAP", *(f"mP@{k}" for k in KS)]
+    if result.rules.lists == PLAIN:
+        whole = result.intervals["mAP"]
+        first = ["mAP", f"{metrics['mAP']:.2f}", f"{whole.low:.1f}..{whole.high:.1f}"]
+        rest = [[name, f"{metrics[name]:.2f}", ""] for name in (*names[1:], *PLAIN_METRICS)]
+        return [f"{counted['']:,} queries counted", "%", "95 %"], [first, *rest]
+    rows = []
+    for difficulty in result.rules.difficulties:
+        values = [metrics.get(difficulty.metric(name)) for name in names]
+        shown = ["-" if value is None else f"{value:.2f}" for value in values]
+        interval = result.intervals.get(difficulty.metric("mAP"))
+        between = "-" if interval is None else f"{interval.low:.1f}..{interval.high:.1f}"
+        rows.append([difficulty.name or "all", str(counted[difficulty.name]), shown[0], between, *shown[1:]])
+    return ["", "queries", names[0], "95 %", *names[1:]], rows
+
+
+def published_table(result: RetrievalResult) -> tuple[list[str], list[list[str]], list[str]] | None:
+    """Return mAP next to the published values of the data set, and how this protocol differs; None for other data sets.
+
+    Returns:
+        Column names, one row per method with this result first, and the differences in words.
+    """
+    name = next((name for name, sha256 in KNOWN_SETS.items() if sha256 == result.protocol["ground_truth_sha256"]), None)
+    if name is None:
+        return None
+    own = [result.scores.metrics.get(f"mAP_{level}") for level in ("medium", "hard")]
+    rows = [["this encoder", *("-" if value is None else f"{value:.1f}" for value in own)]]
+    rows += [[each.method, f"{each.medium:.1f}", f"{each.hard:.1f}"] for each in PUBLISHED[name]]
+    return ["", "medium", "hard"], rows, protocol_differences(result.protocol, result.encoder["name"])
+
+
+def write_per_query(path: Path, result: RetrievalResult) -> None:
+    """Write one line per query, atomically: for each difficulty its scores in percent, then the head of its ranking.
+
+    A query without relevant images has empty scores. `first_rank` counts from 1, ignored images taken out; the names in
+    `top_1` and so on are the ranking with nothing taken out.
+    """
+    difficulties = result.rules.difficulties
+    heading = ["query", "file"]
+    for difficulty in difficulties:
+        names = ("relevant", "AP", *(f"P@{k}" for k in KS), "first_rank", *_plain_names(result))
+        heading += [difficulty.metric(name) for name in names]
+    tops = max(len(query.top) for query in result.scores.queries)
+    heading += [f"top_{rank}" for rank in range(1, tops + 1)]
+    with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(heading)
+        for position, query in enumerate(result.scores.queries):
+            line = [result.queries.keys[position], result.queries.member_of(position)]
+            for difficulty in difficulties:
+                line += _score_cells(query, difficulty, _plain_names(result))
+            writer.writerow([*line, *(result.data.truth.images[image] for image in query.top)])
+
+
+def _plain_names(result: RetrievalResult) -> tuple[str, ...]:
+    return PLAIN_METRICS if result.rules.lists == PLAIN else ()
+
+
+def _score_cells(query: QueryResult, difficulty: Difficulty, plain: tuple[str, ...]) -> list[str]:
+    score = query.scores.get(difficulty.name)
+    if score is None:
+        return ["0", *[""] * (len(KS) + 2 + len(plain))]
+    precisions = [f"{100 * score.precision_at[k]:.4f}" for k in KS]
+    start = [str(score.relevant_count), f"{100 * score.average_precision:.4f}", *precisions, str(score.first_rank)]
+    return start + [f"{100 * score.plain[name]:.4f}" for name in plain]
+
+
+def write_retrieval_page(
+    path: Path, result: RetrievalResult, *, footer: str = "", progress: ProgressCallback | None = None
+) -> None:
+    """Write a page of the queries with the highest and the lowest AP, each with the head of its ranking.
+
+    Relevant, wrong and ignored images are distinguished at one difficulty: medium where there are several.
+
+    Args:
+        path: the HTML file.
+        result: what was found.
+        footer: how it was made.
+        progress: called with images read and their total.
+    """
+    difficulty = next((d for d in result.rules.difficulties if d.name in ("medium", "")), result.rules.difficulties[0])
+    queries = result.scores.queries
+    counted = [position for position, query in enumerate(queries) if difficulty.name in query.scores]
+    counted.sort(key=lambda position: -queries[position].scores[difficulty.name].average_precision)
+    shown = counted if len(counted) <= 2 * PAGE_QUERIES else counted[:PAGE_QUERIES] + counted[-PAGE_QUERIES:]
+    columns, rows = metrics_table(result)
+    histogram = draw_ap_histogram(
+        {
+            each.name or "all": [100 * q.scores[each.name].average_precision for q in queries if each.name in q.scores]
+            for each in result.rules.difficulties
+        }
+    )
+    which = "All" if shown is counted else f"The {PAGE_QUERIES} best and the {PAGE_QUERIES} worst of"
+    at = f" at difficulty {difficulty.name}" if difficulty.name else ""
+    write_contact_sheet(
+        path,
+        f"Retrieval on {result.data.name}",
+        [_strip(result, position, difficulty) for position in shown],
+        subtitle=f"{which} {len(counted)} queries by average precision{at}, protocol {result.rules.name}, "
+        f"{len(result.data.gallery):,} images searched{_distractors(result)}. Encoder {result.encoder['name']}.",
+        summary=_tables(result, columns, rows),
+        charts=[Chart("Queries by average precision", histogram)],
+        footer=footer,
+        progress=progress,
+    )
+
+
+def _tables(result: RetrievalResult, columns: list[str], rows: list[list[str]]) -> list[SheetTable]:
+    tables = [SheetTable(columns, rows, "Percent, and the 95 % interval of mAP over queries")]
+    published = published_table(result)
+    if published is not None:
+        differences = "; ".join(published[2]) or "none known"
+        tables.append(
+            SheetTable(published[0], published[1], f"mAP next to published ViT-B/16. Differences: {differences}")
+        )
+    return tables
+
+
+def _distractors(result: RetrievalResult) -> str:
+    extra = result.protocol["distractors"]
+    return "" if extra is None else f", {extra['count']:,} distractors counted but not shown"
+
+
+def _strip(result: RetrievalResult, position: int, difficulty: Difficulty) -> Strip:
+    query, truth = result.scores.queries[position], result.data.truth.queries[position]
+    score = query.scores[difficulty.name]
+    verdicts = dict.fromkeys((int(i) for name in difficulty.relevant for i in truth.lists[name]), Verdict.RIGHT)
+    verdicts |= dict.fromkeys((int(i) for name in difficulty.ignored for i in truth.lists[name]), Verdict.JUNK)
+    hits = [
+        SheetHit(_image(result.data.gallery, image), similarity, verdicts.get(image, Verdict.WRONG))
+        for image, similarity in zip(query.top.tolist(), query.top_similarities.tolist(), strict=True)
+    ]
+    note = f"AP {100 * score.average_precision:.1f} %, {score.relevant_count} relevant, first at {score.first_rank}"
+    box = truth.box if result.rules.box != "ignored" else None
+    query_image = _image(result.data.whole_queries, position, box)
+    return Strip(query_image, hits, note)
+
+
+def _image(source: FileSource, position: int, box: QueryBox | None = None) -> SheetImage:
+    return SheetImage(source.keys[position], functools.partial(source.read, position), box=box)

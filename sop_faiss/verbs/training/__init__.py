@@ -1,0 +1,1 @@
+"""Train a run, and look at what it would train on."""

@@ -1,0 +1,118 @@
+"""The training images of a configuration, and their stream without a network: to train, to preview, to profile."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from sop_faiss.config import Config
+from sop_faiss.data.images.source import ImageSource, find_streams, open_source
+from sop_faiss.data.sequential_stream import SequentialBatches, stand_in_positions
+from sop_faiss.data.shards.address import hide_secrets
+from sop_faiss.data.shards.shard_stream import ShardStream
+from sop_faiss.data.stream import Batches, split_holdout
+from sop_faiss.errors import ConfigError
+from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.initial_weights import resolve_init
+
+__all__ = [
+    "make_batches",
+    "mask_unit",
+    "open_batches",
+    "open_indexed_images",
+    "open_training_images",
+    "training_device",
+]
+
+_CPU = torch.device("cpu")
+
+
+def open_training_images(
+    config: Config,
+) -> tuple[ImageSource | ShardStream, Int64[np.ndarray, " m"], Int64[np.ndarray, " h"]]:
+    """Open the images of `data.train`; return them, the positions that are trained on, and those held out.
+
+    Raises:
+        ConfigError: `data.train` is empty.
+        DataError: the images cannot be opened.
+        UnreachableError: a server does not answer.
+    """
+    if not config.data.train:
+        raise ConfigError("data.train is empty: name the training images, for example data.train='photos-*.tar'")
+    if config.data.access == "sequential":
+        stream = ShardStream(hide_secrets(config.data.train), find_streams(config.data.train))
+        return stream, stand_in_positions(config), np.empty(0, np.int64)
+    source = open_source(config.data.train, config.data)
+    trained, held_out = split_holdout(len(source), config.data.holdout_share, config.train.seed)
+    return source, trained, held_out
+
+
+def open_indexed_images(config: Config, wanted_by: str) -> tuple[ImageSource, Int64[np.ndarray, " m"]]:
+    """Open the images with random access; return them and the positions that are trained on.
+
+    Args:
+        config: of the run.
+        wanted_by: what needs random access, for the message.
+
+    Raises:
+        ConfigError: as `open_training_images`, or the images are read in sequence.
+        DataError: the images cannot be opened.
+        UnreachableError: a server does not answer.
+    """
+    if config.data.access == "sequential":
+        raise ConfigError(
+            f"{wanted_by} reads single images, which data.access = sequential cannot do: add data.access=auto "
+            "data.samples_per_epoch=0"
+        )
+    source, trained, _ = open_training_images(config)
+    assert not isinstance(source, ShardStream)
+    return source, trained
+
+
+def make_batches(
+    config: Config,
+    source: ImageSource | ShardStream,
+    trained: Int64[np.ndarray, " m"],
+    patch_size: int,
+    ranks: tuple[int, int] = (0, 1),
+    device: torch.device = _CPU,
+) -> Batches:
+    """Make the stream of one rank; `ranks` are rank and world size.
+
+    Raises:
+        ConfigError: the batch is larger than the data set, or cannot be split equally.
+    """
+    if isinstance(source, ShardStream):
+        return SequentialBatches(source, config, patch_size, *ranks, device)
+    return Batches(source, trained, config, patch_size, *ranks, device)
+
+
+def open_batches(config: Config, wanted_by: str) -> Batches:
+    """Open the stream of a run with this configuration, for one process; arguments as `open_indexed_images`.
+
+    Raises:
+        ConfigError: a setting is impossible.
+        DataError: the images cannot be opened.
+        UnreachableError: a server does not answer.
+    """
+    source, trained = open_indexed_images(config, wanted_by)
+    return Batches(source, trained, config, mask_unit(config), device=training_device(config))
+
+
+def training_device(config: Config) -> torch.device:
+    """Return the kind of device that a run would use, which this machine need not have."""
+    wants_cuda = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if wants_cuda else "cpu")
+
+
+def mask_unit(config: Config) -> int:
+    """Return the side of a mask's unit in pixels, which depends on the backbone.
+
+    Raises:
+        ConfigError: the backbone is unknown, or a global view cannot be divided into such units.
+    """
+    config = resolve_init(config, weights_needed=False)
+    backbone = seeded_backbone(config.model, config.views.global_size, config.train.seed)
+    backbone.check_size("views.global_size", config.views.global_size)
+    return backbone.patch_size
