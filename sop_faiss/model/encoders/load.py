@@ -10,7 +10,7 @@ import difflib
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -169,8 +169,22 @@ def _probe(encoder: Encoder) -> int:
 def load_encoder(
     model: str,
     *,
+    weights: Path | None = None,
+    arch: str | None = None,
+    random_weights: int | None = None,
+    pooling: str | None = None,
+    last_blocks: int | None = None,
+    size: int | None = None,
+    mean: tuple[float, float, float] | None = None,
+    std: tuple[float, float, float] | None = None,
+    scales: tuple[float, ...] | None = None,
+    whitening: Path | None = None,
+    cache: Path | None = None,
+    top_value: float | None = None,
+    student: bool = False,
+    by_position: bool = False,
+    position_resize: str | None = None,
     device: str = "cpu",
-    **options: Any,
 ) -> Encoder:
     """Load an encoder for evaluation; the options are the fields of `EncoderSpec`.
 
@@ -184,4 +198,23 @@ def load_encoder(
         CheckpointError: weights are missing, damaged, or of another model.
         ConfigError: the model is unknown, or an option does not apply to it.
     """
-    return encoder_of_spec(EncoderSpec(model, device=device, **options))
+    spec = EncoderSpec(
+        model,
+        weights,
+        arch,
+        random_weights,
+        pooling,
+        last_blocks,
+        size,
+        mean,
+        std,
+        scales,
+        whitening,
+        cache,
+        top_value,
+        student=student,
+        by_position=by_position,
+        position_resize=position_resize,
+        device=device,
+    )
+    return encoder_of_spec(spec)
