@@ -78,7 +78,7 @@ def main(folder: Path, shards: Path) -> None:
     fsdp = resumed["fsdp"]
     check_ranks_agree(fsdp)
     if ranks[0] == 1:
-        fsdp.cls.memory.embeddings.view(torch.int32)[3, 2] ^= 1
+        fsdp.objective.terms["cls"].memory.embeddings.view(torch.int32)[3, 2] ^= 1
     with pytest.raises(RunStoppedError, match=r"ranks 0 and 1 disagree at step 4 \(cls memory\): resume"):
         check_ranks_agree(fsdp)
 
@@ -100,7 +100,9 @@ def main(folder: Path, shards: Path) -> None:
 
 def train_all(states: dict[str, RunState], batches: Batches, step: int) -> dict[str, float]:
     """One step of each, which must tell the same and leave the same student; what they tell."""
-    told = {way: {k: float(v) for k, v in train_step(state, batches[step]).items()} for way, state in states.items()}
+    told = {
+        way: {k: float(v) for k, v in train_step(state, batches[step]).metrics.items()} for way, state in states.items()
+    }
     students = {
         way: {name: whole(value) for name, value in state.student.state_dict().items()} for way, state in states.items()
     }
