@@ -66,7 +66,7 @@ class Comparison:
         self.rows.append(Row(what, self.against, float(difference.count), "<= 0", met, difference.detail() | detail))
 
     @contextmanager
-    def told(self, what: str) -> Iterator[None]:
+    def reported(self, what: str) -> Iterator[None]:
         """Report the work on stderr, with its time and whether it was equal; a failure becomes a row."""
         print(f"{what} ...", file=sys.stderr, flush=True)
         started, before = time.monotonic(), len(self.rows)
@@ -80,7 +80,7 @@ class Comparison:
     def case(self, name: str) -> None:
         """Train a case on both sides and compare the two runs."""
         case = CASES[name]
-        with self.told(f"{name}: {case.what}"):
+        with self.reported(f"{name}: {case.what}"):
             old, new = self.both(lambda checkout: checkout.train(name, case, self.data))
             self.runs(name, old, new)
 
@@ -97,21 +97,21 @@ class Comparison:
     def features(self) -> None:
         """Compare the results from the digits run, and check that NEW opens the files of OLD."""
         runs = {side.side: side.work / "digits" for side in (self.old, self.new)}
-        with self.told("features, k-NN and retrieval of the digits run"):
+        with self.reported("features, k-NN and retrieval of the digits run"):
             self.both(lambda side: self.evaluate(side, runs[side.side], ""))
             stores = [read_features(side.work / "features") for side in (self.old, self.new)]
             self.add("digits: features of the last teacher", compare(*stores))
             self.add("digits: k-NN and retrieval", self.scores("", ""))
-        with self.told("OLD's feature store and index, opened by NEW"):
+        with self.reported("OLD's feature store and index, opened by NEW"):
             store, index = self.old.work / "features", self.old.work / "index"
             self.old.run(["sop_faiss.cli.index", "build", "--features", f"{store}", "--out", f"{index}"], "build")
             found = self.both(lambda side: self.search(side, store, index))
             self.add("OLD's store and index, opened by NEW", compare(*found))
-        with self.told("OLD's run, evaluated by NEW"):
+        with self.reported("OLD's run, evaluated by NEW"):
             refused = self.evaluate(self.new, runs["old"], "_of_old", may_refuse=True)
             difference = Differences(1, {}, [], []) if refused else self.scores("", "_of_old")
             self.add("OLD's run, evaluated by NEW", difference, **({"refused": refused} if refused else {}))
-        with self.told("OLD's run, resumed by NEW"):
+        with self.reported("OLD's run, resumed by NEW"):
             self.resume(runs["old"])
 
     def evaluate(self, side: Checkout, run: Path, suffix: str, *, may_refuse: bool = False) -> str:

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from sop_faiss.errors import ConfigError, DataError, FeatureError
 from sop_faiss.evaluate import knn
-from sop_faiss.evaluate.knn import knn_classify
+from sop_faiss.evaluate.knn import knn_scores
 from sop_faiss.evaluate.knn_choices import used_ks
 from sop_faiss.unit_rows import require_unit_rows
+
+
+def metrics_of(*arguments, **options) -> dict[str, float]:
+    return knn_scores(*arguments, **options).metrics
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -58,7 +62,7 @@ def knn_cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
 @given(knn_cases(), st.lists(st.integers(1, 40), min_size=1, max_size=3, unique=True))
 def test_equal_to_the_loop(case: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], ks: list[int]) -> None:
     train, train_labels, test, test_labels = case
-    got = knn_classify(train, train_labels, test, test_labels, ks)
+    got = metrics_of(train, train_labels, test, test_labels, ks)
     for k in ks:
         top1, top5 = loop_knn(train, train_labels, test, test_labels, k, 0.07)
         assert got[f"top1_k{k}"] == pytest.approx(top1)
@@ -69,27 +73,27 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     rng = np.random.default_rng(0)
     train, test = unit(rng.standard_normal((60, 6))), unit(rng.standard_normal((23, 6)))
     labels, truth = rng.integers(0, 7, 60), rng.integers(0, 7, 23)
-    whole = knn_classify(train, labels, test, truth)
+    whole = metrics_of(train, labels, test, truth)
     monkeypatch.setattr(knn, "QUERY_BLOCK", 5)
-    assert knn_classify(train, labels, test, truth) == whole
+    assert metrics_of(train, labels, test, truth) == whole
 
 
 def test_votes_by_hand() -> None:
     """One near neighbor of class 7 against two farther ones of class 3: the temperature decides."""
     train = unit(np.array([[1.0, 0.0], [0.9, math.sqrt(1 - 0.81)], [0.9, -math.sqrt(1 - 0.81)]]))
     labels, query, truth = np.array([7, 3, 3]), unit(np.array([[1.0, 0.0]])), np.array([7])
-    assert knn_classify(train, labels, query, truth, (3,), temperature=0.07)["top1_k3"] == 100.0  # e^1.43 > 2
-    assert knn_classify(train, labels, query, truth, (3,), temperature=0.5)["top1_k3"] == 0.0  # e^0.2 < 2
-    assert knn_classify(train, labels, query, truth, (3,), temperature=1e-4)["top1_k3"] == 100.0  # no overflow
-    assert knn_classify(train, labels, query, truth, (1,), temperature=0.5)["top1_k1"] == 100.0
+    assert metrics_of(train, labels, query, truth, (3,), temperature=0.07)["top1_k3"] == 100.0  # e^1.43 > 2
+    assert metrics_of(train, labels, query, truth, (3,), temperature=0.5)["top1_k3"] == 0.0  # e^0.2 < 2
+    assert metrics_of(train, labels, query, truth, (3,), temperature=1e-4)["top1_k3"] == 100.0  # no overflow
+    assert metrics_of(train, labels, query, truth, (1,), temperature=0.5)["top1_k1"] == 100.0
 
 
 def test_equal_votes_go_to_the_smaller_label() -> None:
     train = unit(np.ones((2, 4)))
     query = unit(np.ones((1, 4)))
-    assert knn_classify(train, np.array([9, 4]), query, np.array([4]), (2,))["top1_k2"] == 100.0
-    assert knn_classify(train, np.array([9, 4]), query, np.array([9]), (2,))["top1_k2"] == 0.0
-    assert knn_classify(train, np.array([9, 4]), query, np.array([9]), (1,))["top1_k1"] == 100.0  # the first row
+    assert metrics_of(train, np.array([9, 4]), query, np.array([4]), (2,))["top1_k2"] == 100.0
+    assert metrics_of(train, np.array([9, 4]), query, np.array([9]), (2,))["top1_k2"] == 0.0
+    assert metrics_of(train, np.array([9, 4]), query, np.array([9]), (1,))["top1_k1"] == 100.0  # the first row
 
 
 def test_of_rows_that_tie_for_the_last_place_the_first_counts() -> None:
@@ -97,22 +101,22 @@ def test_of_rows_that_tie_for_the_last_place_the_first_counts() -> None:
     corners = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [1, 1, 1, 1], [-1, -1, -1, -1]], np.float32) / 2
     query = corners[3:4]
     for truth, wanted in ((5, 100.0), (6, 0.0), (7, 0.0)):
-        scores = knn_classify(corners, np.array([5, 6, 7, 8, 9]), query, np.array([truth]), (2,))
+        scores = metrics_of(corners, np.array([5, 6, 7, 8, 9]), query, np.array([truth]), (2,))
         assert scores["top5_k2"] == wanted
 
 
 def test_a_class_without_a_neighbor_is_never_predicted() -> None:
     train, query = unit(np.eye(4)), unit(np.eye(4)[:1])
-    scores = knn_classify(train, np.array([1, 2, 3, 0]), query, np.array([0]), (2,))
+    scores = metrics_of(train, np.array([1, 2, 3, 0]), query, np.array([0]), (2,))
     assert scores == {"top1_k2": 0.0, "top5_k2": 0.0}
-    scores = knn_classify(train, np.array([1, 2, 3, 0]), query, np.array([99]), (4,))  # a class never seen in training
+    scores = metrics_of(train, np.array([1, 2, 3, 0]), query, np.array([99]), (4,))  # a class never seen in training
     assert scores == {"top1_k4": 0.0, "top5_k4": 0.0}
 
 
 def test_k_above_n_uses_all_rows() -> None:
     train = unit(np.eye(3))
     labels = np.array([0, 1, 1])
-    scores = knn_classify(train, labels, train, labels)
+    scores = metrics_of(train, labels, train, labels)
     assert used_ks((10, 20, 100, 200), 3) == {10: 3, 20: 3, 100: 3, 200: 3}
     assert set(scores) == {f"top{top}_k{k}" for top in (1, 5) for k in (10, 20, 100, 200)}
     assert scores["top1_k10"] == scores["top1_k200"] == 100.0
@@ -127,7 +131,7 @@ def test_rows_that_are_not_unit_vectors(value: float) -> None:
     labels = np.arange(3)
     for train, test in ((bad, good), (good, bad)):
         with pytest.raises(FeatureError, match=r"1 of 3 rows are not unit vectors \(row 1") as caught:
-            knn_classify(train, labels, test, labels, (1,))
+            metrics_of(train, labels, test, labels, (1,))
         assert "\n" not in str(caught.value)
 
 
@@ -140,13 +144,13 @@ def test_impossible_choices() -> None:
     rows, labels = unit(np.eye(3)), np.arange(3)
     for ks in ((), (0,), (5, -1)):
         with pytest.raises(ConfigError, match="at least"):
-            knn_classify(rows, labels, rows, labels, ks)
+            metrics_of(rows, labels, rows, labels, ks)
     for temperature in (0.0, -1.0, math.nan):
         with pytest.raises(ConfigError, match="temperature"):
-            knn_classify(rows, labels, rows, labels, (1,), temperature)
+            metrics_of(rows, labels, rows, labels, (1,), temperature)
     for train, test in ((rows[:0], rows), (rows, rows[:0])):
         with pytest.raises(DataError, match="wanted some"):
-            knn_classify(train, labels[: len(train)], test, labels[: len(test)], (1,))
+            metrics_of(train, labels[: len(train)], test, labels[: len(test)], (1,))
 
 
 def test_predictions_are_what_the_accuracies_count() -> None:

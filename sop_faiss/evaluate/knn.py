@@ -18,7 +18,7 @@ from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices, used_
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["KnnScores", "knn_classify", "knn_scores"]
+__all__ = ["KnnScores", "knn_scores"]
 
 QUERY_BLOCK = 8192
 """Test rows searched together."""
@@ -35,18 +35,6 @@ class KnnScores:
 
     metrics: dict[str, float]
     predicted: dict[int, Int64[np.ndarray, " q"]]
-
-
-def knn_classify(
-    train_features: Float32[np.ndarray, "n d"],
-    train_labels: Int64[np.ndarray, " n"],
-    test_features: Float32[np.ndarray, "q d"],
-    test_labels: Int64[np.ndarray, " q"],
-    ks: Sequence[int] = KS,
-    temperature: float = TEMPERATURE,
-) -> dict[str, float]:
-    """Return the metrics of `knn_scores`."""
-    return knn_scores(train_features, train_labels, test_features, test_labels, ks, temperature).metrics
 
 
 def knn_scores(
