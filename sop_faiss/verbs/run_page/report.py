@@ -96,7 +96,7 @@ def _read_run(run: Path) -> tuple[Config, dict[str, Curve], list[str]]:
     """Read the configuration and the curves; the last value has a line about records that could not be read, if any."""
     if not run.is_dir() or not (run / "config.yaml").is_file():
         what = "has no config.yaml" if run.is_dir() else path_state(run)
-        raise DataError(f"{run} is not a training run (it {what}): wanted the `output` of sop-train")
+        raise DataError(f"{run} is not a training run (it {what}): wanted a run directory of sop-train")
     config = load_run_config(run / "config.yaml")
     left_out: list[int] = []
     curves = read_curves(run, left_out) if (run / METRICS_FILE).is_file() else {}
