@@ -58,7 +58,7 @@ def test_lower_layers_learn_more_slowly(backbone, scales):
     network = Network(seeded_backbone(backbone, 32, 0), nn.ModuleDict({"shared": Projector(4, 4, 4)}), "cls")
     optimizers = [make_optimizer(network, OptimConfig(layer_decay=decay)) for decay in (0.5, 1.0)]
     for optimizer in optimizers:
-        apply_settings(optimizer, StepSettings(0.1, 0.3, momentum=0.9, teacher_temp=0.04, trunk_lr_scale=0.25))
+        apply_settings(optimizer, StepSettings(0.1, 0.3, momentum=0.9, teacher_temp=0.04, backbone_lr_scale=0.25))
     rates, plain_rates = (by_parameter(optimizer, "lr") for optimizer in optimizers)
     named = dict(network.named_parameters())
     for optimizer in optimizers:

@@ -31,7 +31,7 @@ def test_protocol_by_default_and_by_name(tmp_path: Path) -> None:
     assert choose_protocol("dino", graded).box == "ignored"
     with pytest.raises(ConfigError, match="wanted one of revisitop, dino, plain"):
         choose_protocol("revisited", graded)
-    with pytest.raises(DataError, match="choose `protocol=revisitop, dino`"):
+    with pytest.raises(DataError, match="`protocol=revisitop` or `protocol=dino`"):
         choose_protocol("plain", graded)
     with pytest.raises(DataError, match="choose `protocol=plain`"):
         choose_protocol("dino", plain)

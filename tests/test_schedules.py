@@ -53,14 +53,14 @@ def test_no_warmup():
 
 def test_a_frozen_backbone_warms_up_after_the_projector():
     schedules, plain, steps = make(projector_warmup_epochs=5.0), make(), (0, 49, 50, 99, 149, 500)
-    scales = [schedules.at(step).trunk_lr_scale for step in steps]
+    scales = [schedules.at(step).backbone_lr_scale for step in steps]
     assert scales == pytest.approx([0, 0, 0.01, 0.5, 1, 1])
     for step in steps:
-        assert schedules.at(step)._replace(trunk_lr_scale=1.0) == plain.at(step)
+        assert schedules.at(step)._replace(backbone_lr_scale=1.0) == plain.at(step)
     at_once = Schedules(
         Config(optim=OptimConfig(warmup_epochs=0.0, projector_warmup_epochs=1.0), train=TrainConfig(epochs=3.0)), 4
     )
-    assert [at_once.at(step).trunk_lr_scale for step in (0, 3, 4, 5)] == [0, 0, 1, 1]
+    assert [at_once.at(step).backbone_lr_scale for step in (0, 3, 4, 5)] == [0, 0, 1, 1]
 
 
 def test_cosine_is_clamped_outside_the_run():

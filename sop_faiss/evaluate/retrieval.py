@@ -2,8 +2,9 @@
 
     features of queries, features of the gallery --similarities--> ranks of the relevant images --metrics--> mAP, mP@k
 
-To a query, an image of the gallery is relevant, ignored or neither. Which list of the ground truth means what is a
-Difficulty; a Protocol is a set of difficulties with a rule about query boxes. A query to which nothing is relevant is
+To a query, an image of the gallery is relevant, ignored or neither. The ground truth lists images for each query (easy,
+hard and junk; or ok and junk). A Difficulty says which lists are relevant and which are ignored; a Protocol is a set of
+difficulties with a rule about query boxes. A query to which nothing is relevant is
 not counted. Distractors (the benchmark's "+R1M") are gallery images that are wrong for every query: they only move
 ranks down, by a count.
 """
@@ -84,7 +85,7 @@ class Protocol:
         name: as the user writes it.
         lists: the lists a ground truth must have.
         difficulties: what is reported.
-        box: `required`: queries are cropped, and each must have a box; `used`: cropped where there is a box;
+        box: `required`: the caller crops queries, and each must have a box; `used`: it crops where there is a box;
             `ignored`: whole images.
     """
 
@@ -134,7 +135,7 @@ class RetrievalScores:
 
 
 def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
-    """Return the protocol of that name, or the one that suits the ground truth, checked against it.
+    """Return the protocol of that name, else revisitop for graded lists and plain for others; check that it fits.
 
     Raises:
         ConfigError: the protocol is unknown.
@@ -145,10 +146,10 @@ def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
         raise ConfigError(f"protocol {chosen!r} is unknown; wanted one of {', '.join(PROTOCOLS)}")
     protocol = PROTOCOLS[chosen]
     if protocol.lists != truth.lists:
-        fitting = ", ".join(key for key, other in PROTOCOLS.items() if other.lists == truth.lists)
+        fitting = " or ".join(f"`protocol={key}`" for key, other in PROTOCOLS.items() if other.lists == truth.lists)
         raise DataError(
             f"protocol {chosen} needs {'/'.join(protocol.lists)}, but {truth.path} has {'/'.join(truth.lists)}; "
-            f"choose `protocol={fitting}`"
+            f"choose {fitting}"
         )
     without_box = [query.name for query in truth.queries if query.box is None]
     if protocol.box == "required" and without_box:
@@ -161,7 +162,7 @@ def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The relevant images of one query at one difficulty, nearest first."""
+    """The relevant images of one query at one difficulty, nearest first; ranks count from 0."""
 
     ranks: Int64[np.ndarray, " r"]
     similarities: Float32[np.ndarray, " r"]
@@ -231,6 +232,7 @@ def _among_distractors(
     above = counter.counts(np.sum(gather_objects(counter.histogram), axis=0))
     moved = []
     for each, counts in zip(ranked, above, strict=True):
+        # A query without a relevant image at any difficulty has one empty part, which zip leaves out.
         ends = np.cumsum([len(found.ranks) for found in each.values()])[:-1]
         parts = np.split(counts, ends)
         moved.append(
@@ -243,7 +245,7 @@ def _among_distractors(
 
 
 def _check_features(
-    query_features: Float32[np.ndarray, "q d"], gallery_features: Float32[np.ndarray, "n d2"], truth: GroundTruth
+    query_features: Float32[np.ndarray, "q d"], gallery_features: Float32[np.ndarray, "n d"], truth: GroundTruth
 ) -> None:
     for name, features, wanted in (
         ("query", query_features, len(truth.queries)),

@@ -28,7 +28,7 @@ class StepSettings(NamedTuple):
     weight_decay: float
     momentum: float
     teacher_temp: float
-    trunk_lr_scale: float = 1.0
+    backbone_lr_scale: float = 1.0
     """The backbone's learning rate divided by the projector's: 0 while the backbone is frozen, then rising; see
     `optim.projector_warmup_epochs`."""
 

@@ -76,7 +76,7 @@ _LEGEND = {
     "feature_rankme": "features",
     **dict.fromkeys(("learning_rate", "weight_decay", "momentum", "teacher_temp"), ""),
     **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes"), ""),
-    **dict.fromkeys(("view_recall_at_1", "view_auc", "trunk_lr_scale", "gradient_norm", "update_norm"), ""),
+    **dict.fromkeys(("view_recall_at_1", "view_auc", "backbone_lr_scale", "gradient_norm", "update_norm"), ""),
 }
 _GIB = 2.0**30
 
@@ -147,7 +147,7 @@ _KINDS = (
     _Kind("Health", "Gradient before clipping", "L2 norm", r"(gradient_norm)", logarithmic=True),
     _Kind("Health", "A step's change of the weights", "over their norm", r"(update_norm)", logarithmic=True),
     _Kind("Schedules", "Learning rate", "per step", r"(learning_rate)"),
-    _Kind("Schedules", "Backbone's rate over projector's", "ratio", r"(trunk_lr_scale)", _always((0.0, "0: frozen"))),
+    _Kind("Schedules", "Backbone's rate / projector's", "ratio", r"(\w+_lr_scale)", _always((0.0, "0: frozen"))),
     _Kind("Schedules", "Weight decay", "factor", r"(weight_decay)"),
     _Kind("Schedules", "Teacher momentum", "share kept", r"(momentum)"),
     _Kind("Schedules", "Teacher temperature", "temperature", r"(teacher_temp)"),

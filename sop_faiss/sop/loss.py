@@ -14,7 +14,8 @@ The cross-entropy and its gradient are computed together, a block of rows at a t
 are never in memory together: of a task only its gradient stays, as large as the embeddings. On CUDA a Triton kernel
 does the same (kernel.py); tests compare it with this file.
 
-New here? Read from `cls_loss` upward: each function uses the ones above it.
+`Departs:` marks where this code differs from the paper or from its released code. Start at `cls_loss` and `patch_loss`,
+at the end; each function uses the ones above it.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ class _Assigned(NamedTuple):
     log_assigned: Float[Tensor, "n K"]
     """log P_a."""
     part: Float[Tensor, "n S K"]
-    """p_m / p_a, where p_a is that of the member of a with the largest logit."""
+    """p_m / p_top, where top is the member of a with the largest logit."""
     log_top: Float[Tensor, "n K"]
-    """log p_a."""
+    """log p_top."""
     shared: Float[Tensor, "n S K"]
     """c_m p_m of each member, divided by the largest."""
     total: Float[Tensor, "n 1 1"]
@@ -61,8 +62,9 @@ class _Assigned(NamedTuple):
 def _assign_block(embeddings: Float[Tensor, "n d"], member_weights: MemberWeights, temperature: float) -> _Assigned:
     """Assign some rows, with two exponentials for each logit.
 
-    All p_m (w_m - c_m) of a prototype can underflow next to p_a only if its largest member has w = c = 1/K; then
-    `log_shared` is far greater than what was lost.
+    `log_own` of the member weights is log(w - c), `log_other` is log c, a large negative number for c = 0. The sum of
+    p_m (w_m - c_m) / p_top underflows only if w = c = 1/K for the top member; `log_shared`, which that member gives to
+    every prototype, is then far greater than what was lost.
     """
     logits = ((embeddings / temperature) @ member_weights.members.flatten(0, 1).T).view(
         -1, *member_weights.log_own.shape
@@ -127,7 +129,7 @@ def _cross_entropy_by_blocks(
 
     With q the target, g_m = dCE/dp_m = -(w_m - c_m) q_a/P_a - c_m sum_b q_b/P_b for a member m of a, and
     sum_m p_m g_m = -sum_a q_a, so that dCE/dlogit_m = p_m (g_m + sum_a q_a). Each product with 1/P is taken in log
-    space: there it is small, since P_a contains the very term that it divides (p_a/P_a is at most K).
+    space: there it is small, since P_a contains the very term that it divides (p_top/P_a is at most K).
     """
     loss = embeddings.new_zeros(())
     gradient = torch.empty_like(embeddings) if needs_gradient else None
@@ -279,16 +281,18 @@ def cls_loss(
             log_targets = log_assignment(teacher.flatten(0, 1), member_weights, teacher_temp)
             entropies.append(_entropy(log_targets).sum())
             by_view = log_targets.exp().view(global_views, images, -1)
+            # The empty slice gives the shape where no view has a partner.
             targets = torch.cat([by_view[0, :0], *(by_view[partners[i]].mean(0) for i in seen)])
         losses.append(assignment_cross_entropy(rows, targets, row_weights, member_weights, student_temp))
         del member_weights  # D is large: free it before the next task's is gathered
     weight, summed, count = weights.sum() * images, torch.stack(entropies).mean(), global_views * images
-    # Each teacher view is in as many pairs as any other, so the mean entropy over pairs is that over views.
+    # Over all views of an image each teacher view is in as many pairs as any other, so that the mean entropy over pairs
+    # is that over teacher views; losses of some views add up to it.
     return TermLoss(torch.stack(losses).mean(), weight, summed, count, weight * summed / count)
 
 
-def masked_row_weights(masks: Bool[Tensor, "views n"]) -> Float[Tensor, " masked"]:
-    """Return the weight of each masked patch: 1 / (masked patches of its view) / views.
+def masked_row_weights(masks: Bool[Tensor, "views patches"]) -> Float[Tensor, " masked"]:
+    """Return the weight of each masked patch: 1 / (masked patches of its view) / views, over all views of all images.
 
     A view without masked patches has no row, and so counts as 0, as in the released code (docs/method.md, 4).
     """

@@ -25,7 +25,7 @@ _UNKNOWN = -1  # `stored_at` of a row whose age is not known
 class Memory:
     """A ring of unit-norm embeddings, each with the id of its image, mirrored into a FAISS flat index.
 
-    It starts with random unit vectors (id -1), as in the paper.
+    It starts with random unit vectors (id -1), as in the paper; `Objective.fill` may replace them before step 1.
 
     Args:
         capacity: number of rows, n (the paper's N_C or N_P).
@@ -99,7 +99,7 @@ class Memory:
 
     @property
     def engine(self) -> str:
-        """Return the search engine, `faiss` or `torch`; `auto` before a trial (CUDA)."""
+        """Return the search engine, `faiss` or `torch`; `auto` until the first search on CUDA has timed both."""
         return self._mirror.engine
 
     @property
@@ -116,7 +116,7 @@ class Memory:
         Departs: the released code takes only batches that divide the capacity.
 
         Args:
-            embeddings: new rows.
+            embeddings: new rows of unit norm (not checked).
             image_ids: the image of each.
             ends_step: a training step ends here, so that all rows become one step older; False while filling.
         """
@@ -135,7 +135,7 @@ class Memory:
         self.steps += ends_step
 
     def sample(self, count: int, generator: torch.Generator) -> Int64[Tensor, " k"]:
-        """Draw `count` different rows, uniformly; the same on all ranks if their generators agree."""
+        """Draw `count` different rows, at most all, uniformly; the same on all ranks if their generators agree."""
         return torch.randperm(self.capacity, generator=generator)[:count].to(self.image_ids.device)
 
     def search(self, queries: Float32[Tensor, "q d"], k: int) -> NearestRows:

@@ -15,19 +15,23 @@ from sop_faiss.sop.memory import Memory
 
 __all__ = ["PrototypeMaker", "Prototypes", "contributions"]
 
+_FIXED = {"random": set(), "fixed_rows": {"fixed_rows"}, "fixed_vectors": {"fixed_rows", "fixed_vectors", "fixed_ids"}}
+"""What a saved state holds, by kind of anchors."""
+
 
 @dataclass(frozen=True)
 class Prototypes:
     """The prototypes of one step: T tasks of K prototypes with S = k + 1 members, the anchor first.
 
-    Members are kept as numbers of rows of the memory, and their embeddings are gathered for one task at a time; the
-    memory must not change before the last loss of the step has been computed.
+    A task is one independent draw of K prototypes from the same memory; the loss is the mean over tasks. Members are
+    kept as row indices into the memory, and their embeddings are gathered for one task at a time; the memory must not
+    change before the last loss of the step has been computed.
     """
 
     memory: Memory
     anchors: Float32[Tensor, "T K d"]
     anchor_rows: Int64[Tensor, "T K"]
-    """Rows that the anchors were drawn from; with fixed vectors the FIFO may have overwritten them since."""
+    """Rows that the anchors were drawn from; `fixed_vectors` (see `PrototypeMaker`) may have left them since."""
     holds_anchor: Bool[Tensor, "T K"]
     """Whether these rows still hold their anchors."""
     support_rows: Int64[Tensor, "T K k"]
@@ -46,10 +50,10 @@ class Prototypes:
         return self.anchors.shape[1]
 
     def members(self, task: int) -> Float32[Tensor, "K S d"]:
-        """Return D of one task, all prototypes' members; in memory all anchors come first, as the loss reads them."""
+        """Return D, the members' embeddings of one task, with the strides of (S, K, d), which `MemberWeights` reads."""
         rows = torch.cat([self.anchor_rows[task].unsqueeze(0), self.support_rows[task].T])
         members = self.memory.embeddings[rows]
-        members[0] = self.anchors[task]  # fixed vectors are no longer in their rows
+        members[0] = self.anchors[task]  # `fixed_vectors` may have left their rows
         return members.transpose(0, 1)
 
     def health(self) -> dict[str, Float32[Tensor, ""]]:
@@ -145,7 +149,7 @@ class PrototypeMaker:
 
     @torch.no_grad()
     def draw(self) -> Prototypes:
-        """Draw the prototypes of the next step (section 3.2; docs/method.md, 3; points 1 to 3).
+        """Draw the prototypes of the next step (point 1 of the step; section 3.2; docs/method.md, 3).
 
         Raises:
             ConfigError: too few rows are left for the supports.
@@ -168,7 +172,7 @@ class PrototypeMaker:
         return Prototypes(self.memory, vectors, rows, holds_anchor, support_rows, similarities, weights)
 
     def _draw_rows(self) -> Int64[Tensor, "T K"]:
-        """Draw K rows for each task, uniformly. Departs: for [CLS] the released code keeps K/2, of "low energy"."""
+        """Draw K rows for each task, uniformly. Departs: for [CLS] the released code draws K and keeps K/2."""
         draws = [self.memory.sample(self.term.num_anchors, self.generator) for _ in range(self.term.tasks)]
         return torch.stack(draws)
 
@@ -209,9 +213,12 @@ class PrototypeMaker:
         return found.rows.gather(1, order).reshape(shape), found.similarities.gather(1, order).reshape(shape)
 
     def _too_few_rows(self) -> ConfigError:
+        among, remedy = "rows", "lower num_supports or use more images"
+        if self.exclude_same_image:
+            among, remedy = "rows of other images", f"{remedy}, or set neighbors.exclude_same_image=never"
         return ConfigError(
-            f"an anchor has fewer than {self.term.num_supports} rows of other images among the memory's "
-            f"{self.memory.capacity}: lower num_supports, use more images, or set neighbors.exclude_same_image=never"
+            f"an anchor has fewer than {self.term.num_supports} {among} among the memory's {self.memory.capacity}: "
+            f"{remedy}"
         )
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -229,7 +236,8 @@ class PrototypeMaker:
         Raises:
             CheckpointError: the state was made with other settings.
         """
-        if (self.anchors == "random") == ("fixed_rows" in state):
+        fixed = {name for name in state if name.startswith("fixed_")}
+        if fixed != _FIXED[self.anchors]:
             raise CheckpointError(f"the checkpoint was made with other anchors than sop.anchors = {self.anchors}")
         self.generator.set_state(state["generator"])
         device = self.memory.embeddings.device

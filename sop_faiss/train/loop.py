@@ -1,4 +1,4 @@
-"""The training loop, in the paper's order: `train_step` with `SopObjective.learn` is its algorithm 1."""
+"""The training loop. `train_step` is the paper's algorithm 1; its points 2 to 5 are `learn` in `objectives/sop.py`."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class Step(NamedTuple):
     metrics: dict[str, Tensor | float]
     """Tensors are scalars, which the device may still be computing."""
     learned: list[Learned]
-    """What each part of the batch returned."""
+    """What `Objective.learn` returned for each part of the batch."""
 
 
 def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -> Step:
-    """Make one optimizer update (algorithm 1); what is learned is the objective's (`objectives/sop.py`).
+    """Make one optimizer update (algorithm 1). The objective decides what is learned (`objectives/sop.py`).
 
     Args:
         state: the run.
         batch: this rank's images.
-        log: records some prototypes; None: does not record any.
+        log: records some prototypes, if the objective has any; None: records nothing.
     """
     config, objective = state.config, state.objective
     settings = state.schedules.at(state.step)
-    _, images, patches = batch.masks.shape
+    _global_views, images, patches = batch.masks.shape
     batch = batch.to(state.device)
 
     # 1. Prototypes for the whole step, drawn from the memories as the last step left them (section 3.2).
@@ -56,27 +56,30 @@ def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -
     if log is not None:
         log.note(state.step + 1, objective)
 
-    # 2. to 5. Views, embeddings, losses (section 3.3) and gradients, of one part of the images at a time.
+    # 2. The views are normalized. 3. Both networks embed them. 4. Losses (section 3.3). 5. Gradients.
+    # Each `learn` does all four for one part of the images, and adds `share` times the part's gradients.
     state.optimizer.zero_grad(set_to_none=True)
-    state.student.freeze_backbone(settings.trunk_lr_scale == 0)
+    state.student.freeze_backbone(settings.backbone_lr_scale == 0)
     share = 1.0 / config.train.accumulate
     with _seeded_drop_path(state):
         learned = [
             objective.learn(state.networks, part, settings, share) for part in batch.split(config.train.accumulate)
         ]
-    state.average_gradients()
+    state.average_gradients()  # over ranks
 
     # 6. The optimizer updates the student.
     apply_settings(state.optimizer, settings)
     gradient_norm = clip_each_gradient(state.student, config.optim.clip_norm)
     state.optimizer.step()
 
-    # 7. The teacher follows by its moving average, and 8. the memories store the step's embeddings (section 3.1).
+    # 7. The teacher follows by its moving average.
     update_teacher(state.teacher, state.student, settings.momentum)
+
+    # 8. The memories store the embeddings that the teacher of point 3 made (section 3.1).
     metrics = objective.end_step(learned, batch.image_ids)
 
     state.step += 1
-    state.images_seen += config.train.batch_size
+    state.images_seen += config.train.batch_size  # of all ranks
     return Step({**metrics, "gradient_norm": gradient_norm, **settings._asdict()}, learned)
 
 
@@ -105,11 +108,12 @@ def train_steps(
         batches: this rank's batches by step.
         run: the run directory; only the main rank writes there.
         stop: whether a signal has asked the run to stop.
-        evaluate: scores a teacher; called on the main rank, during the steps or between them (`scoring`).
+        evaluate: scores a teacher; called on the main rank, during the steps or between them (`train/scoring.py`).
         progress: called after every step with the steps done and the last step.
 
     Returns:
-        True when the run reached its end (or `train.stop_after_steps`), False when a signal stopped it.
+        True when the last step is done (the end, or `train.stop_after_steps`); False when a signal stopped the run
+        before it.
 
     Raises:
         RunStoppedError: a number is not finite, or an alarm stopped the run (train.stop_on).
@@ -123,7 +127,11 @@ def train_steps(
     log = PrototypeLog(run, state.step, config.checkpoint_every_steps) if distributed.is_main() else None
     saver = CheckpointSaver(state, run)
     scoring = Scoring(state, run, monitor, evaluate, last, stop)
-    try:
+    with contextlib.ExitStack() as closing:  # the last one first
+        if monitor is not None:
+            closing.callback(monitor.close)
+        closing.callback(saver.close)
+        closing.callback(scoring.close)
         if state.step == 0:
             state.objective.fill(state.networks, batches)
         distributed.decide(scoring.begin)
@@ -136,7 +144,7 @@ def train_steps(
             health = watch.numbers(step.learned)
             keep_records(state, batch, step.metrics, health, monitor, run, len(batches.positions))
             scoring.after_step()
-            stopping = stop.anywhere(state.device, saver.failed)
+            stopping = stop.anywhere(state.device, saver.failed)  # also when a score failed
             due = state.step % config.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon
             if stopping or state.step == last or due:
                 saver.save(wait=stopping or state.step == last)
@@ -146,8 +154,3 @@ def train_steps(
                 distributed.decide(scoring.raise_failure)
                 return state.step == last
         return True
-    finally:
-        scoring.close()
-        saver.close()
-        if monitor is not None:
-            monitor.close()

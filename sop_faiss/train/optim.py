@@ -68,7 +68,7 @@ def _layer_scales(network: nn.Module, decay: float) -> dict[str, float]:
 def apply_settings(optimizer: torch.optim.Optimizer, settings: StepSettings) -> None:
     """Set the step's learning rates and weight decay."""
     for group in optimizer.param_groups:
-        backbone_scale = settings.trunk_lr_scale if group["in_backbone"] else 1.0
+        backbone_scale = settings.backbone_lr_scale if group["in_backbone"] else 1.0
         group["lr"] = settings.learning_rate * group["lr_scale"] * backbone_scale
         group["weight_decay"] = settings.weight_decay if group["decays"] else 0.0
 

@@ -58,5 +58,5 @@ class Schedules:
             weight_decay=cosine(optim.weight_decay, optim.weight_decay_end, progress),
             momentum=cosine(optim.momentum, optim.momentum_end, progress),
             teacher_temp=loss.teacher_temp_start + (loss.teacher_temp - loss.teacher_temp_start) * temp_progress,
-            trunk_lr_scale=min(1.0, thawed / max(1, warmup_steps)) if frozen_steps else 1.0,
+            backbone_lr_scale=min(1.0, thawed / max(1, warmup_steps)) if frozen_steps else 1.0,
         )
