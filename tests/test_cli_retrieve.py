@@ -95,7 +95,9 @@ def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
     keys = {"command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"}
     assert set(content) == keys | {"per_query", "confidence"}
     names = {"mAP", "mP@1", "mP@5", "mP@10", "R@1", "R@5", "R@10", "R-precision", "mAP@R", "nDCG"}
+    names |= {"mAP_standard"}
     assert set(content["metrics"]) == names and all(name in result.stdout for name in names)
+    assert content["metrics"]["mAP_standard"] >= content["metrics"]["mAP"]
     low, high = content["confidence"]["mAP"]
     assert low <= content["metrics"]["mAP"] <= high and content["confidence"]["level"] == 0.95
     assert content["per_query"]["queries"] == ["q0", "q1", "q2"]

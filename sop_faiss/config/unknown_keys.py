@@ -9,7 +9,7 @@ from typing import Any
 
 from sop_faiss.config.schema import Config
 
-__all__ = ["known_keys", "meant_by"]
+__all__ = ["called", "known_keys", "meant_by"]
 
 _MEANT = {
     "K": ("num_anchors",),  # the paper's symbols
@@ -54,39 +54,46 @@ _ENOUGH = 0.65  # similarity of difflib, 0..1, below which a name says nothing
 
 @functools.cache
 def known_keys() -> tuple[str, ...]:
-    """Return the dotted names of all sections and fields, in their order."""
+    """Return the dotted names of all sections and fields, in their order; the fields of a section before its parts."""
     return tuple(_keys_of(Config))
 
 
 def _keys_of(schema: type[Any], prefix: str = "") -> list[str]:
-    keys: list[str] = []
+    plain: list[str] = []
+    parts: list[str] = []
     for entry in fields(schema):
         name = f"{prefix}{entry.name}"
-        keys.append(name)
         default = entry.default_factory() if callable(entry.default_factory) else None
         if default is not None and is_dataclass(default):
-            keys.extend(_keys_of(type(default), f"{name}."))
-    return keys
+            parts += [name, *_keys_of(type(default), f"{name}.")]
+        else:
+            plain.append(name)
+    return [*plain, *parts]
 
 
-def meant_by(key: str) -> list[str]:
-    """Return the settings that an unknown key may mean, the likeliest first, at most four.
+def called(key: str) -> list[str]:
+    """Return the settings with a key's last part, or that the paper or another program calls so.
 
-    They may be in any section: settings with the key's last part, or with what a paper or another program calls so;
-    those of the key's own section if there are any. Otherwise the setting whose name is nearest.
+    They may be in any section; if the key's own section has some, these alone.
     """
-    key = key[:_LONGEST]
     section, _, last = key.rpartition(".")
     suffixes = (*_MEANT.get(last, _MEANT.get(last.lower(), ())), last)
     found = [name for suffix in suffixes for name in known_keys() if f".{name}".endswith(f".{suffix}")]
-    if found:
-        own = [name for name in found if name.rpartition(".")[0] == section]
-        return list(dict.fromkeys(own or found))[:_MOST]
+    own = [name for name in found if name.rpartition(".")[0] == section]
+    return list(dict.fromkeys(own or found))
+
+
+def meant_by(key: str) -> list[str]:
+    """Return the settings that an unknown key may mean: those that are called so, at most four; else the nearest."""
+    key = key[:_LONGEST]
+    section, _, last = key.rpartition(".")
 
     def similarity(name: str) -> float:
         own_section, _, own_last = name.rpartition(".")
         of_last = difflib.SequenceMatcher(None, last, own_last).ratio()
         return max(of_last, difflib.SequenceMatcher(None, key, name).ratio()) + 0.05 * (own_section == section)
 
+    if found := called(key):
+        return found[:_MOST]
     nearest = max(known_keys(), key=similarity)
     return [nearest] if similarity(nearest) >= _ENOUGH else []
