@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
 from sop_faiss.cli.idle_options import refuse_idle
@@ -39,9 +40,17 @@ class _Command(click.Command):
             formatter.write_dl([(name, config_summary(path)) for name, path in sorted(packaged_configs().items())])
 
 
+def _complete_config(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the packaged configurations that begin so; else let the shell complete a file."""
+    from sop_faiss.config import packaged_configs
+
+    names = [CompletionItem(name) for name in sorted(packaged_configs()) if name.startswith(incomplete)]
+    return names or [CompletionItem(incomplete, type="file")]
+
+
 @click.command(cls=_Command, context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
-@click.argument("config", required=False)
+@click.argument("config", required=False, shell_complete=_complete_config)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
     "--output",

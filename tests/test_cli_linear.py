@@ -48,6 +48,12 @@ def test_two_feature_stores(stores: tuple[Path, Path], tmp_path: Path) -> None:
     assert files["l.png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_json_alone_on_stdout(stores: tuple[Path, Path]) -> None:
+    result = run("--train", stores[0], "--test", stores[1], *QUICK, "--json", "-")
+    assert json.loads(result.stdout)["metrics"] == {"top1": 100.0}
+    assert "is the first or last of those tried" in result.stderr
+
+
 def test_part_of_the_labels(stores: tuple[Path, Path], tmp_path: Path) -> None:
     result = run("--train", stores[0], "--test", stores[1], *QUICK, "--train-share", 0.4, "--json", tmp_path / "l")
     assert result.exit_code == 0, result.output

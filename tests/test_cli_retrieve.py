@@ -78,6 +78,11 @@ def graded(tmp_path: Path) -> Path:
 # ---- what it does ---------------------------------------------------------------------------------------------------
 
 
+def test_json_alone_on_stdout(plain: Path) -> None:
+    result = run(*RESNET, "--dataset", plain, "--json", "-")
+    assert 0 < json.loads(result.stdout)["metrics"]["mAP"] <= 100
+
+
 def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
     files = {name: tmp_path / "out" / name for name in ("r.json", "r.html", "r.csv")}
     outputs = ("--json", files["r.json"], "--html", files["r.html"], "--per-query", files["r.csv"], "--top", 5)
