@@ -44,7 +44,6 @@ def named(text: str) -> list[str]:
         ("momentum", ["optim.momentum"]),
         ("tensorboard", ["train.wandb_project"]),
         ("sop.patch", [name for name in known_keys() if name.startswith("sop.patch.")]),
-        ("all", list(flat_settings(Config()))),
     ],
 )
 def test_settings_by_name_symbol_old_name_section_and_word(what, names):

@@ -28,8 +28,8 @@ ALL = "all"
 """Explains every setting."""
 
 _WIDTH = 120
-_PROBES = ("?", -(2**62), -1e300)
-"""Values that no limited setting takes, so that its check says what it wants."""
+_PROBES: dict[type, Any] = {str: "?", int: -(2**62), float: -1e300}
+"""Values that no limited setting of a type takes, so that its check says what it wants."""
 _HEAD = f"""# Settings
 
 Every setting of a run. `sop-train --explain {ALL} > docs/config.md` writes this page; `sop-train --explain FIELD`
@@ -62,7 +62,7 @@ def _named(what: str, meanings: dict[str, str]) -> list[str]:
     name = RENAMED.get(what, what)
     found = [key for key in known_keys() if key == name or key.startswith(f"{name}.")]
     found = found or called(name)
-    if not found and len(what) > 2:  # a word may be of any case; one or two letters occur everywhere
+    if not found and 2 < len(what) < 100:  # a word may be of any case; one or two letters occur everywhere
         word = what.lower()
         is_word = re.compile(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])")
         found = [key for key in known_keys() if word in key or is_word.search(meanings[key].lower())]
@@ -109,8 +109,13 @@ def _written(value: Any) -> str:
 
 
 @functools.cache
+def _default_config() -> Config:
+    return Config()
+
+
+@functools.cache
 def _defaults() -> dict[str, Any]:
-    return flat_settings(Config())
+    return flat_settings(_default_config())
 
 
 @functools.cache
@@ -120,12 +125,13 @@ def _packaged() -> dict[str, dict[str, Any]]:
 
 def _kind(name: str) -> Any:
     """Return the value that a section or field has by default."""
-    return functools.reduce(getattr, name.split("."), Config())
+    return functools.reduce(getattr, name.split("."), _default_config())
 
 
+@functools.cache
 def _meanings() -> dict[str, str]:
     """Return the docstring of every section and field, by its dotted name, as one line."""
-    return {name: " ".join(text.split()) for name, text in _docstrings(Config())}
+    return {name: " ".join(text.split()) for name, text in _docstrings(_default_config())}
 
 
 def _docstrings(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -150,16 +156,16 @@ def _docstrings(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _accepted(name: str) -> str:
     """Return which values a field's check accepts, in its words; empty if it takes any of its kind."""
     default = _kind(name)
-    for probe in _PROBES:
-        value = (probe,) * len(default) if isinstance(default, tuple) else probe
-        if isinstance(probe, str) != isinstance(default, str):
-            continue
-        try:
-            _with(Config(), name.split("."), value)
-        except (ConfigError, TypeError) as error:
-            match = re.match(rf"{re.escape(name)} = .*?: wanted ([^;]*)", str(error))
-            if match:
-                return match[1]
+    one = default[0] if isinstance(default, tuple) else 0 if default is None else default
+    probe = _PROBES.get(type(one))
+    if probe is None:  # true or false
+        return ""
+    section, *path = name.split(".")
+    try:
+        _with(_kind(section), path, (probe,) * len(default) if isinstance(default, tuple) else probe)
+    except ConfigError as error:
+        match = re.match(rf"{re.escape(name)} = .*?: wanted ([^;]*)", str(error))
+        return match[1] if match else ""
     return ""
 
 
