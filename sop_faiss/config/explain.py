@@ -156,14 +156,14 @@ def _docstrings(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _accepted(name: str) -> str:
     """Return which values a field's check accepts, in its words; empty if it takes any of its kind."""
     default = _kind(name)
-    one = default[0] if isinstance(default, tuple) else 0 if default is None else default
+    one = default[0] if default and isinstance(default, tuple) else 0 if default is None else default
     probe = _PROBES.get(type(one))
     if probe is None:  # true or false
         return ""
     section, *path = name.split(".")
     try:
         _with(_kind(section), path, (probe,) * len(default) if isinstance(default, tuple) else probe)
-    except ConfigError as error:
+    except (ConfigError, TypeError) as error:  # TypeError: of a check that cannot compare the value
         match = re.match(rf"{re.escape(name)} = .*?: wanted ([^;]*)", str(error))
         return match[1] if match else ""
     return ""
