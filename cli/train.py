@@ -199,7 +199,7 @@ def _print_dry_run(config: Config, facts: dict[str, Any], json_alone: bool, as_j
         click.echo(json.dumps(facts, indent=1))
         return
     for name, value in facts.items():
-        click.echo(one_line(f"{name:<30}{_cell(name, value)}"))
+        click.echo(f"{name:<30}{one_line(_cell(name, value))}")
 
 
 def _cell(name: str, value: Any) -> str:

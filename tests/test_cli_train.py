@@ -119,7 +119,7 @@ def test_a_terminal_gets_text_unless_json_is_asked_for(tmp_path, config, shards,
     data = f"data.train={shards}"
     monkeypatch.setattr("sop_faiss.verbs.training.train.describe_run", lambda _: {"steps": 12, "bytes": {"a": 1}})
     shown = run(config, data, "--dry-run").stdout
-    assert "num_anchors: 8" in shown and "{" not in shown and re.search(r"^steps +12$", shown, re.MULTILINE)
+    assert "num_anchors: 8" in shown and "{" not in shown and re.search(r"^steps {10,}12$", shown, re.MULTILINE)
     facts = json.loads(run(config, data, "--dry-run", "--json", "-").stdout)
     assert facts["settings"]["sop.cls.num_anchors"] == 8 and facts["steps"] == 12
     ended = TrainingResult(True, 4, 4, {})
