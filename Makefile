@@ -3,38 +3,43 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+USER   := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
 
 .PHONY: demo test test-slow lint types setup clean
+.NOTPARALLEL:  # not two installations at once
 
-setup: $(STAMP)
+setup: $(USER)
 
-# Installed anew only when what is installed has changed; without an index reachable, an existing .venv goes on working.
-$(STAMP): pyproject.toml constraints.txt
+# What a user needs, and in addition what the checks need. Installed again only when what is installed has changed;
+# without an index reachable, an existing .venv goes on working. $(DEV) has all of $(USER), and so makes both.
+$(USER): EXTRAS := demo,serve,encoder
+$(DEV): EXTRAS := dev
+$(USER) $(DEV): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit("sop_faiss needs Python 3.11 or newer; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (some minutes: torch is large)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	@touch $@
+	@echo "installing .[$(EXTRAS)] into $(VENV) (some minutes the first time: torch is large)"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $(USER) $@
 
 # make demo            the built-in digits
 # make demo IMAGES=dir your own images, no labels needed
 demo: setup
 	$(BIN)/python -m sop_faiss.cli.demo $(if $(IMAGES),--images "$(IMAGES)",) --out demo
 
-test: setup lint types
+test: $(DEV) lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: setup
+test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow
 
-lint: setup
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@# not CHANGELOG.md, which names keys that were spelled otherwise
 	$(BIN)/codespell sop_faiss cli configs benchmarks tests docs README.md CONTRIBUTING.md Makefile pyproject.toml
 
-types: setup
+types: $(DEV)
 	@# mypy cannot see that cli/ and configs/ install below sop_faiss: show it the tree as it is installed
 	@rm -rf build/types && mkdir -p build/types/sop_faiss
 	@ln -s $(CURDIR)/sop_faiss/* build/types/sop_faiss/ && ln -s $(CURDIR)/cli $(CURDIR)/configs build/types/sop_faiss/

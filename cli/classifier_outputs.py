@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sop_faiss.cli.common import say_written
+from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.files import atomic_file
 
@@ -24,7 +25,7 @@ _FILE = NamedPath()
 def classifier_output_options(per_class: str) -> Callable[[F], F]:
     """Give a click command `json_file`, `csv_file` and `png_file`; `per_class` is the help of the second."""
     options = (
-        click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the result as JSON, too."),
+        json_option,
         click.option("--per-class", "csv_file", type=_FILE, metavar="FILE.csv", help=per_class),
         click.option(
             "--confusion", "png_file", type=_FILE, metavar="FILE.png", help="Draw which class was taken for which."
@@ -44,7 +45,7 @@ def write_outputs(
 ) -> None:
     """Write the files that are asked for; `title` is above the image."""
     if json_file is not None:
-        result.write(json_file)
+        put_json(json_file, result.content())
     if csv_file is not None:
         result.write_per_class(csv_file)
     if png_file is not None:

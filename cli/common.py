@@ -244,8 +244,8 @@ def _memory_message(error: Exception) -> str:
 
 
 def say_written(what: str, file: Path | None) -> None:
-    """Print on stderr that a file was written, as in `page: found.html`; nothing for None."""
-    if file is not None:
+    """Print on stderr that a file was written, as in `page: found.html`; nothing for None and stdout."""
+    if file is not None and str(file) != "-":
         click.echo(f"{what}: {one_line(str(file))}", err=True)
 
 

@@ -9,12 +9,12 @@ import click
 
 from sop_faiss.cli.common import EXIT_USER, progress_reporter, run_command, say_written
 from sop_faiss.cli.data_output import SHOWN, counted, megabytes, number, print_notices, print_rest, top_value_option
-from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.json_output import json_option, put_json
+from sop_faiss.cli.path_options import force_option, refuse_empty
 from sop_faiss.data.check import CheckReport, check
 from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.errors import one_line
-from sop_faiss.files import write_json
-from sop_faiss.verbs.output_paths import check_outputs, source_files
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, source_files
 
 __all__ = ["check_command"]
 
@@ -25,7 +25,7 @@ __all__ = ["check_command"]
 @click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Images with more pixels are bad.")
 @top_value_option
 @click.option("--duplicates", is_flag=True, help="Count images that are there twice; --json lists them.")
-@click.option("--json", "json_path", type=NamedPath(), metavar="FILE", help="Write the report there too.")
+@json_option
 @force_option
 @run_command
 def check_command(
@@ -34,7 +34,7 @@ def check_command(
     max_pixels: int,
     top_value: float,
     duplicates: bool,
-    json_path: Path | None,
+    json_file: Path | None,
     force: bool,
 ) -> None:
     """Verify SHARDS: headers, keys, labels, every image, and manifest.json where there is one.
@@ -51,7 +51,7 @@ def check_command(
       sop-data check shards/
       sop-data check shards/ --duplicates --json report.json
     """
-    check_outputs({"--json": json_path}, source_files(shards), force=force)
+    check_outputs({"--json": json_file}, source_files(shards), to_stdout=["--json"], force=force)
     with progress_reporter("checking", "images") as progress:
         report = check(
             shards,
@@ -61,10 +61,11 @@ def check_command(
             find_duplicates=duplicates,
             progress=progress,
         )
-    if json_path is not None:
-        write_json(json_path, {"command": "sop-data check", **report.to_dict()})
-    _print_report(report)
-    say_written("JSON", json_path)
+    if json_file is not None:
+        put_json(json_file, {"command": "sop-data check", **report.to_dict()})
+    if json_file != STDOUT:
+        _print_report(report)
+    say_written("JSON", json_file)
     if report.problems:
         sys.exit(EXIT_USER)
 

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_USER, one_line, run_command, say_written
-from sop_faiss.cli.path_options import NamedPath, force_option
-from sop_faiss.files import write_json
+from sop_faiss.cli.json_output import json_option, put_json
+from sop_faiss.cli.path_options import force_option
 from sop_faiss.verbs.doctor import Diagnosis, examine
-from sop_faiss.verbs.output_paths import check_outputs
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "broken": "BROKEN "}
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")
-@click.option(
-    "--json",
-    "json_file",
-    type=NamedPath(allow_dash=True),
-    metavar="FILE",
-    help="Also write JSON; - is stdout.",
-)
+@json_option
 @force_option
 @run_command
 def main(json_file: Path | None, force: bool) -> None:
@@ -40,13 +33,11 @@ def main(json_file: Path | None, force: bool) -> None:
     check_outputs({"--json": json_file}, [], to_stdout=("--json",), force=force)
     click.echo("testing FAISS, some seconds per device ...", err=True)
     diagnosis = examine()
-    if json_file == Path("-"):
-        click.echo(json.dumps(diagnosis.to_dict(), indent=1))
-    else:
-        if json_file is not None:
-            write_json(json_file, diagnosis.to_dict())
+    if json_file is not None:
+        put_json(json_file, diagnosis.to_dict())
+    if json_file != STDOUT:
         click.echo(_text(diagnosis))
-        say_written("JSON", json_file)
+    say_written("JSON", json_file)
     if not diagnosis.healthy:
         sys.exit(EXIT_USER)
 

@@ -48,7 +48,8 @@ _OPTIONS = (
         callback=refuse_empty,
         metavar="M",
         help="The encoder: a run directory or a checkpoint in it, an export, timm:NAME, dino:FILE (an official DINO, "
-        "iBOT, MaSSL or SOP checkpoint), or config:NAME|FILE (a baseline, with --random-weights).",
+        "iBOT, MaSSL or SOP (Self-Organizing Visual Prototypes) checkpoint), or config:NAME|FILE (a baseline, with "
+        "--random-weights).",
     ),
     click.option(
         "--weights",

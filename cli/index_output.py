@@ -1,17 +1,11 @@
-"""What the commands of sop-index share: JSON and text on stdout or in a file."""
+"""What the commands of sop-index share: text on stdout."""
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
-
-import click
 
 from sop_faiss.cli.common import one_line
-from sop_faiss.files import write_json
-from sop_faiss.verbs.output_paths import STDOUT
+from sop_faiss.cli.json_output import put_json
 
 __all__ = ["counted", "for_stdout", "named", "put_json"]
 
@@ -31,11 +25,3 @@ def for_stdout(text: str) -> bytes:
     if sys.stdout.isatty():
         text = "".join(letter if letter.isprintable() or letter in "\r\n" else "?" for letter in text)
     return text.encode()
-
-
-def put_json(file: Path, content: Any) -> None:
-    """Write JSON to a file, or to stdout for `-`."""
-    if file == STDOUT:
-        click.echo(json.dumps(content, indent=1, allow_nan=False))
-    else:
-        write_json(file, content)

@@ -17,7 +17,7 @@ from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
@@ -91,7 +91,7 @@ def main(
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, figures=["--confusion"], force=force)
+    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
     extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
     options = KnnOptions(ks or None, temperature, extraction, part)
     with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
@@ -100,7 +100,9 @@ def main(
         return
     title = f"k-NN, k = {result.protocol['best_k']}: {result.metrics['top1_best']:.2f} % top-1"
     write_outputs(result, title, json_file, csv_file, png_file)
-    _print(result)
+    if json_file != STDOUT:
+        _print(result)
+    say_left_out(result)
     say_outputs(json_file, csv_file, png_file)
 
 
@@ -115,7 +117,6 @@ def _print(result: ClassifierResult) -> None:
             for k in protocol["ks"]
         ],
     )
-    say_left_out(result)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
@@ -110,7 +110,7 @@ def main(
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, figures=["--confusion"], force=force)
+    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
     choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
     extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
     options = LinearOptions(choices, extraction, part)
@@ -124,7 +124,10 @@ def main(
         return
     title = f"Linear probe: {result.metrics['top1']:.2f} % top-1"
     write_outputs(result, title, json_file, csv_file, png_file)
-    _print(result)
+    if json_file != STDOUT:
+        _print(result)
+    _say_more_rates(result)
+    say_left_out(result)
     say_outputs(json_file, csv_file, png_file)
 
 
@@ -144,10 +147,14 @@ def _print(result: ClassifierResult) -> None:
         ["linear probe", *(f"top-{name.removeprefix('top')} %" for name in metrics)],
         [[f"learning rate {protocol['learning_rate']:g}", *(f"{value:.2f}" for value in metrics.values())]],
     )
+
+
+def _say_more_rates(result: ClassifierResult) -> None:
+    """Suggest more learning rates where the best may be beyond those tried."""
+    protocol = result.protocol
     rates = protocol["learning_rates"]
     if len(rates) > 1 and protocol["learning_rate"] in (min(rates), max(rates)):
         click.echo("the chosen learning rate is the first or last of those tried: try more (--lr)", err=True)
-    say_left_out(result)
 
 
 if __name__ == "__main__":

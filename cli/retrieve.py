@@ -9,13 +9,14 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.idle_options import refuse_idle, refuse_without
+from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.files import atomic_file
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import check_outputs, encoder_files, ground_truth_files, source_files
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, ground_truth_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.evaluate.bootstrap import Interval
@@ -67,7 +68,7 @@ _PATH = NamedPath()
 @click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the result as JSON, too.")
+@json_option
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of the best and worst queries.")
 @click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write a table with one line per query.")
 @click.option(
@@ -106,7 +107,8 @@ def main(
 ) -> None:
     """Find the images that show the same as a query, and score the rankings: mAP and mP@k.
 
-    Exact average precision by the revisited protocol; plain sets get Recall@k (R@k), R-precision, mAP@R and nDCG, too.
+    Exact average precision by the revisited protocol (trapezoids); plain sets get Recall@k (R@k), R-precision, mAP@R,
+    nDCG and the standard, non-interpolated mAP (mAP_standard), too.
     Nothing is downloaded.
 
     A data set of your own is a folder with class folders (images of one class are relevant to each other), a .csv
@@ -153,7 +155,9 @@ def main(
     from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
 
     read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder), *source_files(distractors)]
-    check_outputs({"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, force=force)
+    check_outputs(
+        {"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, to_stdout=["--json"], force=force
+    )
     extraction = ExtractionOptions(batch_size, workers)
     options = RetrieveOptions(square, top, extraction, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha))
     with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
@@ -163,13 +167,14 @@ def main(
     if not is_main:
         return
     if json_file is not None:
-        result.write(json_file)
+        put_json(json_file, result.content())
     if csv_file is not None:
         write_per_query(csv_file, result)
     if html_file is not None:
         with progress_reporter("drawing", "images") as progress:
             write_retrieval_page(html_file, result, footer=page_footer("sop-retrieve"), progress=progress)
-    _print(result, dataset)
+    if json_file != STDOUT:
+        _print(result, dataset)
     for what, file in (("JSON", json_file), ("CSV", csv_file), ("page", html_file)):
         say_written(what, file)
 

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
+from sop_faiss.cli.idle_options import refuse_idle
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
+from sop_faiss.verbs.output_paths import STDOUT
 
 if TYPE_CHECKING:
     from sop_faiss.config import Config
@@ -37,9 +40,17 @@ class _Command(click.Command):
             formatter.write_dl([(name, config_summary(path)) for name, path in sorted(packaged_configs().items())])
 
 
+def _complete_config(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the packaged configurations that begin so; else let the shell complete a file."""
+    from sop_faiss.config import packaged_configs
+
+    names = [CompletionItem(name) for name in sorted(packaged_configs()) if name.startswith(incomplete)]
+    return names or [CompletionItem(incomplete, type="file")]
+
+
 @click.command(cls=_Command, context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
-@click.argument("config")
+@click.argument("config", required=False, shell_complete=_complete_config)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
     "--output",
@@ -55,6 +66,12 @@ class _Command(click.Command):
 )
 @click.option("--resume", is_flag=True, help="Continue from the newest complete checkpoint; start if there is none.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, data, parameters, steps and memory.")
+@click.option(
+    "--explain",
+    metavar="FIELD",
+    help="Say what a setting means, its default, and which packaged configurations set it: a field, a section, a "
+    "symbol of the paper, a word, or all.",
+)
 @click.option("--profile-data", is_flag=True, help="Do not train: time the data stream, stage by stage.")
 @click.option("--steps", type=int, metavar="N", help="With --profile-data: batches to make.  [default: 10]")
 @click.option(
@@ -64,53 +81,72 @@ class _Command(click.Command):
     metavar="S",
     help="With --profile-data: report how long a trainer waits if its step takes S seconds; may be repeated.",
 )
+@click.option(
+    "--json",
+    "json_to",
+    type=click.Choice([str(STDOUT)]),
+    metavar="-",
+    help="Print JSON alone, also on a terminal.  [default: JSON where stdout is not a terminal]",
+)
 @run_command
 def main(
-    config: str,
+    config: str | None,
     overrides: tuple[str, ...],
     output: Path | None,
     weights: Path | None,
     resume: bool,
     dry_run: bool,
+    explain: str | None,
     profile_data: bool,
     steps: int | None,
     step_seconds: tuple[float, ...],
+    json_to: str | None,
 ) -> None:
-    """Pretrain an image encoder with SOP, without labels.
+    """Pretrain an image encoder with SOP (Self-Organizing Visual Prototypes), without labels.
 
     CONFIG is a YAML file, else the name of a packaged configuration, listed below. Every field can be overridden by
-    KEY=VALUE: --dry-run lists all fields with their values, sop_faiss/config/ says what each means.
+    KEY=VALUE: --dry-run lists all fields with their values, --explain says what each means.
 
     \b
     Examples:
       sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine
       sop-train photos_demo data.train=shards/ train.epochs=30 --dry-run
       sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine --resume
+      sop-train --explain sop.cls.num_anchors
       sop-train continue_conv data.train=shards/ model.init=timm:resnet50 --weights resnet50.pth --output runs/mine
       sop-train vits16 data.train='/data/in1k-*.tar' --profile-data --steps 20
       torchrun --nproc-per-node 8 -m sop_faiss.cli.train vits16 data.train='/data/in1k-*.tar' --output runs/vits16
 
     The run directory holds config.yaml, metrics.jsonl, prototypes.jsonl, checkpoints/ and TensorBoard events;
-    sop-report makes a page of it. The last line, JSON on stdout, has the step reached, the steps in all, the last
-    measured values, and in "signs" the alarms whose signs the run ends with. Exit status: 0 done, 1 a mistake, 3 the
-    run stopped itself (numbers not finite, collapse: see stopped.json), 75 saved on SIGTERM or SIGUSR1 (a file
-    `requeue` in the run directory says so, too), 130 saved on Ctrl-C: run again with --resume.
+    sop-report makes a page of it. Where stdout is not a terminal, the last line is JSON on stdout: the step reached,
+    the steps in all, the last measured values, and in "signs" the alarms whose signs the run ends with.
+
+    Exit status: 0 done, 1 a mistake, 3 the run stopped itself (numbers not finite, collapse: see stopped.json), 75
+    saved on SIGTERM or SIGUSR1 (a file `requeue` in the run directory says so, too), 130 saved on Ctrl-C: run again
+    with --resume.
     """
-    from sop_faiss.config import load_config, to_yaml
+    from sop_faiss.config import load_config
+    from sop_faiss.config.explain import explain as explain_setting
     from sop_faiss.model.initial_weights import resolve_init
     from sop_faiss.verbs.training.train import describe_run, run_training
 
+    if explain is not None:
+        refuse_idle("--explain", ["explain"])
+        click.echo(explain_setting(explain))
+        return
+    if config is None:
+        raise click.UsageError("Missing argument 'CONFIG'.")
+    as_json = json_to is not None or not sys.stdout.isatty()
     log_to_stderr(logging.INFO)
     resolved = load_config(config, overrides, weights=weights)
     if dry_run:
         resolved = resolve_init(resolved)
         described = describe_run(resolved)
         if int(os.environ.get("RANK", "0")) == 0:
-            click.echo(to_yaml(resolved), nl=False)
-            click.echo(json.dumps(described, indent=1))
+            _print_dry_run(resolved, described, json_to is not None, as_json)
         return
     if profile_data:
-        _profile(resolved, steps, step_seconds)
+        _profile(resolved, steps, step_seconds, as_json)
         return
     if steps is not None or step_seconds:
         raise click.UsageError(
@@ -123,7 +159,8 @@ def main(
     else:
         with progress_reporter("training", "steps") as progress:
             result = run_training(resolved, output, resume=resume, progress=progress)
-        click.echo(json.dumps(_summary(result, output)))
+        if as_json:
+            click.echo(json.dumps(_summary(result, output)))
         click.echo(_text(result, output, resolved.data.train), err=True)
     if not result.finished:
         sys.exit(EXIT_REQUEUE)
@@ -150,8 +187,33 @@ def _text(result: TrainingResult, output: Path, data: str) -> str:
     return one_line(f"{reached}next: {build}")
 
 
-def _profile(config: Config, steps: int | None, step_seconds: tuple[float, ...]) -> None:
-    """Print a table on a terminal, JSON elsewhere."""
+def _print_dry_run(config: Config, facts: dict[str, Any], json_alone: bool, as_json: bool) -> None:
+    """Print the settings, and the facts as lines on a terminal, as JSON elsewhere; or one JSON object with both."""
+    from sop_faiss.config import flat_settings, to_yaml
+
+    if json_alone:
+        click.echo(json.dumps({"settings": flat_settings(config), **facts}, indent=1))
+        return
+    click.echo(to_yaml(config), nl=False)
+    if as_json:
+        click.echo(json.dumps(facts, indent=1))
+        return
+    for name, value in facts.items():
+        click.echo(f"{name:<30}{one_line(_cell(name, value))}")
+
+
+def _cell(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(key, inner)}" for key, inner in value.items())
+    if isinstance(value, int) and name.endswith(("bytes", "bytes_estimate")):
+        return f"{value / 1e6:,.1f} MB"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _profile(config: Config, steps: int | None, step_seconds: tuple[float, ...], as_json: bool) -> None:
+    """Print a table, or JSON."""
     from sop_faiss.verbs.training.profile_data import STEP_SECONDS, profile_data
 
     with progress_reporter("profiling", "batches") as progress:
@@ -161,7 +223,7 @@ def _profile(config: Config, steps: int | None, step_seconds: tuple[float, ...])
             step_seconds=step_seconds or STEP_SECONDS,
             progress=progress,
         )
-    if not sys.stdout.isatty():
+    if as_json:
         click.echo(json.dumps(result))
         return
     stages = [

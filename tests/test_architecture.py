@@ -49,6 +49,7 @@ SPANNING_TESTS = {
     "kill_series": "training commands killed at many moments",
     "kills": "all other commands, killed while they write",
     "loss_properties": "properties of the loss for any input; test_loss has its cases",
+    "makefile": "the Makefile",
     "own_results": "verbs/output_paths.py on the results of every command; test_output_paths has its other cases",
     "retrieval_page": "the page of sop-retrieve in a browser",
     "rope_backbones": "timm's Eva, DINOv2 and DINOv3 families through every part of model/backbones",

@@ -365,3 +365,16 @@ def test_arguments_are_shown_as_the_command_has_them():
         assert with_options("`index` is empty") == "INDEX is empty"
         assert with_options("a `path`, or `output=DIR`") == "a `path`, or `output=DIR`"
     assert with_options("give `json=FILE`") == "give `json=FILE`"
+
+
+def leaf_commands() -> dict[str, click.Command]:
+    mains = {name: import_module(f"sop_faiss.cli.{name}").main for name in COMMANDS}
+    groups = {name: main.commands for name, main in mains.items() if isinstance(main, click.Group)}
+    inner = {f"{name} {word}": each for name, commands in groups.items() for word, each in commands.items()}
+    return mains | inner
+
+
+@pytest.mark.parametrize(("name", "command"), leaf_commands().items(), ids=str)
+def test_help_spells_the_method_out(name: str, command: click.Command) -> None:
+    shown = " ".join(CliRunner().invoke(command, ["--help"]).stdout.split())
+    assert not re.search(r"\bSOP\b", shown) or "SOP (Self-Organizing Visual Prototypes)" in shown

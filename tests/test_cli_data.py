@@ -130,6 +130,11 @@ def test_bad_input_of_pack(tmp_path: Path) -> None:
     assert not out.exists() and not (tmp_path / "mark").exists()
 
 
+def test_check_prints_json_alone(tmp_path: Path) -> None:
+    result = run("check", write_shards(tmp_path / "shards"), "--json", "-")
+    assert result.exit_code == 0 and json.loads(result.stdout)["ok"] is True
+
+
 def test_bad_input_of_check(tmp_path: Path) -> None:
     assert_error(run("check", tmp_path / "nothing"), "does not exist")
     assert_error(run("check", f"{tmp_path}/x-*.tar"), "no shard matches")

@@ -87,6 +87,12 @@ def test_two_feature_stores_without_a_model(stores: tuple[Path, Path], tmp_path:
     assert not any(str(value).startswith("/") for value in environment.values())
 
 
+def test_json_alone_on_stdout(stores: tuple[Path, Path]) -> None:
+    result = run("--train", stores[0], "--test", stores[1], "-k", 3, "--json", "-")
+    assert json.loads(result.stdout)["metrics"]["top1_k3"] == 100.0
+    assert "JSON" not in result.stderr
+
+
 def test_default_ks(stores: tuple[Path, Path], tmp_path: Path) -> None:
     many = write_store(tmp_path / "many", 3, np.arange(200) % 3, rows=200)
     result = run("--train", many, "--test", stores[1])

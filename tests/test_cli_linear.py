@@ -48,10 +48,11 @@ def test_two_feature_stores(stores: tuple[Path, Path], tmp_path: Path) -> None:
     assert files["l.png"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_part_of_the_labels(stores: tuple[Path, Path], tmp_path: Path) -> None:
-    result = run("--train", stores[0], "--test", stores[1], *QUICK, "--train-share", 0.4, "--json", tmp_path / "l")
+def test_part_of_the_labels(stores: tuple[Path, Path]) -> None:
+    result = run("--train", stores[0], "--test", stores[1], *QUICK, "--train-share", 0.4, "--json", "-")
     assert result.exit_code == 0, result.output
-    protocol = json.loads((tmp_path / "l").read_text())["protocol"]
+    protocol = json.loads(result.stdout)["protocol"]  # nothing else is printed there
+    assert "is the first or last of those tried" in result.stderr
     assert (protocol["train_images"], protocol["train_images_per_class"]) == (12, [4, 4])
 
 

@@ -95,7 +95,9 @@ def test_plain_set_with_all_outputs(plain: Path, tmp_path: Path) -> None:
     keys = {"command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"}
     assert set(content) == keys | {"per_query", "confidence"}
     names = {"mAP", "mP@1", "mP@5", "mP@10", "R@1", "R@5", "R@10", "R-precision", "mAP@R", "nDCG"}
+    names |= {"mAP_standard"}
     assert set(content["metrics"]) == names and all(name in result.stdout for name in names)
+    assert content["metrics"]["mAP_standard"] >= content["metrics"]["mAP"]
     low, high = content["confidence"]["mAP"]
     assert low <= content["metrics"]["mAP"] <= high and content["confidence"]["level"] == 0.95
     assert content["per_query"]["queries"] == ["q0", "q1", "q2"]
@@ -144,11 +146,10 @@ def test_page_marks_relevant_wrong_and_junk(graded: Path, tmp_path: Path, monkey
 def test_revisited_protocols_crop_or_not(graded: Path, tmp_path: Path) -> None:
     contents = {}
     for protocol in (None, "revisitop", "dino"):
-        file = tmp_path / f"{protocol}.json"
         chosen = () if protocol is None else ("--protocol", protocol)
-        result = run(*RESNET, "--dataset", "graded", "--data-root", tmp_path, *chosen, "--json", file)
+        result = run(*RESNET, "--dataset", "graded", "--data-root", tmp_path, *chosen, "--json", "-")
         assert result.exit_code == 0, result.output
-        contents[protocol] = json.loads(file.read_text())
+        contents[protocol] = json.loads(result.stdout)  # nothing else is printed there
     assert contents[None]["protocol"] == contents["revisitop"]["protocol"]
     assert contents[None]["metrics"] == contents["revisitop"]["metrics"]
     assert contents["revisitop"]["protocol"]["queries_cropped"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,15 @@ def test_help_explains_itself():
     assert command in readme and f"{command.partition(' --output')[0]} --dry-run" in words
 
 
+@pytest.mark.parametrize(
+    ("begun", "offered"), [("vit", "plain,vitb16\nplain,vitl16\nplain,vits16"), ("./m", "file,./m")]
+)
+def test_completion_offers_packaged_configurations_and_files(begun, offered):
+    asked = {"COMP_WORDS": f"sop-train {begun}", "COMP_CWORD": "1", "_SOP_TRAIN_COMPLETE": "bash_complete"}
+    result = CliRunner().invoke(main, env=asked, prog_name="sop-train")
+    assert result.stdout.strip() == offered
+
+
 def test_train_then_resume_to_the_end(tmp_path, config, shards):
     common = (config, f"data.train={shards}", "train.epochs=2", "--output", tmp_path / "run")
     first = run(*common, "train.stop_after_steps=2")
@@ -102,6 +112,23 @@ def test_profile_prints_json_and_writes_nothing(tmp_path, config, shards):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
     assert "wanted 1 or more" in one_line_error(run(*common, "--steps", "0"))
     assert "go with --profile-data" in run(config, f"data.train={shards}", "--steps", "3").stderr
+
+
+def test_a_terminal_gets_text_unless_json_is_asked_for(tmp_path, config, shards, monkeypatch):
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    data = f"data.train={shards}"
+    monkeypatch.setattr("sop_faiss.verbs.training.train.describe_run", lambda _: {"steps": 12, "bytes": {"a": 1}})
+    shown = run(config, data, "--dry-run").stdout
+    assert "num_anchors: 8" in shown and "{" not in shown and re.search(r"^steps {10,}12$", shown, re.MULTILINE)
+    facts = json.loads(run(config, data, "--dry-run", "--json", "-").stdout)
+    assert facts["settings"]["sop.cls.num_anchors"] == 8 and facts["steps"] == 12
+    ended = TrainingResult(True, 4, 4, {})
+    monkeypatch.setattr("sop_faiss.verbs.training.train.run_training", lambda *_, **__: ended)
+    trained = run(config, data, "--output", tmp_path / "run")
+    assert trained.exit_code == 0 and trained.stdout == "" and "next: sop-index build" in trained.stderr
+    trained = run(config, data, "--output", tmp_path / "run", "--json", "-")
+    assert json.loads(trained.stdout)["finished"] is True
+    assert run(config, data, "--dry-run", "--json", "facts.json").exit_code == 2
 
 
 def test_output_is_required(config, shards):

@@ -20,6 +20,7 @@ from sop_faiss.evaluate.metrics import (
     ranks_of_relevant,
     recall_at,
     recall_at_1,
+    standard_average_precision,
     top_positions,
 )
 from tests import oracle_metrics as oracle
@@ -174,5 +175,10 @@ def test_metrics_of_plain_sets_against_scikit_learn_and_walks(relevant: list[boo
         falling = -np.arange(len(relevant), dtype=np.float64)
         assert ndcg(found, count) == pytest.approx(sklearn.ndcg_score([relevant], [falling]))
     assert r_precision(found, count) == sum(relevant[:count]) / count
+    if len(relevant) > 1:
+        standard = sklearn.average_precision_score(relevant, falling)
+        assert standard_average_precision(found, count) == pytest.approx(standard)
+        assert average_precision(found, count) <= standard_average_precision(found, count) + 1e-12
+    assert standard_average_precision(found[:1], count) == pytest.approx(1 / (found[0] + 1) / count)
     walked = sum(sum(relevant[: place + 1]) / (place + 1) for place in range(count) if relevant[place]) / count
     assert average_precision_at_r(found, count) == pytest.approx(walked)

@@ -88,6 +88,7 @@ def test_plain_scores(tmp_path: Path) -> None:
         "R-precision": 50.0,
         "mAP@R": 50.0,
         "nDCG": pytest.approx(100 * (1 + 1 / math.log2(3)) / 2),
+        "mAP_standard": pytest.approx(100 * (1 + 1 / 2) / 2),
     }
 
 

@@ -102,13 +102,17 @@ class ViewsConfig:
     """The multi-crop views of an image (docs/method.md, 1; iBOT's augmentations)."""
 
     global_count: int = 2
+    """Large crops per image, which the teacher sees, too."""
     global_size: int = 224
     """Side in pixels."""
     global_scale: tuple[float, float] = (0.25, 1.0)
     """Area of the crop as a fraction of the image."""
     local_count: int = 10
+    """Small crops per image, which only the student sees; 0: none."""
     local_size: int = 96
+    """Side in pixels."""
     local_scale: tuple[float, float] = (0.05, 0.25)
+    """Area of the crop as a fraction of the image."""
     aspect: tuple[float, float] = (0.75, 4.0 / 3.0)
     """Width over height of a crop box."""
     flip: float = 0.5
@@ -116,19 +120,25 @@ class ViewsConfig:
     max_rotation_degrees: float = 0.0
     """Rotate by an angle uniform in +- this before the crop (0 in the paper; the digits use it)."""
     max_shear_degrees: float = 0.0
+    """Shear by an angle uniform in +- this, with the rotation."""
     jitter: float = 0.8
     """Probability of color jitter."""
     brightness: float = 0.4
+    """Of color jitter: a factor uniform in 1 +- this."""
     contrast: float = 0.4
+    """Of color jitter: a factor uniform in 1 +- this."""
     saturation: float = 0.2
+    """Of color jitter: a factor uniform in 1 +- this."""
     hue: float = 0.1
+    """Of color jitter: a shift uniform in +- this, in turns of the color circle."""
     gray: float = 0.2
     """Probability of dropping color."""
     blur_global1: float = 1.0
     """Probability of Gaussian blur on the first global view."""
     blur_global2: float = 0.1
-    """... on every further global view."""
+    """Probability of Gaussian blur on every further global view."""
     blur_local: float = 0.5
+    """Probability of Gaussian blur on a local view."""
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     """Standard deviation in pixels, uniform."""
     solarize_global2: float = 0.2
@@ -137,7 +147,9 @@ class ViewsConfig:
     """Where jitter, gray, blur and solarization are computed: `cpu` (uint8, in the workers), `device` (in batches, from
     the same draws; the pixels differ by about half a level of 255), or `auto`: on a CUDA device, else on the CPU."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Of red, green and blue in 0 to 1, subtracted from each pixel; the default is ImageNet's."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """Standard deviation of red, green and blue, which each pixel is divided by; the default is ImageNet's."""
 
     def __post_init__(self) -> None:
         require_finite("views", self)

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from omegaconf.errors import (
 from sop_faiss.config.checks import shown
 from sop_faiss.config.renamed import RENAMED, translate
 from sop_faiss.config.schema import Config
+from sop_faiss.config.unknown_keys import known_keys, meant_by
 from sop_faiss.config.wanted import wanted
 from sop_faiss.errors import ConfigError
 from sop_faiss.paths import path_state
@@ -35,6 +36,7 @@ __all__ = [
     "load_config",
     "load_run_config",
     "packaged_configs",
+    "packaged_settings",
     "to_yaml",
 ]
 
@@ -44,19 +46,8 @@ _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
 _NO_FIELD = "${...} wants the name of another field, as ${train.epochs}"
 
 
-def _known_keys(schema: type[Any], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for entry in fields(schema):
-        name = f"{prefix}{entry.name}"
-        keys.append(name)
-        default = entry.default_factory() if callable(entry.default_factory) else None
-        if default is not None and is_dataclass(default):
-            keys.extend(_known_keys(type(default), f"{name}."))
-    return keys
-
-
 def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "") -> None:
-    known = _known_keys(Config)
+    known = known_keys()
     for key, value in content.items():
         name = f"{prefix}{key}"
         if name in RENAMED:
@@ -64,10 +55,8 @@ def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "")
         if name in known and "." in str(key):
             raise ConfigError(f"{origin}: key {shown(name)}: in a file, write its last part below its section")
         if name not in known and not any(old.startswith(f"{name}.") for old in RENAMED):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            if not near:
-                near = [option for option in known if option.rsplit(".", 1)[-1] == str(key).rsplit(".", 1)[-1]][:1]
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = meant_by(name)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise ConfigError(f"{origin}: unknown configuration key {shown(name or repr(name))}{hint}")
         if value == "???":
             raise ConfigError(f"{origin}: {name} = ??? is a placeholder: give a value")
@@ -132,6 +121,11 @@ def packaged_configs() -> dict[str, Path]:
     """Return the configurations that come with the package, by name."""
     folder = resources.files("sop_faiss.configs")
     return {Path(str(entry)).stem: Path(str(entry)) for entry in folder.iterdir() if str(entry).endswith(".yaml")}
+
+
+def packaged_settings() -> dict[str, dict[str, Any]]:
+    """Return what each packaged configuration sets, by its name and the field's dotted name."""
+    return {name: dict(_flat(_read_mapping(path))) for name, path in sorted(packaged_configs().items())}
 
 
 def config_summary(path: Path) -> str:

@@ -65,7 +65,9 @@ class ModelConfig:
     """What represents the whole view: `cls`, or `mean` of the final patch tokens (Swin: always `mean`). Of
     convolutional networks `cls` is their own pooling, and there is no `mean`."""
     projector_layers: int = 3
+    """Linear layers of the projector."""
     projector_hidden: int = 2048
+    """Width of its hidden layers."""
     embedding_dim: int = 256
     """d: dimension of the unit-norm embeddings and of the memories."""
 
@@ -228,10 +230,13 @@ class LossConfig:
     """Temperatures (docs/method.md, 4)."""
 
     student_temp: float = 0.1
+    """Temperature of the student's assignments."""
     teacher_temp_start: float = 0.04
+    """Teacher temperature at the first step; a lower one makes sharper assignments."""
     teacher_temp: float = 0.07
     """Teacher temperature from `teacher_temp_epochs` on; linear from `teacher_temp_start` before."""
     teacher_temp_epochs: float = 30.0
+    """Epochs over which the teacher temperature rises."""
 
     def __post_init__(self) -> None:
         require_finite("loss", self)

@@ -18,7 +18,9 @@ class OptimConfig:
     min_lr: float = 1e-6
     """Where the cosine ends."""
     warmup_epochs: float = 10.0
+    """Epochs over which the learning rate rises from 0 to its peak."""
     weight_decay: float = 0.04
+    """Weight decay at the first step."""
     weight_decay_end: float = 0.4
     """Cosine from `weight_decay`; none on biases and 1-d parameters."""
     decay_mask_token: bool = False
@@ -33,10 +35,13 @@ class OptimConfig:
     clip_norm: float = 3.0
     """Gradient norm limit of each parameter by itself; 0 switches it off."""
     beta1: float = 0.9
+    """AdamW's decay of the mean gradient."""
     beta2: float = 0.999
+    """AdamW's decay of the mean squared gradient."""
     momentum: float = 0.996
     """The teacher keeps this fraction of itself per step (EMA); cosine to `momentum_end`."""
     momentum_end: float = 1.0
+    """Where the momentum ends; at 1 the teacher stops changing."""
 
     def __post_init__(self) -> None:
         require_finite("optim", self)
@@ -80,6 +85,7 @@ class TrainConfig:
     check_ranks_every_steps: int = 100
     """Compare memories, draws and teacher of all ranks by checksum every this many steps (0: never)."""
     seed: int = 0
+    """Of everything random: weights, order, views, masks, draws of prototypes."""
     precision: str = "auto"
     """`float32`, `bf16` (autocast of the backbone), or `auto`: bf16 on CUDA, float32 elsewhere."""
     device: str = "auto"
@@ -87,6 +93,7 @@ class TrainConfig:
     stop_after_steps: int = 0
     """Save and stop after this step, with schedules unchanged (0: run to the end)."""
     checkpoint_every_steps: int = 1000
+    """Save a checkpoint every this many steps, and at the end."""
     keep_last: int = 3
     """Newest checkpoints to keep, in addition to those of `keep_every_steps`."""
     keep_every_steps: int = 0
@@ -101,10 +108,11 @@ class TrainConfig:
     """What stops a run: `non_finite` numbers; `certain`: these, and a collapse beyond doubt (all images have one
     embedding); `any`: every alarm. Others only warn (docs/metrics.md)."""
     alarm_warmup_steps: int | None = None
-    """Alarms are checked after this step (numbers that are not finite always stop a run). None: after both warm-ups of
+    """Alarms are checked after this step (numbers that are not finite always stop a run). null: after both warm-ups of
     `optim`, and 100 steps at least, since fresh networks make embeddings that are all alike."""
     wandb_project: str = ""
-    """Log to this project at Weights & Biases, too (empty: no; needs `pip install 'sop-faiss[wandb]'`)."""
+    """Log to this project at Weights & Biases, too (empty: no; needs `pip install 'sop-faiss[wandb]'`).
+    TensorBoard events are always written."""
 
     def __post_init__(self) -> None:
         require_finite("train", self)
@@ -163,7 +171,9 @@ class EvaluateConfig:
     """Whether the loop continues while a copy of the teacher is scored: `always`, `never`, or `auto`: on CUDA. On a CPU
     both would need the same cores. Losses are the same, bit for bit, either way."""
     k: int = 20
+    """Neighbors of the k-NN score."""
     batch_size: int = 256
+    """Images per forward pass of a score."""
     max_train_images: int = 0
     """Use only this many gallery images, a seeded draw (0: all)."""
 

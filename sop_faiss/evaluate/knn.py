@@ -103,7 +103,8 @@ class _Votes:
     def place_of(self, truth: Int64[np.ndarray, " q"]) -> Int64[np.ndarray, " q"]:
         """Return the place of the true class among a row's classes by falling votes, from 0.
 
-        A true class that no neighbor belongs to comes after every place.
+        A true class that no neighbor belongs to comes after every place. Departs: DINO sorts all classes, those without
+        votes too, so where fewer than five have votes its top-5 may count one that no neighbor belongs to.
         """
         is_truth: Bool[np.ndarray, " pairs"] = self.label == truth[self.row]
         truth_votes = np.full(self.row_count, -np.inf)

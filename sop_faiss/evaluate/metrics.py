@@ -28,6 +28,7 @@ __all__ = [
     "ranks_of_relevant",
     "recall_at",
     "recall_at_1",
+    "standard_average_precision",
     "top_positions",
 ]
 
@@ -102,6 +103,19 @@ def average_precision(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> fl
     return float((precision_before + precision_after).sum() / (2 * relevant_count))
 
 
+def standard_average_precision(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
+    """Return the non-interpolated average precision, 0..1: the mean of the precision at each relevant image.
+
+    It is that of scikit-learn and TREC; never smaller than `average_precision`, the trapezoids of the same ranking, and
+    equal only if no wrong image comes before a relevant one. An image that was not found counts as 0.
+
+    Args:
+        ranks: zero-based ranks of the relevant images that were found, rising.
+        relevant_count: all relevant images of the query; at least 1.
+    """
+    return float(((np.arange(len(ranks)) + 1) / (ranks + 1)).sum() / relevant_count)
+
+
 def precision_at(ranks: Int64[np.ndarray, " r"], k: int) -> float:
     """Return the share of relevant images among the first k, 0..1; k shrinks to the place of the last relevant one.
 
@@ -133,8 +147,7 @@ def average_precision_at_r(ranks: Int64[np.ndarray, " r"], relevant_count: int) 
 
     Source: Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020, equation 2.
     """
-    near = ranks[ranks < relevant_count]
-    return float(((np.arange(len(near)) + 1) / (near + 1)).sum() / relevant_count)
+    return standard_average_precision(ranks[ranks < relevant_count], relevant_count)
 
 
 def ndcg(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sop_faiss.files import write_json
 
-__all__ = ["environment", "write_result"]
+__all__ = ["environment", "result_content", "write_result"]
 
 FAISS_PACKAGES = ("faiss-gpu", "faiss-cpu", "faiss-gpu-cu12", "faiss-gpu-cu11")
 """PyPI packages that install the module faiss."""
@@ -39,8 +39,7 @@ def environment() -> dict[str, str | int | None]:
     }
 
 
-def write_result(
-    path: Path,
+def result_content(
     command: str,
     dataset: str,
     protocol: Mapping[str, Any],
@@ -48,11 +47,10 @@ def write_result(
     encoder: Mapping[str, str],
     seconds: float,
     details: Mapping[str, Any] | None = None,
-) -> None:
-    """Write one measurement as JSON, atomically.
+) -> dict[str, Any]:
+    """Return one measurement as JSON values.
 
     Args:
-        path: the file; an existing one is replaced.
         command: as `sop-knn`.
         dataset: as the user named it.
         protocol: every choice that changes the numbers.
@@ -61,19 +59,21 @@ def write_result(
         seconds: wall-clock time of the measurement.
         details: further keys, such as `per_class` or `per_query`, after the others.
     """
-    write_json(
-        path,
-        {
-            "command": command,
-            "dataset": dataset,
-            "protocol": dict(protocol),
-            "metrics": dict(metrics),
-            "encoder": {"name": encoder["name"], "fingerprint": encoder["fingerprint"]},
-            "environment": environment(),
-            "seconds": round(seconds, 3),
-            **(details or {}),
-        },
-    )
+    return {
+        "command": command,
+        "dataset": dataset,
+        "protocol": dict(protocol),
+        "metrics": dict(metrics),
+        "encoder": {"name": encoder["name"], "fingerprint": encoder["fingerprint"]},
+        "environment": environment(),
+        "seconds": round(seconds, 3),
+        **(details or {}),
+    }
+
+
+def write_result(path: Path, *args: Any, **kwargs: Any) -> None:
+    """Write one measurement as JSON, atomically; the arguments are those of `result_content`."""
+    write_json(path, result_content(*args, **kwargs))
 
 
 def _version(package: str) -> str | None:

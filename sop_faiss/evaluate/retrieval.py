@@ -30,6 +30,7 @@ from sop_faiss.evaluate.metrics import (
     r_precision,
     ranks_of_relevant,
     recall_at,
+    standard_average_precision,
     top_positions,
 )
 from sop_faiss.neighbors.rank_counts import CountAbove
@@ -50,8 +51,8 @@ __all__ = [
 KS = (1, 5, 10)
 """mP@k, and R@k of plain sets, are reported for these k."""
 
-PLAIN_METRICS = (*(f"R@{k}" for k in KS), "R-precision", "mAP@R", "nDCG")
-"""What plain sets report in addition to mAP and mP@k."""
+PLAIN_METRICS = (*(f"R@{k}" for k in KS), "R-precision", "mAP@R", "nDCG", "mAP_standard")
+"""What plain sets report in addition to mAP, which is of trapezoids, and mP@k."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,7 @@ def _score(ranks: Int64[np.ndarray, " r"], protocol: Protocol) -> QueryScore:
     plain = {}
     if protocol.lists == PLAIN:
         values = [*(recall_at(ranks, k) for k in KS), r_precision(ranks, count)]
-        values += [average_precision_at_r(ranks, count), ndcg(ranks, count)]
+        values += [average_precision_at_r(ranks, count), ndcg(ranks, count), standard_average_precision(ranks, count)]
         plain = dict(zip(PLAIN_METRICS, values, strict=True))
     return QueryScore(
         average_precision=average_precision(ranks, count),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.evaluate.confusion import Confusion
-from sop_faiss.evaluate.results import write_result
+from sop_faiss.evaluate.results import result_content
 from sop_faiss.files import atomic_file
 
 __all__ = ["ClassifierResult"]
@@ -16,7 +16,7 @@ __all__ = ["ClassifierResult"]
 
 @dataclass(frozen=True)
 class ClassifierResult:
-    """One measurement, as `write` puts it into JSON.
+    """One measurement.
 
     Attributes:
         command: that measured it.
@@ -36,10 +36,12 @@ class ClassifierResult:
     seconds: float
     confusion: Confusion
 
-    def write(self, path: Path) -> None:
-        """Write the result as JSON."""
+    def content(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
         details = {"per_class": self.confusion.per_class()}
-        write_result(path, self.command, self.dataset, self.protocol, self.metrics, self.encoder, self.seconds, details)
+        return result_content(
+            self.command, self.dataset, self.protocol, self.metrics, self.encoder, self.seconds, details
+        )
 
     def write_per_class(self, path: Path) -> None:
         """Write `class,images,right,top1` (percent), one line per tested class, atomically."""

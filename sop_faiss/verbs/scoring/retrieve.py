@@ -14,7 +14,7 @@ from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.bootstrap import LEVEL, RESAMPLES, SEED, Interval, bootstrap_interval
 from sop_faiss.evaluate.expansion import Expansion
-from sop_faiss.evaluate.results import write_result
+from sop_faiss.evaluate.results import result_content
 from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol
 from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
@@ -66,8 +66,8 @@ class RetrievalResult:
     seconds: float
     intervals: dict[str, Interval]
 
-    def write(self, path: Path) -> None:
-        """Write the result as JSON, with each query's AP, for comparisons, and the intervals of mAP."""
+    def content(self) -> dict[str, Any]:
+        """Return the result as JSON values, with each query's AP, for comparisons, and the intervals of mAP."""
         intervals = {name: [each.low, each.high] for name, each in self.intervals.items()}
         details = {
             "confidence": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED, **intervals},
@@ -84,8 +84,7 @@ class RetrievalResult:
                 },
             },
         }
-        write_result(
-            path,
+        return result_content(
             "sop-retrieve",
             self.data.name,
             self.protocol,
