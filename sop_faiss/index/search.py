@@ -147,7 +147,7 @@ class FeatureIndex:
         Args:
             x: features: one of unit norm (d,) or one per row (q, d), of this index's encoder; any float dtype, any
                 strides, any device. Norms are checked, not repaired (`require_unit_rows`). Or images, as
-                `Encoder.encode` takes them: paths, PIL images, arrays or tensors of three or more axes.
+                `Encoder.encode` takes them: paths, bytes of files, PIL images, arrays or tensors of three or more axes.
             k: how many neighbors; 1 <= k <= len(self).
             encoder: the one that the index was built with; images need it, features do not.
 
@@ -231,11 +231,10 @@ class FeatureIndex:
         return self._vectors.features(np.asarray(rows, np.int64))
 
     def _as_queries(self, x: ImageInput | Iterable[ImageInput], encoder: Encoder | None) -> Float32[np.ndarray, "q d"]:
-        is_array = isinstance(x, np.ndarray | torch.Tensor)
-        if encoder is not None and not (is_array and x.ndim < 3):
+        if encoder is not None and (not isinstance(x, np.ndarray | torch.Tensor) or x.ndim > 2):
             self.check_encoder(encoder)
             return encoder.encode(x)
-        if not is_array:
+        if not isinstance(x, np.ndarray | torch.Tensor):
             raise ConfigError(f"images need `encoder`, the one of the index: {self.manifest.encoder['name']}")
         if isinstance(x, torch.Tensor):
             if not x.is_floating_point():
