@@ -110,7 +110,7 @@ class IbotConfig:
             require_between(f"ibot.{name}.prototypes", term.prototypes, 2, _MOST_PROTOTYPES)
         require(bool(self.terms()), "ibot.cls.weight and ibot.patch.weight are both 0: nothing would be learned")
         require(
-            not self.shared_head or self.cls.prototypes == self.patch.prototypes,
+            not self.shared_head or len({term.prototypes for term in self.terms().values()}) == 1,
             f"ibot.cls.prototypes = {self.cls.prototypes} and ibot.patch.prototypes = {self.patch.prototypes} with one "
             "head: set both to the same number, or ibot.shared_head=false",
         )

@@ -61,7 +61,8 @@ class IbotObjective:
         model, learns_norm = self.config.model, not self.settings.norm_last_layer
         projector = Projector(feature_dim, model.projector_hidden, model.embedding_dim, model.projector_layers)
         if self.settings.shared_head:
-            last = {"last": LastLayer(model.embedding_dim, self.settings.cls.prototypes, learns_norm)}
+            prototypes = next(iter(self.terms.values())).prototypes  # of all terms
+            last = {"last": LastLayer(model.embedding_dim, prototypes, learns_norm)}
         else:
             last = {n: LastLayer(model.embedding_dim, term.prototypes, learns_norm) for n, term in self.terms.items()}
         return nn.ModuleDict({"shared": projector, **last})
