@@ -6,28 +6,19 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from sop_faiss import distributed
-from sop_faiss.data.images.source import open_source
-from sop_faiss.data.stream import Batches
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.rank_agreement import check_ranks_agree
 from sop_faiss.train.state import RunState
-from tests.rivals import KINDS
-from tests.runs import tiny_config
+from tests.rivals import KINDS, opened
 
 
 def train(folder: Path, shards: Path, *overrides: str) -> tuple[list[dict[str, float]], RunState]:
     """Three steps: their metrics, and the state."""
-    config = tiny_config(folder, "model.drop_path=0", "train.check_ranks_every_steps=1", *overrides)
-    source = open_source(shards)
-    state = RunState(config, torch.device("cpu"), len(source))
-    ranks = distributed.rank(), distributed.world_size()
-    batches = Batches(source, np.arange(len(source)), config, 4, *ranks)
-    state.objective.fill(state.networks, batches)
+    state, batches = opened(folder, shards, "train.check_ranks_every_steps=1", *overrides)
     said = []
     for step in range(3):
         said.append({key: float(value) for key, value in train_step(state, batches[step]).metrics.items()})
@@ -36,7 +27,10 @@ def train(folder: Path, shards: Path, *overrides: str) -> tuple[list[dict[str, f
 
 
 def main(folder: Path, shards: Path) -> None:
-    cases = [*(KINDS[kind] for kind in ("massl", "dino", "ibot")), (*KINDS["ibot apart"], "train.accumulate=3", "train.views_apart=true")]
+    cases = [
+        *(KINDS[kind] for kind in ("massl", "dino", "ibot")),
+        (*KINDS["ibot apart"], "train.accumulate=3", "train.views_apart=true"),
+    ]
     alone = [train(folder, shards, *overrides) for overrides in cases]
     distributed.join_process_group("cpu")
     for overrides, (said, state) in zip(cases, alone, strict=True):

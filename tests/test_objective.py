@@ -23,7 +23,7 @@ from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
 from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
-from tests.rivals import KINDS
+from tests.rivals import KINDS, opened
 from tests.runs import conv_config, tiny_config
 from tests.test_distributed import launch
 
@@ -124,22 +124,17 @@ def test_a_state_of_other_terms_is_refused(tmp_path):
         both.load_state_dict(alone.state_dict())
 
 
-def steps_of(config, shards, count: int) -> tuple[list[dict[str, float]], RunState]:
+def steps_of(state: RunState, batches: Batches, count: int) -> tuple[list[dict[str, float]], RunState]:
     """Metrics of some steps, and the state after them."""
-    source = open_source(shards)
-    state = RunState(config, torch.device("cpu"), len(source))
-    batches = Batches(source, np.arange(len(source)), config, state.student.backbone.patch_size)
-    state.objective.fill(state.networks, batches)
     metrics = [train_step(state, batches[step]).metrics for step in range(count)]
     return [{key: float(value) for key, value in each.items()} for each in metrics], state
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_of_a_step_are_the_step(tmp_path, shards, kind):
-    overrides = ("model.drop_path=0", *KINDS[kind])
-    whole, state = steps_of(tiny_config(tmp_path, *overrides), shards, 6)
+    whole, state = steps_of(*opened(tmp_path, shards, *KINDS[kind]), 3)
     parts = ("train.accumulate=3", "train.views_apart=true")
-    in_parts, other = steps_of(tiny_config(tmp_path, *overrides, *parts), shards, 6)
+    in_parts, other = steps_of(*opened(tmp_path, shards, *KINDS[kind], *parts), 3)
     for one, two in zip(whole, in_parts, strict=True):
         assert two == pytest.approx(one, rel=1e-3, abs=1e-4, nan_ok=True)
     assert isinstance(state.objective, Objective)
@@ -181,7 +176,10 @@ def test_a_convolutional_network_learns_every_objective(tmp_path, shards, kind):
     overrides = [o for o in KINDS[kind] if not o.startswith("masks.")]
     overrides += ["ibot.patch.weight=0"] if kind == "ibot" else []
     config = conv_config(tmp_path, *overrides, "train.accumulate=2", "model.batchnorm=frozen")
-    metrics, _ = steps_of(config, shards, 2)
+    source = open_source(shards)
+    state = RunState(config, torch.device("cpu"), len(source))
+    batches = Batches(source, np.arange(len(source)), config, state.student.backbone.patch_size)
+    metrics, _ = steps_of(state, batches, 2)
     assert all(torch.tensor(list(each.values())).isfinite().all() for each in metrics)
     assert not [key for each in metrics for key in each if "patch" in key]
 
