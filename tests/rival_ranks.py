@@ -28,7 +28,8 @@ def train(folder: Path, shards: Path, *overrides: str) -> tuple[list[dict[str, f
 
 def main(folder: Path, shards: Path) -> None:
     cases = [
-        *(KINDS[kind] for kind in ("massl", "dino", "ibot")),
+        *(KINDS[kind] for kind in ("massl", "dino")),
+        (*KINDS["ibot"], "train.parallel=fsdp"),
         (*KINDS["ibot apart"], "train.accumulate=3", "train.views_apart=true"),
     ]
     alone = [train(folder, shards, *overrides) for overrides in cases]
