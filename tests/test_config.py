@@ -23,6 +23,49 @@ def test_overrides_come_last_and_the_result_can_be_read_again(tmp_path):
     assert load_config(again) == config
 
 
+DINO = ("objective.kind=dino", "masks.kind=none")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ((*DINO, "sop.cls.tasks=5"), "sop.cls.tasks"),
+        ((*DINO, "neighbors.refresh=full"), "neighbors.refresh"),
+        ((*DINO, "dino.prototypes=1"), "dino.prototypes"),
+        ((*DINO, "dino.center_momentum=2"), "dino.center_momentum"),
+        ((*DINO, "dino.freeze_last_layer_epochs=-1"), "dino.freeze_last_layer_epochs"),
+        (("objective.kind=massl", "masks.kind=none", "massl.block_size=131073"), "massl.block_size"),
+        (("objective.kind=massl", "masks.kind=none", "massl.koleo_weight=-1"), "massl.koleo_weight"),
+        (("objective.kind=massl", "masks.kind=random"), "masks.kind"),
+        (("objective.kind=ibot", "ibot.cls.prototypes=7"), "ibot.shared_head"),
+        (("objective.kind=ibot", "ibot.cls.weight=0", "ibot.patch.weight=0"), "ibot.cls.weight"),
+        (("objective.kind=ibot", "masks.kind=none"), "ibot.patch.weight"),
+        (("objective.kind=ibot", "ibot.cls.weight=0", "masks.start_epoch=1"), "ibot.cls.weight"),
+    ],
+)
+def test_settings_of_the_rivals_are_checked(tmp_path, overrides, field):
+    with pytest.raises(ConfigError, match=re.escape(field)) as caught:
+        load_config(tiny_config_file(tmp_path), overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_objective_drops_the_settings_of_the_file(tmp_path):
+    config = load_config(tiny_config_file(tmp_path), [*DINO, "dino.prototypes=9"])
+    assert config.sop == Config().sop and config.dino.prototypes == 9
+    assert config.term_weights() == {"cls": 1, "patch": 0}
+    again = tmp_path / "again.yaml"
+    again.write_text(to_yaml(config))
+    assert load_config(again) == config
+    back = load_config(again, ["objective.kind=sop", "masks.kind=block"])
+    assert back.dino == Config().dino
+    # the same objective drops nothing, and in one file both are refused
+    assert load_config(tiny_config_file(tmp_path), ["objective.kind=sop"]).sop.cls.capacity == 40
+    both = tmp_path / "both.yaml"
+    both.write_text("objective: {kind: dino}\nmasks: {kind: none}\nsop: {eps: 0.2}\n")
+    with pytest.raises(ConfigError, match=r"sop\.eps"):
+        load_config(both)
+
+
 def test_defaults_are_the_papers():
     config = Config()
     assert (config.sop.cls.capacity, config.sop.patch.capacity) == (65536, 8192)
@@ -107,6 +150,12 @@ def assert_words_are_ours(message: str) -> None:
         ("loss.student_temp=0", "wanted 0.005 or more"),
         ("train.precision=fp16", "wanted one of auto, float32, bf16"),
         ("masks.kind=none", "leaves the patch loss without patches"),
+        ("objective.kind=dno", "did you mean 'dino'"),
+        ("objective.kind=dino", "masks.kind = block with objective.kind = dino"),
+        ("dino.prototypes=7", "dino.prototypes = 7 is a setting of objective.kind = dino, and this run's is sop"),
+        ("massl={fill: teacher}", "massl.fill = teacher is a setting of objective.kind = massl"),
+        ("ibot.patch.weight=0.5", "ibot.patch.weight = 0.5 is a setting of objective.kind = ibot"),
+        ("objective={kind: massl, name: x}", "unknown configuration key objective.name"),
         ("evaluate.test=holdout", "needs data.holdout_share"),
         ("evaluate.test=x", "both or neither"),
         ("justakey", "wanted key=value"),

@@ -10,6 +10,13 @@ from sop_faiss.config import Config, TermConfig
 
 __all__ = ["ModelFacts", "write_card"]
 
+_METHODS = {
+    "sop": "*Self-Organizing Visual Prototypes* (ICML 2025, arXiv 2505.21533)",
+    "massl": "the method *MaSSL* (ICML 2024, arXiv 2407.17486)",
+    "dino": "the method *DINO* (ICCV 2021, arXiv 2104.14294)",
+    "ibot": "the method *iBOT* (ICLR 2022, arXiv 2111.07832)",
+}
+"""By `objective.kind`."""
 _PLACE = ("step", "epoch", "images")
 """Keys of a line of metrics that are not scores."""
 
@@ -51,8 +58,8 @@ def write_card(
         "---\nlibrary_name: timm\npipeline_tag: image-feature-extraction\ntags: [sop_faiss, self-supervised]\n---",
         f"# {facts.folder}",
         f"An image encoder ({config.model.backbone}, {facts.parameters:,} parameters, features of dimension "
-        f"{facts.feature_dim}) pretrained without labels by sop_faiss {facts.version}: *Self-Organizing Visual "
-        "Prototypes* (ICML 2025, arXiv 2505.21533). It computes features, not classes.",
+        f"{facts.feature_dim}) pretrained without labels by sop_faiss {facts.version}: "
+        f"{_METHODS[config.objective.kind]}. It computes features, not classes.",
         _how_to_load(facts, preprocess),
         _training(facts, config),
         _scores(metrics, facts.step),
@@ -99,16 +106,30 @@ _POOLINGS = {"cls": "the [CLS] token after the final norm", "mean": "the mean of
 
 
 def _training(facts: ModelFacts, config: Config) -> str:
-    views, train, sop = config.views, config.train, config.sop
+    views, train = config.views, config.train
     rows = {
         "network": f"{facts.role} of {facts.checkpoint}",
         "steps made": f"{facts.step:,} of {train.batch_size} images each",
         "schedule": f"{train.epochs:g} epochs, base learning rate {config.optim.base_lr:g}",
         "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} pixels",
-        "[CLS] loss": _term(sop.cls),
-        "patch loss": _term(sop.patch),
+        **_terms(config),
     }
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+
+
+def _terms(config: Config) -> dict[str, str]:
+    """Return a line about each loss term."""
+    match config.objective.kind:
+        case "massl":
+            massl = config.massl
+            blocks = f"memory of at most {massl.capacity:,} rows, compared in blocks of {massl.block_size:,}"
+            return {"[CLS] loss": blocks}
+        case "dino":
+            return {"[CLS] loss": f"{config.dino.prototypes:,} learned prototypes"}
+        case "ibot":
+            terms = {"[CLS] loss": config.ibot.cls, "patch loss": config.ibot.patch}
+            return {name: f"weight {t.weight:g}, {t.prototypes:,} learned prototypes" for name, t in terms.items()}
+    return {"[CLS] loss": _term(config.sop.cls), "patch loss": _term(config.sop.patch)}
 
 
 def _term(term: TermConfig) -> str:

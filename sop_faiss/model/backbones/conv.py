@@ -55,9 +55,9 @@ class ConvBackbone(Backbone):
         """See `Backbone.check_settings`."""
         name = config.model.backbone
         if config.masks.kind != "none" and not config.masks.pixels:
+            weight = f" and {config.objective.kind}.patch.weight=0" if config.term_weights()["patch"] else ""
             raise ConfigError(
-                f"{name} has no tokens to mask: set masks.kind=none and sop.patch.weight=0, or hide pixels with "
-                "masks.pixels=true"
+                f"{name} has no tokens to mask: set masks.kind=none{weight}, or hide pixels with masks.pixels=true"
             )
         if config.model.global_token == "mean":
             raise ConfigError(

@@ -56,14 +56,16 @@ KINDS = {
     "constant_output": _Kind(
         True,
         "the networks have collapsed to a constant output, as they do with fixed anchors, a teacher that follows too "
-        "fast, too much weight decay or images that are all the same; set sop.anchors=random, raise optim.momentum, "
-        "lower optim.base_lr, optim.weight_decay and loss.teacher_temp, and look at the views (sop-data preview)",
+        "fast, too much weight decay or images that are all the same; raise optim.momentum, lower optim.base_lr, "
+        "optim.weight_decay and loss.teacher_temp, with SOP set sop.anchors=random, and look at the views (sop-data "
+        "preview)",
     ),
     "teacher_uniform": _Kind(
         False,
         "the teacher assigns each image to all prototypes alike, which teaches nothing: its temperature is too high "
         "for embeddings this much alike, or the student does not move; lower loss.teacher_temp and "
-        "loss.teacher_temp_start, set sop.fill=teacher, or raise optim.base_lr or optim.momentum",
+        "loss.teacher_temp_start, fill the memory (sop.fill=teacher, massl.fill=teacher), or raise optim.base_lr or "
+        "optim.momentum",
     ),
     "rank_drop": _Kind(
         False,
@@ -73,8 +75,8 @@ KINDS = {
     "one_image": _Kind(
         False,
         "images cannot be told apart: the images are copies of one, or the views keep nothing of their image; look "
-        "at them (sop-data check --duplicates, sop-data preview) and soften views.*, or give prototypes supports of "
-        "other images (neighbors.exclude_same_image=always, a larger memory)",
+        "at them (sop-data check --duplicates, sop-data preview) and soften views.*, or give SOP's prototypes supports "
+        "of other images (neighbors.exclude_same_image=always, a larger memory)",
     ),
 }
 """By name, the most certain first."""
