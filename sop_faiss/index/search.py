@@ -83,6 +83,11 @@ class FeatureIndex:
         return self.manifest.dimension
 
     @property
+    def loses_rows(self) -> bool:
+        """Whether images can be removed; an index that is a graph must be built again without them."""
+        return not isinstance(self._vectors, ApproximateIndex) or self._vectors.loses_rows
+
+    @property
     def mean_cosine(self) -> float | None:
         """The mean cosine of random pairs of images, measured now if the manifest lacks it; None for fewer than 20."""
         if "mean_cosine" in self.manifest.search:

@@ -1,9 +1,8 @@
-"""Some of a source's images as a source."""
+"""Some images of a source."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,56 +10,41 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.source import ImageSource
 
-__all__ = ["Subset"]
+__all__ = ["ImageSubset"]
 
 
-@dataclass(frozen=True)
-class Subset:
-    """The images of `source` at `positions`, in that order; an `ImageSource` itself."""
+class ImageSubset:
+    """Some images of a source, with the keys and labels that they have in it.
 
-    source: ImageSource
-    positions: Int64[np.ndarray, " m"]
+    Args:
+        source: all images.
+        positions: which of them, in the order wanted.
+    """
 
-    @property
-    def description(self) -> str:
-        """The complete source as the user named it."""
-        return self.source.description
-
-    @cached_property
-    def keys(self) -> list[str]:
-        """See `ImageSource.keys`."""
-        return [self.source.keys[position] for position in self.positions]
-
-    @cached_property
-    def labels(self) -> Int64[np.ndarray, " m"] | None:
-        """See `ImageSource.labels`."""
-        return None if self.source.labels is None else self.source.labels[self.positions]
-
-    @property
-    def class_names(self) -> list[str] | None:
-        """See `ImageSource.class_names`."""
-        return self.source.class_names
-
-    @property
-    def root(self) -> Path:
-        """See `ImageSource.root`."""
-        return self.source.root
+    def __init__(self, source: ImageSource, positions: Sequence[int]) -> None:
+        self._source = source
+        self._positions = list(positions)
+        self.description = source.description
+        self.keys: list[str] = [source.keys[position] for position in self._positions]
+        self.class_names: list[str] | None = source.class_names
+        self.labels: Int64[np.ndarray, " n"] | None = None if source.labels is None else source.labels[self._positions]
+        self.root: Path = source.root
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self._positions)
 
     def read(self, position: int) -> bytes:
-        """See `ImageSource.read`."""
-        return self.source.read(int(self.positions[position]))
+        """Read the encoded bytes of one image; errors as of the source."""
+        return self._source.read(self._positions[position])
 
     def source_of(self, position: int) -> str:
-        """See `ImageSource.source_of`."""
-        return self.source.source_of(int(self.positions[position]))
+        """Return the shard of an image relative to `root`, or "" for an image that is a file."""
+        return self._source.source_of(self._positions[position])
 
     def member_of(self, position: int) -> str:
-        """See `ImageSource.member_of`."""
-        return self.source.member_of(int(self.positions[position]))
+        """Return the tar member, or the file relative to `root`."""
+        return self._source.member_of(self._positions[position])
 
     def offset_of(self, position: int) -> int:
-        """See `ImageSource.offset_of`."""
-        return self.source.offset_of(int(self.positions[position]))
+        """Return where the image begins in its shard, in bytes; 0 for an image that is a file."""
+        return self._source.offset_of(self._positions[position])

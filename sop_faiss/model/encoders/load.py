@@ -20,6 +20,7 @@ from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.pooling import pooling_name
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from sop_faiss.model.encoders.remembered import remembered_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.model.encoders.weights import read_official, read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
@@ -49,7 +50,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     device = choose_device(spec.device)
     spec.refuse_idle_options()
     left_out: list[str] = []
-    scores = None
+    scores = checkpoint = None
     model: SopModel | TimmModel
     name = spec.model
     if spec.kind == "run" and is_export(Path(spec.place)):
@@ -86,6 +87,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         name = f"{name} (random weights, seed {spec.random_weights})"
     encoder = _assemble(spec, model, name, left_out).to(device)
     encoder.scores = scores
+    encoder.spec = remembered_spec(spec, checkpoint)
     return encoder
 
 
