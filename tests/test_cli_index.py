@@ -87,9 +87,10 @@ def test_bad_images_are_counted(place: Path, tmp_path: Path) -> None:
     [
         ([], "name what to index"),
         (["--model", "{run}"], "name what to index"),
-        (["--data", "{photos}"], "name what to index"),
-        (["--features", "{features}", "--data", "{photos}"], "leave --model and --data out"),
-        (["--features", "{features}", "--size", "64"], "no --model"),
+        (["{photos}", "--data", "{photos}"], "name them once"),
+        (["--features", "{features}", "--data", "{photos}"], "leave --model, its options and --data out"),
+        (["--features", "{features}", "{photos}"], "leave --model, its options and --data out"),
+        (["--features", "{features}", "--size", "64"], "leave --model, its options"),
         (["--features", "{features}", "--factory", "IVF16,Flat"], "IVF16,Flat"),
         (["--features", "{place}/absent"], "does not exist"),
         (["--features", "{photos}"], "not a feature store"),
