@@ -306,7 +306,6 @@ def test_csv_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["{index}"], "name the queries in one way"),
         (["{index}", "{image}", "--key", "x"], "name the queries in one way"),
-        (["{index}", "{image}"], "images need --model"),
         (["{index}", "--key", "0000", "--model", "{run}"], "--key needs no encoder"),
         (["{index}", "--key", "nobody"], "key 'nobody' is not in the index"),
         (["{index}", "--key", "class_0/0000", "-k", "12"], "wanted 1 <= k <= 11"),

@@ -400,9 +400,9 @@ def test_what_is_no_index(tmp_path: Path) -> None:
 def test_a_foreign_version(built: Path, tmp_path: Path) -> None:
     shutil.copytree(built, tmp_path / "copy")
     manifest = json.loads((built / "manifest.json").read_text())
-    for version in (1, 3, "2", None):
+    for version in (1, 4, "2", None):
         (tmp_path / "copy" / "manifest.json").write_text(json.dumps(manifest | {"format_version": version}))
-        with pytest.raises(IndexMismatchError, match=f"format version {version!r}, this program reads 2"):
+        with pytest.raises(IndexMismatchError, match=f"format version {version!r}, this program reads 2 and 3"):
             FeatureIndex.open(tmp_path / "copy")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sop_faiss.errors import ConfigError, IndexMismatchError, SopError
@@ -36,13 +37,15 @@ def encoder_of_index(index: FeatureIndex, given: EncoderSpec | None = None) -> E
     remembered, name = index.manifest.encoder_spec, index.manifest.encoder["name"]
     if remembered is None:
         raise ConfigError(f"{index.directory} does not say how its encoder is opened: give `model`, which was {name}")
-    spec = recalled_spec(remembered, index.directory, given or EncoderSpec(""))
+    given = given or EncoderSpec("")
+    spec = recalled_spec(remembered, index.directory, given)
     try:
         encoder = encoder_of_spec(spec)
     except SopError as error:
         raise type(error)(f"{error}; {index.directory} remembers this encoder: give `model` to name a copy") from None
     difference = index.manifest.space.difference(FeatureSpace.of_encoder(encoder))
-    if difference is not None and difference.what == "encoder":
+    as_remembered = replace(given, device="auto", cache=None) == EncoderSpec("")
+    if difference is not None and difference.what == "encoder" and as_remembered:
         raise IndexMismatchError(
             f"{spec.weights or spec.model} has changed since {index.directory} was built with it "
             f"({difference.values}): restore it, name a copy of what it was by `model`, or build the index again"

@@ -130,8 +130,9 @@ def open_folder(description: str, folder: Path) -> FileSource:
     root = folder.absolute()
     members, shards, unread = _walk_folder(root)
     if unread:
-        remedy = ": save images of these kinds as JPEG" if unread.keys() & set(UNREAD_SUFFIXES) else ""
-        _log.warning("folder %s: %s skipped%s", description, _kinds_of(unread), remedy)
+        remedy = ": save images among them as JPEG" if unread.keys() & set(UNREAD_SUFFIXES) else ""
+        count, kinds = unread.total(), _kinds_of(unread)
+        _log.warning("folder %s: %d files of other kinds skipped (%s)%s", description, count, kinds, remedy)
     if shards:
         what = "both images and shards" if members else "shards only"
         raise DataError(f"folder {description} has {what} in its sub-folders: name one, such as {min(shards)}")
@@ -198,9 +199,7 @@ def _kinds_of(unread: Counter[str]) -> str:
     shown = unread.most_common(_SHOWN_KINDS)
     kinds = [f"{count:,} {suffix[:_LONGEST_SUFFIX] or 'without a suffix'}" for suffix, count in shown]
     rest = unread.total() - sum(count for _, count in shown)
-    more = [f"{rest:,} of other kinds"] if rest else []
-    total = unread.total()
-    return f"{total:,} {'file that is' if total == 1 else 'files that are'} not a readable image ({', '.join(kinds + more)})"
+    return ", ".join(kinds + ([f"{rest:,} others"] if rest else []))
 
 
 class _Line(NamedTuple):
