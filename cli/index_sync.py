@@ -52,7 +52,7 @@ def sync_command(
     from sop_faiss.verbs.finding.index_sync import sync
 
     extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
-    with progress_reporter("comparing", "files") as hashing, progress_reporter("embedding", "images") as progress:
+    with progress_reporter("comparing and embedding", "images") as progress:
         done = sync(
             index,
             folder,
@@ -60,7 +60,6 @@ def sync_command(
             dry_run=dry_run,
             force=force,
             extraction=extraction,
-            hashing=hashing,
             progress=progress,
         )
     if dry_run:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64
@@ -94,9 +94,8 @@ def _names_in(members: Sequence[str], root: Path, folder: Path, present: Set[str
     """Return what the members are called in a folder: where they were, or, if that finds more, after a move of all."""
     if root == folder:
         return list(members)
-    below = PurePosixPath(os.path.relpath(root, folder))
-    in_place = [os.path.normpath(below / member) for member in members]
-    return max(list(members), in_place, key=lambda names: sum(name in present for name in names))
+    in_place = [os.path.relpath(root / member, folder) for member in members]
+    return max(in_place, list(members), key=lambda names: sum(name in present for name in names))
 
 
 def _stat(source: FileSource, position: int) -> tuple[int, int]:

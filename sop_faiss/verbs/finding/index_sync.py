@@ -54,7 +54,6 @@ def sync(
     dry_run: bool = False,
     force: bool = False,
     extraction: ExtractionOptions | None = None,
-    hashing: ProgressCallback | None = None,
     progress: ProgressCallback | None = None,
 ) -> Synced:
     """Make an index equal to a folder: add new images, replace changed ones, and remove those that are gone.
@@ -69,8 +68,7 @@ def sync(
         dry_run: find what is to be done, and change nothing.
         force: remove also more than half of the index's images.
         extraction: how features are extracted; `max_bad_fraction` is of all images of the folder.
-        hashing: called with files read for comparison, and their total.
-        progress: called with images encoded and their total.
+        progress: called with files read for comparison, then with images encoded, and their total.
 
     Raises:
         ConfigError: the index is not of a folder, too many images are gone, or nothing would be left.
@@ -83,7 +81,7 @@ def sync(
     manifest = opened.manifest
     source = _open_folder(opened, folder)
     states = read_states(index, manifest)
-    changes = find_changes(opened.ids, states, Path(manifest.root), source, progress=hashing)
+    changes = find_changes(opened.ids, states, Path(manifest.root), source, progress=progress)
     _require_possible(opened, changes, force=force or dry_run)
     if dry_run:
         return _synced(opened, changes, {*changes.added, *changes.changed}, {})
@@ -111,13 +109,20 @@ def _embed(
     if encoder is None or not changes.to_embed:
         return _Embedded(None, set(), {})
     source = ImageSubset(changes.source, changes.to_embed)
-    share = min(1.0, extraction.max_bad_fraction * len(changes.source) / len(source))
+    store, dropped = None, {}
     try:
-        store = extract_features(encoder, source, replace(extraction, max_bad_fraction=share), progress=progress)
+        store = extract_features(encoder, source, replace(extraction, max_bad_fraction=1.0), progress=progress)
+        dropped = dict(store.manifest["dropped"]["reasons"])
     except NothingUsableError as error:
-        return _Embedded(None, set(), error.reasons)
-    numbers = {key: position for position, key in zip(changes.to_embed, source.keys, strict=True)}
-    return _Embedded(store, {numbers[key] for key in store.keys}, dict(store.manifest["dropped"]["reasons"]))
+        dropped = error.reasons
+    if sum(dropped.values()) > extraction.max_bad_fraction * len(changes.source):
+        counts = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+        raise DataError(
+            f"{sum(dropped.values())} of the {len(changes.source)} images of {source.description} are unusable "
+            f"({counts}), more than `max_bad_fraction={extraction.max_bad_fraction}`: repair or remove them, or raise it"
+        )
+    numbers = dict(zip(source.keys, changes.to_embed, strict=True))
+    return _Embedded(store, {numbers[key] for key in store.keys} if store is not None else set(), dropped)
 
 
 def _is_equal(
