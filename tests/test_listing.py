@@ -59,7 +59,7 @@ def test_files_that_are_not_readable_images_are_counted_by_kind(tmp_path: Path, 
         (tmp_path / name).write_bytes(b"x")
     assert len(open_folder("photos/", tmp_path).keys) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "folder photos/: 6 files of other kinds skipped (2 .heic, 1 .dng, 1 .txt, 1 .mp4, 1 without a suffix): "
+        "folder photos/: 6 files of other kinds skipped (2 .heic, 1 without a suffix, 1 .dng, 1 .mp4, 1 .txt): "
         "save images among them as JPEG"
     ]
 

@@ -174,6 +174,8 @@ def test_images_find_what_their_features_find(tmp_path: Path) -> None:
     (above,) = index.search_above(paths[0], 0.9999, encoder=encoder)
     assert "0002" in above.keys[0]
     assert index.search(encoder.encode(paths), 3, encoder=encoder).keys == expected.keys  # features, as without
+    assert index.search(paths, 3).keys == expected.keys, "with the encoder that the index remembers"
+    index.manifest = replace(index.manifest, encoder_spec=None)
     with pytest.raises(ConfigError) as missing:
         index.search(paths, 3)
     assert missing.value.arguments == ("encoder",)

@@ -204,7 +204,7 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
 
 def _kinds_of(unread: Counter[str]) -> str:
     """Return how many files there are of each suffix, the most frequent first."""
-    shown = unread.most_common(_SHOWN_KINDS)
+    shown = sorted(unread.items(), key=lambda kind: (-kind[1], kind[0]))[:_SHOWN_KINDS]
     kinds = [f"{count:,} {suffix[:_LONGEST_SUFFIX] or 'without a suffix'}" for suffix, count in shown]
     rest = unread.total() - sum(count for _, count in shown)
     return ", ".join(kinds + ([f"{rest:,} others"] if rest else []))

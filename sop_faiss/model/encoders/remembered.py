@@ -23,7 +23,6 @@ _RELATIVE = "relative"
 """Entry with the places relative to the index: they hold where an index moves together with its encoder."""
 _NOT_KEPT = ("device", "cache")
 """Where features are computed and kept, which the features do not depend on."""
-_LARGEST_SIDE = 8192
 _LARGEST_FILE = 16 * 2**30
 """Bytes of a weights file; no encoder that a user names is limited to this."""
 
@@ -57,7 +56,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "position_resize": _is_text,
     "random_weights": _is_count,
     "last_blocks": _is_count,
-    "size": lambda value: _is_count(value) and value <= _LARGEST_SIDE,
+    "size": _is_count,
     "mean": _is_triple,
     "std": _is_triple,
     "scales": _is_scales,
@@ -159,14 +158,14 @@ def _spec_of(remembered: Mapping[str, Any]) -> EncoderSpec:
 
 
 def _places(spec: EncoderSpec) -> dict[str, Path]:
-    """Return the files and directories that a remembered spec names, by field; they are absolute."""
-    of_model = Path(spec.place) if spec.kind in ("run", "dino", "config") else None
-    found = {"model": of_model, "weights": spec.weights, "whitening": spec.whitening}
-    return {name: place for name, place in found.items() if place is not None and place.is_absolute()}
+    """Return the files and directories that a remembered spec names, by field."""
+    place = Path(spec.place)
+    names_file = spec.kind in ("run", "dino") or (spec.kind == "config" and place.is_absolute())
+    found = {"model": place if names_file else None, "weights": spec.weights, "whitening": spec.whitening}
+    return {name: place for name, place in found.items() if place is not None}
 
 
 def _find(place: Path, relative: Any, directory: Path) -> Path | None:
-    if place.exists() or not _is_text(relative):
-        return place if place.exists() else None
-    beside = Path(os.path.normpath(directory.absolute() / relative))
-    return beside if beside.exists() else None
+    """Return the place if it exists, or else the one relative to the index; never one relative to the current folder."""
+    beside = [Path(os.path.normpath(directory.absolute() / relative))] if _is_text(relative) else []
+    return next((each for each in (place, *beside) if each.is_absolute() and each.exists()), None)
