@@ -39,7 +39,8 @@ def add_command(
 ) -> None:
     """Add images, or features of the index's own encoder, to an index.
 
-    SRC is a folder of images, .tar shards, or a .txt or .csv list. The index is complete at every moment: a search meanwhile, or a kill, finds it as it was before.
+    SRC is a folder of images, .tar shards, or a .txt or .csv list. The index knows its encoder. It is complete at every
+    moment: a search meanwhile, or a kill, finds it as it was before.
 
     \b
     Examples:

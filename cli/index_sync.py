@@ -68,6 +68,8 @@ def sync_command(
                 click.echo(one_line(f"{mark} {member}"))
     left_out = f"{sum(done.dropped.values()):,} left out" + (f" ({counted(done.dropped)})" if done.dropped else "")
     did = ["to add", "to replace", "to remove"] if dry_run else ["added", "changed", "removed"]
-    numbers = [f"{len(each):,} {what}" for each, what in zip([done.added, done.changed, done.removed], did, strict=True)]
+    numbers = [
+        f"{len(each):,} {what}" for each, what in zip([done.added, done.changed, done.removed], did, strict=True)
+    ]
     rest = [f"{done.unchanged:,} unchanged", *([] if dry_run else [left_out])]
     click.echo(one_line(f"{', '.join(numbers + rest)}: {index} {'and' if dry_run else 'is equal to'} {done.folder}"))

@@ -53,7 +53,9 @@ def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
     assert open_source(tmp_path).keys == ["a"]
 
 
-def test_files_that_are_not_readable_images_are_counted_by_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_are_not_readable_images_are_counted_by_kind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_folder(tmp_path, classes=1, per_class=2)
     for name in ("a.HEIC", "class_0/b.heic", "c.dng", ".d.heic", "notes.txt", "film.MP4", "README"):
         (tmp_path / name).write_bytes(b"x")

@@ -57,7 +57,9 @@ def test_no_command_needs_the_model_again(place: Path) -> None:
 
 def test_the_default_encoder_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
-    monkeypatch.setattr("sop_faiss.verbs.finding.index_build.encoder_of_spec", lambda spec: opened.append(spec) or 1 / 0)
+    monkeypatch.setattr(
+        "sop_faiss.verbs.finding.index_build.encoder_of_spec", lambda spec: opened.append(spec) or 1 / 0
+    )
     result = invoke("build", place / "photos", "--size", 64, "--out", place / "new")
     assert isinstance(result.exception, ZeroDivisionError)
     assert (opened[0].model, opened[0].size) == ("lite0", 64)
@@ -130,7 +132,9 @@ def test_options_without_a_model_are_those_of_the_index_changed(place: Path) -> 
     query = place / "photos" / "0003.jpg"
     assert_refused(invoke("search", place / "index", query, "--size", 64), "another preprocessing", "64 instead of 32")
     assert_refused(invoke("search", place / "index", query, "--arch", "resnet18"), "--arch does not apply")
-    assert_refused(invoke("search", place / "index", "--key", "0003", "--size", 64), "leave --model and its options out")
+    assert_refused(
+        invoke("search", place / "index", "--key", "0003", "--size", 64), "leave --model and its options out"
+    )
 
 
 def test_merged_indices_remember_the_encoder(place: Path) -> None:

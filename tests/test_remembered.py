@@ -34,7 +34,9 @@ def test_every_kind_of_encoder_is_opened_again(tmp_path: Path, monkeypatch: pyte
     specs = [
         EncoderSpec("run", student=True, size=48, scales=(1.0, 0.5), pooling="mean"),
         EncoderSpec("run/checkpoints/step_00000010", top_value=4095.0),
-        EncoderSpec("timm:test_vit", weights=Path("w.pth"), by_position=True, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)),
+        EncoderSpec(
+            "timm:test_vit", weights=Path("w.pth"), by_position=True, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2)
+        ),
         EncoderSpec("dino:dino.pth", arch="test_vit", position_resize="timm", last_blocks=2),
         EncoderSpec("config:digits_demo", random_weights=3, device="cpu", cache=Path("cache")),
     ]

@@ -43,7 +43,8 @@ class FeatureStore:
         features: unit-norm rows.
         manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalized`, `root`,
             `sources` (as the user named them), `folder` (if they are all
-            images of one), `encoder_spec` (how the encoder is opened again), and what else the extraction noted; JSON values.
+            images of one), `encoder_spec` (how the encoder is opened again), and what else the extraction noted; JSON
+            values.
         whitening: how the features were whitened, written next to them; None also for a store that was read.
         states: what was read of each image, for an index that follows a folder; None also for a store that was read.
     """

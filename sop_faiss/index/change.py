@@ -59,9 +59,7 @@ class _Index:
         return write_index(directory, described, self.vectors.write, self.ids, states)
 
 
-def add_to_index(
-    directory: Path, store: FeatureStore, *, encoder_spec: dict[str, Any] | None = None
-) -> IndexManifest:
+def add_to_index(directory: Path, store: FeatureStore, *, encoder_spec: dict[str, Any] | None = None) -> IndexManifest:
     """Add the images of a feature store to an index.
 
     Lists and codes stay as they were trained: after many additions of another kind build the index again.
@@ -177,7 +175,7 @@ def follow_folder(
 ) -> IndexManifest:
     """Make an index equal to a folder: one exchange removes what is gone and adds what is new.
 
-    The images keep the order of their rows, new ones come last; keys and classes are those of a new index of the folder.
+    Images keep the order of their rows, new ones come last; keys and classes are those of a new index of the folder.
 
     Args:
         directory: of the index.
@@ -214,7 +212,9 @@ def follow_folder(
             stays = np.ones(seen.count + added, bool)
             stays[: seen.count] = np.isin(np.arange(seen.count), rows)
             index.vectors.keep(stays)
-        search = _counted(_counted(seen.search, "added", added), "removed", removed) if added or removed else seen.search
+        search = (
+            _counted(_counted(seen.search, "added", added), "removed", removed) if added or removed else seen.search
+        )
         described = replace(
             seen,
             root=str(source.root),

@@ -129,8 +129,8 @@ def open_folder(description: str, folder: Path) -> FileSource:
     If all names are integers, they are the labels themselves.
 
     Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are skipped; so are
-    other files, with a warning that counts them by kind. A sub-folder without read permission, and a link that leads back
-    to itself, count as an image that cannot be read.
+    other files, with a warning that counts them by kind. A sub-folder without read permission, and a link that leads
+    back to itself, count as an image that cannot be read.
 
     Raises:
         DataError: the folder itself cannot be read, has no image, or has shards in a sub-folder.

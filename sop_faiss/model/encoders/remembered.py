@@ -44,7 +44,9 @@ def _is_triple(value: Any) -> bool:
 
 
 def _is_scales(value: Any) -> bool:
-    return isinstance(value, list) and 1 <= len(value) <= 16 and all(_is_number(each) and 0 < each <= 4 for each in value)
+    return (
+        isinstance(value, list) and 1 <= len(value) <= 16 and all(_is_number(each) and 0 < each <= 4 for each in value)
+    )
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
@@ -132,7 +134,9 @@ def recalled_spec(remembered: Mapping[str, Any], directory: Path, given: Encoder
                 f"`model` and its options, as when the index was built (`sop-index sync` and `add` then remember it)"
             )
         if found.is_file() and found.stat().st_size > _LARGEST_FILE:
-            raise CheckpointError(f"{found}, the encoder of {directory}, is larger than 16 GiB: give `model` to read it")
+            raise CheckpointError(
+                f"{found}, the encoder of {directory}, is larger than 16 GiB: give `model` to read it"
+            )
         prefix = f"{spec.kind}:" if name == "model" and spec.kind != "run" else ""
         spec = replace(spec, **{name: f"{prefix}{found}" if name == "model" else found})
     own = {field.name: getattr(given, field.name) for field in fields(given)}
@@ -166,6 +170,6 @@ def _places(spec: EncoderSpec) -> dict[str, Path]:
 
 
 def _find(place: Path, relative: Any, directory: Path) -> Path | None:
-    """Return the place if it exists, or else the one relative to the index; never one relative to the current folder."""
+    """Return the place if it exists, or else the one relative to the index; the current folder does not matter."""
     beside = [Path(os.path.normpath(directory.absolute() / relative))] if _is_text(relative) else []
     return next((each for each in (place, *beside) if each.is_absolute() and each.exists()), None)

@@ -119,7 +119,8 @@ def _embed(
         counts = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
         raise DataError(
             f"{sum(dropped.values())} of the {len(changes.source)} images of {source.description} are unusable "
-            f"({counts}), more than `max_bad_fraction={extraction.max_bad_fraction}`: repair or remove them, or raise it"
+            f"({counts}), more than `max_bad_fraction={extraction.max_bad_fraction}`: repair or remove them, or "
+            "raise it"
         )
     numbers = dict(zip(source.keys, changes.to_embed, strict=True))
     return _Embedded(store, {numbers[key] for key in store.keys} if store is not None else set(), dropped)
