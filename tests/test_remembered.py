@@ -55,7 +55,17 @@ def test_every_kind_of_encoder_is_opened_again(tmp_path: Path, monkeypatch: pyte
 def test_a_run_is_remembered_by_its_checkpoint(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     encoder = encoder_of_spec(EncoderSpec(str(tmp_path / "run")))
-    assert encoder.spec == {"model": str(tmp_path / "run" / "checkpoints" / "step_00000010")}
+    assert encoder.spec is not None
+    assert encoder.spec["model"] == str(tmp_path / "run" / "checkpoints" / "step_00000010")
+
+
+def test_defaults_are_remembered(tmp_path: Path) -> None:
+    """A later version may have others."""
+    encoder = encoder_of_spec(EncoderSpec("timm:test_vit", random_weights=0))
+    assert encoder.spec is not None
+    remembered = written(encoder.spec, tmp_path)
+    assert remembered["size"] == encoder.preprocess.crop and remembered["pooling"] == encoder.token_pooling
+    assert tuple(remembered["mean"]) == encoder.preprocess.mean and remembered["position_resize"] == "timm"
 
 
 def test_places_move_with_the_index(tmp_path: Path) -> None:

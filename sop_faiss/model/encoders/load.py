@@ -98,8 +98,24 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         name = f"{name} (random weights, seed {spec.random_weights})"
     encoder = _assemble(spec, model, name, left_out).to(device)
     encoder.scores = scores
-    encoder.spec = remembered_spec(spec, checkpoint)
+    encoder.spec = remembered_spec(_without_defaults(spec, encoder), checkpoint)
     return encoder
+
+
+def _without_defaults(spec: EncoderSpec, encoder: Encoder) -> EncoderSpec:
+    """Return a spec that says all that the encoder does, since a later version may have other defaults."""
+    seen = encoder.preprocess
+    has_rule = spec.kind in ("timm", "dino")
+    return replace(
+        spec,
+        pooling=spec.pooling or encoder.model.poolings[0],
+        size=seen.crop,
+        mean=seen.mean,
+        std=seen.std,
+        scales=seen.scales,
+        top_value=seen.top_value,
+        position_resize=encoder.model.position_resize if has_rule else spec.position_resize,
+    )
 
 
 def _packaged(name: str) -> TimmModel:

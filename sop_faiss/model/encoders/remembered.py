@@ -72,7 +72,7 @@ def remembered_spec(spec: EncoderSpec, checkpoint: Path | None = None) -> dict[s
     """Return the options that make this encoder, as JSON values; places are absolute.
 
     Args:
-        spec: what the encoder was made of.
+        spec: what the encoder was made of, defaults included.
         checkpoint: the one that was read, where `model` names a run: the run may have others later.
     """
     kept = {
@@ -138,7 +138,8 @@ def recalled_spec(remembered: Mapping[str, Any], directory: Path, given: Encoder
                 f"{found}, the encoder of {directory}, is larger than 16 GiB: give `model` to read it"
             )
         prefix = f"{spec.kind}:" if name == "model" and spec.kind != "run" else ""
-        spec = replace(spec, **{name: f"{prefix}{found}" if name == "model" else found})
+        moved: dict[str, Any] = {name: f"{prefix}{found}" if name == "model" else found}
+        spec = replace(spec, **moved)
     own = {field.name: getattr(given, field.name) for field in fields(given)}
     changed = {name: value for name, value in own.items() if value != EncoderSpec.__dataclass_fields__[name].default}
     return replace(spec, **{name: value for name, value in changed.items() if name != "model"})
