@@ -200,7 +200,7 @@ class IndexManifest:
                 "build the index again, or use the program that made it"
             )
         try:
-            optional = {name: content.get(name) for name in _SINCE_VERSION_3}
+            optional: dict[str, Any] = {name: content.get(name) for name in _SINCE_VERSION_3}
             manifest = cls(**optional, **{name: content[name] for name in _FIELDS})
             intact = manifest._sealed() == encoded and manifest._is_sound()
         except (KeyError, TypeError, ValueError, RecursionError):

@@ -12,7 +12,7 @@ from sop_faiss.data.images.listing import FileSource, open_folder
 from sop_faiss.data.images.source import find_shards
 from sop_faiss.data.images.subset import ImageSubset
 from sop_faiss.errors import ConfigError, DataError, NothingUsableError
-from sop_faiss.features.cache import kept_until_whole
+from sop_faiss.features.cache import forget_unfinished, kept_until_whole
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.file_states import FileStates
 from sop_faiss.features.store import FeatureStore
@@ -92,6 +92,8 @@ def sync(
         spec = manifest.encoder_spec if loaded is None else loaded.spec
         if not _is_equal(opened, states, changes, embedded, spec):
             follow_folder(index, manifest, changes, embedded.store, dropped=embedded.dropped, encoder_spec=spec)
+    if loaded is None:
+        forget_unfinished(index)  # of a call that was killed after it had changed the index
     return _synced(opened, changes, embedded.positions, embedded.dropped)
 
 
