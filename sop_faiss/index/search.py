@@ -243,7 +243,8 @@ class FeatureIndex:
 
     def _as_queries(self, x: ImageInput | Iterable[ImageInput], encoder: Encoder | None) -> Float32[np.ndarray, "q d"]:
         is_array = isinstance(x, np.ndarray | torch.Tensor)
-        if not (is_array and x.ndim < 3) and (encoder is not None or self.manifest.encoder_spec is not None):
+        are_features = isinstance(x, np.ndarray | torch.Tensor) and x.ndim < 3
+        if not are_features and (encoder is not None or self.manifest.encoder_spec is not None):
             if encoder is None:
                 return self._own_encoder.encode(x)
             self.check_encoder(encoder)

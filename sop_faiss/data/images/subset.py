@@ -1,8 +1,9 @@
-"""Some images of a source."""
+"""Some of a source's images as a source."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -10,41 +11,56 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.source import ImageSource
 
-__all__ = ["ImageSubset"]
+__all__ = ["Subset"]
 
 
-class ImageSubset:
-    """Some images of a source, with the keys and labels that they have in it.
+@dataclass(frozen=True)
+class Subset:
+    """The images of `source` at `positions`, in that order; an `ImageSource` itself."""
 
-    Args:
-        source: all images.
-        positions: which of them, in the order wanted.
-    """
+    source: ImageSource
+    positions: Int64[np.ndarray, " m"]
 
-    def __init__(self, source: ImageSource, positions: Sequence[int]) -> None:
-        self._source = source
-        self._positions = list(positions)
-        self.description = source.description
-        self.keys: list[str] = [source.keys[position] for position in self._positions]
-        self.class_names: list[str] | None = source.class_names
-        self.labels: Int64[np.ndarray, " n"] | None = None if source.labels is None else source.labels[self._positions]
-        self.root: Path = source.root
+    @property
+    def description(self) -> str:
+        """The complete source as the user named it."""
+        return self.source.description
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """See `ImageSource.keys`."""
+        return [self.source.keys[position] for position in self.positions]
+
+    @cached_property
+    def labels(self) -> Int64[np.ndarray, " m"] | None:
+        """See `ImageSource.labels`."""
+        return None if self.source.labels is None else self.source.labels[self.positions]
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """See `ImageSource.class_names`."""
+        return self.source.class_names
+
+    @property
+    def root(self) -> Path:
+        """See `ImageSource.root`."""
+        return self.source.root
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.positions)
 
     def read(self, position: int) -> bytes:
-        """Read the encoded bytes of one image; errors as of the source."""
-        return self._source.read(self._positions[position])
+        """See `ImageSource.read`."""
+        return self.source.read(int(self.positions[position]))
 
     def source_of(self, position: int) -> str:
-        """Return the shard of an image relative to `root`, or "" for an image that is a file."""
-        return self._source.source_of(self._positions[position])
+        """See `ImageSource.source_of`."""
+        return self.source.source_of(int(self.positions[position]))
 
     def member_of(self, position: int) -> str:
-        """Return the tar member, or the file relative to `root`."""
-        return self._source.member_of(self._positions[position])
+        """See `ImageSource.member_of`."""
+        return self.source.member_of(int(self.positions[position]))
 
     def offset_of(self, position: int) -> int:
-        """Return where the image begins in its shard, in bytes; 0 for an image that is a file."""
-        return self._source.offset_of(self._positions[position])
+        """See `ImageSource.offset_of`."""
+        return self.source.offset_of(int(self.positions[position]))

@@ -7,9 +7,11 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from sop_faiss import distributed
 from sop_faiss.data.images.source import ImageSource, open_source
-from sop_faiss.data.images.subset import ImageSubset
+from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import ExtractionOptions, extract_features
@@ -138,8 +140,7 @@ def add(
         )
     if there:
         _require_equal(opened, source, there)
-        left_out = set(there)
-        source = ImageSubset(source, [position for position in range(len(source)) if position not in left_out])
+        source = Subset(source, np.setdiff1d(np.arange(len(source)), there))
     if not len(source):
         return Added(opened.manifest, 0, len(there))
     loaded = encoder_of_index(opened, encoder)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sop_faiss import distributed
 from sop_faiss.data.images.listing import FileSource, open_folder
 from sop_faiss.data.images.source import find_shards
-from sop_faiss.data.images.subset import ImageSubset
+from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import ConfigError, DataError, NothingUsableError
 from sop_faiss.features.cache import forget_unfinished, kept_until_whole
 from sop_faiss.features.extract import ExtractionOptions, extract_features
@@ -110,7 +112,7 @@ def _embed(
     """Extract the features of the images that were added or changed, as far as they can be used."""
     if encoder is None or not changes.to_embed:
         return _Embedded(None, set(), {})
-    source = ImageSubset(changes.source, changes.to_embed)
+    source = Subset(changes.source, np.array(changes.to_embed, np.int64))
     store, dropped = None, {}
     try:
         store = extract_features(encoder, source, replace(extraction, max_bad_fraction=1.0), progress=progress)
