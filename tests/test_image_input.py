@@ -49,7 +49,7 @@ FORMS: dict[str, Callable[[np.ndarray], Any]] = {
 def test_every_form_gives_the_pixels_of_the_file(tmp_path: Path, image: np.ndarray, form: str) -> None:
     file = tmp_path / "image.png"
     file.write_bytes(encode(image, "PNG"))
-    for path in (file, str(file)):
+    for path in (file, str(file), file.read_bytes()):
         assert np.array_equal(pixels_of(path, "image"), image)
     pixels = pixels_of(FORMS[form](image), "image")
     assert pixels.dtype == np.uint8 and np.array_equal(pixels, image)
@@ -96,7 +96,8 @@ WRONG: dict[str, tuple[Callable[[np.ndarray], Any], str]] = {
     "nan": (lambda image: np.full(image.shape, np.nan), "nan"),
     "no pixels": (lambda image: image[:0], "no pixels"),
     "a line": (lambda image: np.zeros((1, 300, 3), np.uint8), "elongated"),
-    "bytes": (lambda image: image.tobytes(), "bytes"),
+    "sparse": (lambda image: as_tensor(image).to_sparse(), "sparse"),
+    "other bytes": (lambda image: image.tobytes(), "not-an-image"),
     "none": (lambda image: None, "NoneType"),
 }
 
@@ -119,7 +120,7 @@ def test_a_file_that_is_not_an_image_is_named(tmp_path: Path, content: bytes | N
     assert_one_line(found, str(file))
 
 
-@pytest.mark.parametrize("path", ["", ".", "a\0b", "https://example.org/a.jpg", "/dev/null"])
+@pytest.mark.parametrize("path", ["", ".", "a\0b", "https://example.org/a.jpg", "/dev/null", "x" * 5000])
 def test_a_path_that_is_not_a_file_is_one_line(tmp_path: Path, path: str) -> None:
     with pytest.raises(DataError) as found:
         pixels_of(path, "image 0")

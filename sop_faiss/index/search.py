@@ -158,7 +158,7 @@ class FeatureIndex:
         Args:
             x: features: one of unit norm (d,) or one per row (q, d), of this index's encoder; any float dtype, any
                 strides, any device. Norms are checked, not repaired (`require_unit_rows`). Or images, as
-                `Encoder.encode` takes them: paths, PIL images, arrays or tensors of three or more axes.
+                `Encoder.encode` takes them: paths, bytes of files, PIL images, arrays or tensors of three or more axes.
             k: how many neighbors; 1 <= k <= len(self).
             encoder: the one that the index was built with, for images; None: as the index remembers it, opened once.
 
@@ -242,14 +242,13 @@ class FeatureIndex:
         return self._vectors.features(np.asarray(rows, np.int64))
 
     def _as_queries(self, x: ImageInput | Iterable[ImageInput], encoder: Encoder | None) -> Float32[np.ndarray, "q d"]:
-        is_array = isinstance(x, np.ndarray | torch.Tensor)
-        are_features = isinstance(x, np.ndarray | torch.Tensor) and x.ndim < 3
-        if not are_features and (encoder is not None or self.manifest.encoder_spec is not None):
-            if encoder is None:
+        if not isinstance(x, np.ndarray | torch.Tensor) or x.ndim > 2:
+            if encoder is not None:
+                self.check_encoder(encoder)
+                return encoder.encode(x)
+            if self.manifest.encoder_spec is not None:
                 return self._own_encoder.encode(x)
-            self.check_encoder(encoder)
-            return encoder.encode(x)
-        if not is_array:
+        if not isinstance(x, np.ndarray | torch.Tensor):
             raise ConfigError(f"images need `encoder`, the one of the index: {self.manifest.encoder['name']}")
         if isinstance(x, torch.Tensor):
             if not x.is_floating_point():

@@ -78,7 +78,7 @@ def encode_images(
 
 def _listed(images: Any) -> list[Any]:
     """List the images; one that is not in a list counts as a list of one."""
-    if isinstance(images, str | Path | Image.Image):
+    if isinstance(images, str | Path | bytes | Image.Image):
         return [images]
     if isinstance(images, np.ndarray | Tensor):
         if images.ndim == 3:
@@ -89,5 +89,5 @@ def _listed(images: Any) -> list[Any]:
                 "(number, 3, height, width), or one image without the number"
             )
     elif not isinstance(images, Iterable):
-        raise DataError(f"images are a {type(images).__name__}: wanted paths, PIL images, arrays or tensors")
+        raise DataError(f"images are of type {type(images).__name__}: wanted paths, PIL images, arrays or tensors")
     return list(images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,9 +20,11 @@ from sop_faiss.model.encoders.preprocess import Preprocess
 
 __all__ = ["ImageInput", "ImageTransform", "pixels_of"]
 
-ImageInput: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
-"""A file's path; a PIL image; an RGB array (height, width, 3); an RGB tensor (3, height, width). The values of arrays
-and tensors are uint8 from 0 to 255, or floats from 0 to 1, which are rounded to the 256 levels of a file."""
+ImageInput: TypeAlias = str | Path | bytes | Image.Image | np.ndarray | Tensor
+"""A file's path, or its bytes; a PIL image; an RGB array (height, width, 3); an RGB tensor (3, height, width).
+
+The values of arrays and tensors are uint8 from 0 to 255, or floats from 0 to 1, which are rounded to the 256 levels of
+a file."""
 
 
 def pixels_of(image: ImageInput, name: str, top_value: float = 0.0) -> UInt8[np.ndarray, "h w 3"]:
@@ -36,11 +39,12 @@ def pixels_of(image: ImageInput, name: str, top_value: float = 0.0) -> UInt8[np.
         DataError: the image cannot be read or is of another kind; the message names it.
     """
     if isinstance(image, str | Path):
-        encoded = read_image_file(Path(image))
-        name = f"image {image}"
+        if os.path.isdir(image):  # noqa: PTH112  # which is False for what cannot be a path, too
+            raise DataError(f"{image} is a folder: wanted image files, as in Path({str(image)!r}).rglob('*.jpg')")
+        name, image = f"image {image}", read_image_file(Path(image))
     try:
-        if isinstance(image, str | Path):
-            return decode_image(encoded, top_value=top_value)
+        if isinstance(image, bytes):
+            return decode_image(image, top_value=top_value)
         if isinstance(image, Image.Image):
             return np.array(rgb_of_pillow(image, top_value))
         if isinstance(image, Tensor):
@@ -50,12 +54,14 @@ def pixels_of(image: ImageInput, name: str, top_value: float = 0.0) -> UInt8[np.
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     raise DataError(
-        f"{name} is a {type(image).__name__}: wanted a path, a PIL image, an array (height, width, 3) or a tensor "
-        "(3, height, width)"
+        f"{name} is of type {type(image).__name__}: wanted a path, the bytes of a file, a PIL image, an array "
+        "(height, width, 3) or a tensor (3, height, width)"
     )
 
 
 def _pixels_of_tensor(image: Tensor) -> UInt8[np.ndarray, "h w 3"]:
+    if image.layout is not torch.strided or image.is_meta:
+        raise DataError("a sparse tensor, or one without values: wanted a plain tensor (3, height, width)")
     array: np.ndarray = (image.detach().float() if image.is_floating_point() else image).cpu().numpy()  # bfloat16, too
     return _pixels_of_array(array, (0, 1, 2), "a tensor (3, height, width)")
 
