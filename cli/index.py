@@ -22,8 +22,9 @@ from sop_faiss.cli.index_info import info_command
 from sop_faiss.cli.index_output import counted
 from sop_faiss.cli.index_search import search_command
 from sop_faiss.cli.index_serve import serve_command
-from sop_faiss.cli.optional_encoder import optional_encoder_options
-from sop_faiss.cli.path_options import NamedPath, refuse_empty
+from sop_faiss.cli.index_sync import sync_command
+from sop_faiss.cli.optional_encoder import optional_encoder_options, source_argument
+from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.model.encoders.spec import EncoderSpec
 
@@ -40,20 +41,16 @@ def main() -> None:
 
     \b
     Example:
-      sop-index build --model runs/photos --data photos/ --out photos.index
-      sop-index search photos.index query.jpg --model runs/photos --html found.html
+      sop-index build photos/ --out photos.index
+      sop-index serve photos.index
+      sop-index search photos.index query.jpg --html found.html
     """
 
 
 @main.command("build", short_help="Build an index of images or of features.")
-@click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
+@source_argument
+@click.option("--features", type=_FOLDER, metavar="STORE", help="Instead of SRC: a feature store of sop-embed.")
 @optional_encoder_options
-@click.option(
-    "--data",
-    metavar="SRC",
-    callback=refuse_empty,
-    help="Images: .tar shards, a folder, or a .txt or .csv list; with --model.",
-)
 @click.option("--out", required=True, type=_FOLDER, metavar="DIR", help="A new or empty directory.")
 @click.option(
     "--factory",
@@ -98,14 +95,16 @@ def build_command(
     batch_size: int,
     max_bad_fraction: float,
 ) -> None:
-    """Build an index of a feature store, or of images.
+    """Build an index of images, or of a feature store.
 
-    After a kill, the same command continues where it was.
+    SRC is a folder of images, .tar shards, or a .txt or .csv list. Without --model the encoder is lite0. The index
+    remembers its encoder: no later command needs --model. After a kill, the same command continues where it was.
 
     \b
     Examples:
+      sop-index build photos/ --out photos.index
+      sop-index build photos/ --model runs/photos --out photos.index
       sop-index build --features features/ --out photos.index
-      sop-index build --model runs/photos --data photos/ --out photos.index
       sop-index build --cluster ray --features features/ --factory IVF4096,SQ8 --out photos.index
     """
     from sop_faiss.features.extract import ExtractionOptions
@@ -134,6 +133,7 @@ def build_command(
 main.add_command(search_command)
 main.add_command(info_command)
 main.add_command(duplicates_command)
+main.add_command(sync_command)
 main.add_command(add_command)
 main.add_command(remove_command)
 main.add_command(merge_command)

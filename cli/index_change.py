@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.common import one_line, progress_reporter, run_command
-from sop_faiss.cli.optional_encoder import optional_encoder_options
-from sop_faiss.cli.path_options import NamedPath, refuse_empty
+from sop_faiss.cli.optional_encoder import optional_encoder_options, source_argument
+from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["add_command", "merge_command", "remove_command"]
@@ -19,14 +19,10 @@ _FOLDER = NamedPath()
 
 @click.command("add", short_help="Add images or features to an index.")
 @click.argument("index", type=_FOLDER)
-@click.option("--features", type=_FOLDER, metavar="STORE", help="A feature store, as sop-embed writes it.")
+@source_argument
+@click.option("--features", type=_FOLDER, metavar="STORE", help="Instead of SRC: a feature store of sop-embed.")
 @optional_encoder_options
-@click.option(
-    "--data",
-    metavar="SRC",
-    callback=refuse_empty,
-    help="Images: .tar shards, a folder, or a .txt or .csv list; with --model.",
-)
+@click.option("--skip-existing", is_flag=True, help="Leave out images that are in the index already, and count them.")
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option(
     "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Share of images that may be unusable."
@@ -37,31 +33,36 @@ def add_command(
     features: Path | None,
     encoder: EncoderSpec | None,
     data: str | None,
+    skip_existing: bool,
     batch_size: int,
     max_bad_fraction: float,
 ) -> None:
-    """Add images or features, of the index's own encoder, to an index.
+    """Add images, or features of the index's own encoder, to an index.
 
-    The index is complete at every moment: a search meanwhile, or a kill, finds it as it was before.
+    SRC is a folder of images, .tar shards, or a .txt or .csv list. The index knows its encoder. It is complete at every
+    moment: a search meanwhile, or a kill, finds it as it was before.
 
     \b
     Examples:
-      sop-index add photos.index --model runs/photos --data new_photos/
+      sop-index add photos.index new_photos/
+      sop-index add photos.index new_photos/ --skip-existing
       sop-index add photos.index --features new_features/
     """
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.finding.index_build import add
 
     with progress_reporter("embedding", "images") as progress:
-        manifest = add(
+        done = add(
             index,
             features=features,
             encoder=encoder,
             data=data,
+            skip_existing=skip_existing,
             extraction=ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction),
             progress=progress,
         )
-    click.echo(one_line(f"{manifest.count:,} vectors now in {index}"))
+    skipped = f"{done.added:,} added, {done.skipped:,} skipped that were there already: " if skip_existing else ""
+    click.echo(one_line(f"{skipped}{done.manifest.count:,} vectors now in {index}"))
 
 
 @click.command("remove", short_help="Remove images from an index by their keys.")

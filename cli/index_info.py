@@ -55,11 +55,13 @@ def info_command(index: Path, json_file: Path | None, force: bool) -> None:
         "dimension": manifest.dimension,
         "bytes": size,
         "encoder": manifest.encoder,
+        "encoder_spec": manifest.encoder_spec,
         "preprocess": manifest.preprocess,
         "pooling": manifest.pooling,
         "labeled": labeled,
         "class_names": manifest.class_names,
         "dropped": manifest.dropped,
+        "folder": manifest.folder,
         "root": manifest.root,
         "root_exists": Path(manifest.root).is_dir(),
         "verified": True,
@@ -79,6 +81,7 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
         "vectors": f"{facts['count']:,} of dimension {facts['dimension']}, {facts['factory']}, {facts['metric']}",
         "search": _search_text(facts["search"], facts["factory"]),
         "encoder": f"{encoder['name']}, fingerprint {encoder['fingerprint'][:12]}, pooling {facts['pooling']}",
+        "opened by": _spec_text(facts["encoder_spec"]),
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
         "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
@@ -86,6 +89,14 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
         "left out": counted(facts["dropped"]) or "none",
     }
     return "\n".join(f"{name:<11}{one_line(value)}" for name, value in lines.items())
+
+
+def _spec_text(spec: dict[str, Any] | None) -> str:
+    """Say how the encoder is opened."""
+    if spec is None:
+        return "not known: give --model where images are encoded"
+    said_elsewhere = ("relative", "pooling", "size", "mean", "std", "scales", "top_value")
+    return ", ".join(f"{name} {value}" for name, value in spec.items() if name not in said_elsewhere)
 
 
 def _alike_text(cosine: float | None) -> str:

@@ -26,12 +26,12 @@ _FOLDER = NamedPath()
 @click.command("search", short_help="Find the images nearest to yours.")
 @click.argument("index", type=_FOLDER)
 @click.argument("images", metavar="[IMAGE]...", type=_FOLDER, nargs=-1)
-@click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no --model.")
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no encoder.")
 @click.option(
     "--data", metavar="SRC", callback=refuse_empty, help="Many queries: .tar shards, a folder, or a .txt or .csv list."
 )
 @optional_encoder_options
-@click.option("--features", type=_FOLDER, metavar="STORE", help="Many queries: a feature store; needs no --model.")
+@click.option("--features", type=_FOLDER, metavar="STORE", help="Many queries: a feature store; needs no encoder.")
 @click.option("-k", type=int, help="Neighbors of each query.  [default: 10; with --threshold all that reach it]")
 @click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbors of a smaller similarity.")
 @click.option(
@@ -73,15 +73,16 @@ def search_command(
 ) -> None:
     """Find the images of an index that are nearest to yours, nearest first.
 
-    INDEX is the directory that sop-index build wrote, IMAGE an image file. The similarity is the cosine of the
+    INDEX is the directory that sop-index build wrote, IMAGE an image file. The index knows its encoder; --model opens
+    it from another place. The similarity is the cosine of the
     features. Where classes are known, right and wrong ones are marked. With --threshold and without -k, all neighbors
     that reach the threshold are found; with both, of the k nearest those that reach it.
 
     \b
     Examples:
-      sop-index search photos.index query.jpg --model runs/photos --html found.html
+      sop-index search photos.index query.jpg --html found.html
       sop-index search photos.index --key IMG_0042 -k 20
-      sop-index search photos.index --data queries/ --model runs/photos --csv found.csv
+      sop-index search photos.index --data queries/ --csv found.csv
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
     from sop_faiss.features.extract import ExtractionOptions

@@ -22,6 +22,7 @@ _EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
 @click.command("serve", short_help="Open an index as a web page.")
 @click.argument("index", type=_FOLDER)
 @optional_encoder_options
+@click.option("--no-encoder", is_flag=True, help="Open no encoder: only the index's own images can be queries.")
 @click.option(
     "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen; 0.0.0.0: for all."
 )
@@ -34,6 +35,7 @@ _EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
 def serve_command(
     index: Path,
     encoder: EncoderSpec | None,
+    no_encoder: bool,
     host: str,
     port: int,
     images_root: Path | None,
@@ -43,13 +45,13 @@ def serve_command(
 ) -> None:
     """Open an index as a web page: choose an image, see its neighbors, search on from one of them.
 
-    INDEX is the directory that sop-index build wrote. Without --model only its own images can be searched on. The
+    INDEX is the directory that sop-index build wrote; it knows its encoder, which --model opens from another place. The
     page is reached from this machine alone unless --host says otherwise; there is no password. Ctrl-C ends it.
 
     \b
     Examples:
-      sop-index serve photos.index --model runs/photos
-      sop-index serve photos.index --model runs/photos --host 0.0.0.0 --port 8080
+      sop-index serve photos.index
+      sop-index serve photos.index --host 0.0.0.0 --port 8080
     """
     try:
         from sop_faiss.index.build import parse_bytes
@@ -68,4 +70,10 @@ def serve_command(
         max_upload_pixels=max_pixels,
         threads=threads,
     )
-    serve(index, encoder, options, ready=lambda address: click.echo(one_line(f"{address}  (Ctrl-C ends it)"), err=True))
+    if no_encoder and encoder is not None:
+        raise ConfigError("--no-encoder opens none: leave --model and its options out")
+
+    def ready(address: str) -> None:
+        click.echo(one_line(f"{address}  (Ctrl-C ends it)"), err=True)
+
+    serve(index, encoder, options, with_encoder=not no_encoder, ready=ready)

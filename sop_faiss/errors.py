@@ -32,6 +32,14 @@ class DataError(SopError):
     """Input images, shards, lists or ground truth are missing, damaged or unusable."""
 
 
+class NothingUsableError(DataError):
+    """None of the images of a source can be used; `reasons` counts why."""
+
+    def __init__(self, message: str, reasons: dict[str, int]) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+
+
 class UnreachableError(DataError):
     """A whole shard cannot be fetched, or has changed; no other image can take its place."""
 

@@ -87,9 +87,10 @@ def test_bad_images_are_counted(place: Path, tmp_path: Path) -> None:
     [
         ([], "name what to index"),
         (["--model", "{run}"], "name what to index"),
-        (["--data", "{photos}"], "name what to index"),
-        (["--features", "{features}", "--data", "{photos}"], "leave --model and --data out"),
-        (["--features", "{features}", "--size", "64"], "no --model"),
+        (["{photos}", "--data", "{photos}"], "name them once"),
+        (["--features", "{features}", "--data", "{photos}"], "leave --model, its options and --data out"),
+        (["--features", "{features}", "{photos}"], "leave --model, its options and --data out"),
+        (["--features", "{features}", "--size", "64"], "leave --model, its options"),
         (["--features", "{features}", "--factory", "IVF16,Flat"], "IVF16,Flat"),
         (["--features", "{place}/absent"], "does not exist"),
         (["--features", "{photos}"], "not a feature store"),
@@ -305,7 +306,6 @@ def test_csv_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["{index}"], "name the queries in one way"),
         (["{index}", "{image}", "--key", "x"], "name the queries in one way"),
-        (["{index}", "{image}"], "images need --model"),
         (["{index}", "--key", "0000", "--model", "{run}"], "--key needs no encoder"),
         (["{index}", "--key", "nobody"], "key 'nobody' is not in the index"),
         (["{index}", "--key", "class_0/0000", "-k", "12"], "wanted 1 <= k <= 11"),

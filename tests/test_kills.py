@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sop_faiss.data.check import check
@@ -184,3 +186,37 @@ def test_add(features: Path, tmp_path: Path, point: tuple[str, str, int]) -> Non
         assert run((*point[:2], 0), *words) == 0
     assert run((*point[:2], 0), "index", "remove", out, "bild-0001") == 0
     assert left(out) == ["index"] and len(FeatureIndex.open(out)) == 79
+
+
+SYNC_POINTS = [
+    ("sop_faiss.features.extract", "features_of_batch", 1),
+    ("sop_faiss.neighbors.disk.flat_index", "FlatIndex.keep", 1),
+    ("sop_faiss.neighbors.disk.flat_index", "FlatIndex.write", 1),
+    ("sop_faiss.features.file_states", "FileStates.write", 1),
+    ("sop_faiss.index.store", "IndexManifest.write", 1),
+    ("sop_faiss.files", "_put_in_place", 1),
+    ("shutil", "rmtree", 1),
+]
+
+
+@pytest.mark.parametrize("point", SYNC_POINTS)
+def test_sync(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
+    photos, out = shutil.copytree(place / "photos", tmp_path / "photos"), tmp_path / "index"
+    build = ("index", "build", photos, "--model", place / "run", "--out", out)
+    assert run((*point[:2], 0), *build) == 0
+    (photos / "class_0" / "0000.jpg").unlink()
+    (photos / "class_1" / "0000.jpg").rename(photos / "class_1" / "new.jpg")
+    (photos / "class_1" / "0001.jpg").write_bytes((photos / "class_0" / "0001.jpg").read_bytes())
+    assert run(point, "index", "sync", out) == -signal.SIGKILL
+    there = FeatureIndex.open(out)  # as it was, or equal to the folder
+    assert len(there) == 2 * SOME - there.has("new")
+    assert run((*point[:2], 0), "index", "sync", out) == 0
+    assert left(out) == ["index"]
+    synced = FeatureIndex.open(out)
+    again = ("index", "build", photos, "--model", place / "run", "--out", tmp_path / "again")
+    assert run((*point[:2], 0), *again) == 0
+    built = FeatureIndex.open(tmp_path / "again")
+    assert sorted(synced.ids.keys) == built.ids.keys
+    for key in built.ids.keys:
+        ours, theirs = synced.features([synced.row_of(key)]), built.features([built.row_of(key)])
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)

@@ -53,14 +53,26 @@ def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
     assert open_source(tmp_path).keys == ["a"]
 
 
-def test_images_of_kinds_that_are_not_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_are_not_readable_images_are_counted_by_kind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_folder(tmp_path, classes=1, per_class=2)
-    for name in ("a.HEIC", "class_0/b.heic", "c.dng", ".d.heic", "notes.txt"):
+    for name in ("a.HEIC", "class_0/b.heic", "c.dng", ".d.heic", "notes.txt", "film.MP4", "README"):
         (tmp_path / name).write_bytes(b"x")
     assert len(open_folder("photos/", tmp_path).keys) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "folder photos/: images that cannot be read are skipped (1 .dng, 2 .heic): save them as JPEG"
+        "folder photos/: 6 files of other kinds skipped (2 .heic, 1 without a suffix, 1 .dng, 1 .mp4, 1 .txt): "
+        "save images among them as JPEG"
     ]
+
+
+def test_few_kinds_of_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_folder(tmp_path, classes=0, per_class=1)
+    for number in range(40):
+        (tmp_path / f"x.{number:0100d}").write_bytes(b"x")
+    open_folder("photos/", tmp_path)
+    (record,) = caplog.records
+    assert "28 others" in record.getMessage() and len(record.getMessage()) < 400
 
 
 def test_links_in_folders(tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ def test_images_find_what_their_features_find(tmp_path: Path) -> None:
     (above,) = index.search_above(paths[0], 0.9999, encoder=encoder)
     assert "0002" in above.keys[0]
     assert index.search(encoder.encode(paths), 3, encoder=encoder).keys == expected.keys  # features, as without
+    assert index.search(paths, 3).keys == expected.keys, "with the encoder that the index remembers"
+    index.manifest = replace(index.manifest, encoder_spec=None)
     with pytest.raises(ConfigError) as missing:
         index.search(paths, 3)
     assert missing.value.arguments == ("encoder",)
@@ -431,9 +433,9 @@ def test_what_is_no_index(tmp_path: Path) -> None:
 def test_a_foreign_version(built: Path, tmp_path: Path) -> None:
     shutil.copytree(built, tmp_path / "copy")
     manifest = json.loads((built / "manifest.json").read_text())
-    for version in (1, 3, "2", None):
+    for version in (1, 4, "2", None):
         (tmp_path / "copy" / "manifest.json").write_text(json.dumps(manifest | {"format_version": version}))
-        with pytest.raises(IndexMismatchError, match=f"format version {version!r}, this program reads 2"):
+        with pytest.raises(IndexMismatchError, match=f"format version {version!r}, this program reads 2 and 3"):
             FeatureIndex.open(tmp_path / "copy")
 
 

@@ -34,7 +34,7 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.paths import path_state
 
-__all__ = ["FeatureCache", "kept_until_whole", "open_cache", "remove_cache"]
+__all__ = ["FeatureCache", "forget_unfinished", "kept_until_whole", "open_cache", "remove_cache"]
 
 _log = logging.getLogger(__name__)
 FORMAT = "sop_faiss feature cache 1"
@@ -180,7 +180,7 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
         SopError: `out` is `.` or `..`.
     """
     require_name(out)
-    unfinished = out.with_name(f"{out.name}.partial") if encoder.cache is None else None
+    unfinished = _unfinished(out) if encoder.cache is None else None
     if unfinished is not None:
         if os.path.lexists(unfinished) and not unfinished.is_dir():
             raise FeatureError(
@@ -199,6 +199,15 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
             encoder.cache = None
     if unfinished is not None:
         remove_cache(unfinished)
+
+
+def _unfinished(out: Path) -> Path:
+    return out.with_name(f"{out.name}.partial")
+
+
+def forget_unfinished(out: Path) -> None:
+    """Remove what a killed call has kept for `out`, which is complete now."""
+    remove_cache(_unfinished(out))
 
 
 def _require_place(directory: Path) -> None:

@@ -12,17 +12,20 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from sop_faiss import distributed
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.ordered_map import MAX_WORKERS
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.errors import ConfigError, DataError, NothingUsableError
 from sop_faiss.features.cache import FeatureCache, open_cache
 from sop_faiss.features.drops import Drops
+from sop_faiss.features.file_states import FileState, FileStates, change_time
 from sop_faiss.features.ranks import gather_extracted, share_of_rank
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encode import require_batch_size
@@ -86,7 +89,7 @@ def extract_features(
         progress: called with the number of images read.
 
     Raises:
-        DataError: too many images are unusable, or none is left.
+        DataError: too many images are unusable, or none is left (`NothingUsableError`).
         FeatureError: the encoder's features are not finite or zero.
         ConfigError: the encoder does not take images of this size.
     """
@@ -95,17 +98,20 @@ def extract_features(
     encoder.check_preprocess(seen)
     drops = Drops(source, options.max_bad_fraction)
     threads = options.workers or min(8, os.cpu_count() or 1)
+    states: dict[int, FileState] = {}
 
     def own_rows() -> dict[int, Float32[np.ndarray, " d"]]:
         cache = open_cache(encoder, seen)
         positions = share_of_rank(len(source)) if options.across_ranks else range(len(source))
-        images = _prepared(source, positions, seen, threads, 2 * options.batch_size, drops, progress, cache)
+        images = _prepared(source, positions, seen, threads, 2 * options.batch_size, drops, progress, cache, states)
         return _encode(encoder, seen, source, images, options.batch_size, cache)
 
     rows = gather_extracted(own_rows, drops.listed, drops.reasons) if options.across_ranks else own_rows()
     drops.check()
     if not rows:
-        raise DataError(f"{source.description} has no usable image{drops.summary()}")
+        raise NothingUsableError(f"{source.description} has no usable image{drops.summary()}", dict(drops.reasons))
+    if options.across_ranks and distributed.world_size() > 1:
+        states = {position: state for part in distributed.gather_objects(states) for position, state in part.items()}
     kept = sorted(rows)
     keys = [source.keys[position] for position in kept]
     return FeatureStore(
@@ -116,6 +122,7 @@ def extract_features(
         features=finished_features(encoder, np.stack([rows[position] for position in kept]), keys),
         manifest=_manifest(encoder, seen, source, len(kept), drops),
         whitening=encoder.whitening,
+        states=FileStates.of([states[position] for position in kept]) if states else None,
     )
 
 
@@ -197,13 +204,20 @@ def _prepared(
     drops: Drops,
     progress: ProgressCallback | None,
     cache: FeatureCache | None,
+    states: dict[int, FileState],
 ) -> Iterator[_Pixels]:
-    """Usable images in order, decoded and resized by threads that run at most `ahead` images ahead."""
+    """Usable images in order, decoded and resized by threads that run at most `ahead` images ahead.
+
+    With a cache, `states` gets what was read of each: its digest is known then.
+    """
 
     def prepare(position: int) -> _Pixels:
+        time = -1 if cache is None else change_time(source, position)  # before reading: a later change is seen by it
         encoded = source.read(position)
         digest = b"" if cache is None else hashlib.sha256(encoded).digest()
         feature = None if cache is None else cache.find(digest)
+        if cache is not None:
+            states[position] = FileState(len(encoded), time, digest)
         pixels = preprocess.apply(decode_image(encoded, top_value=preprocess.top_value)) if feature is None else None
         return _Pixels(position, digest, pixels, feature)
 
@@ -238,8 +252,15 @@ def _manifest(
         "dimension": encoder.feature_dim,
         "count": count,
         "normalized": True,
+        "encoder_spec": encoder.spec if preprocess == encoder.preprocess else None,
         "root": str(source.root),
+        "folder": str(source.root) if _is_folder(source) else None,
         "sources": [source.description],
         "class_names": source.class_names,
         "dropped": drops.to_dict(),
     }
+
+
+def _is_folder(source: ImageSource) -> bool:
+    """Return whether the source is all images below a folder, not a list, shards or single images."""
+    return source.source_of(0) == "" and Path(source.description).absolute() == source.root

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int64
 from sop_faiss.data.images.class_numbers import number_classes
 from sop_faiss.errors import FeatureError
 from sop_faiss.features.feature_space import FeatureSpace
+from sop_faiss.features.file_states import FileStates
 from sop_faiss.features.store_manifest import FORMAT, MANIFEST_NAME, read_store_manifest, require_dtype
 from sop_faiss.files import atomic_directory, require_readable, sha256_file, write_json
 from sop_faiss.model.encoders.whitening import WHITENING_FILE, Whitening
@@ -41,8 +42,11 @@ class FeatureStore:
         members: the shard's member, or the file relative to `root`.
         features: unit-norm rows.
         manifest: `encoder` {name, fingerprint}, `preprocess`, `pooling`, `dimension`, `count`, `normalized`, `root`,
-            `sources` (as the user named them), and what else the extraction noted; JSON values.
+            `sources` (as the user named them), `folder` (if they are all
+            images of one), `encoder_spec` (how the encoder is opened again), and what else the extraction noted; JSON
+            values.
         whitening: how the features were whitened, written next to them; None also for a store that was read.
+        states: what was read of each image, for an index that follows a folder; None also for a store that was read.
     """
 
     keys: list[str]
@@ -52,6 +56,7 @@ class FeatureStore:
     features: Float32[np.ndarray, "n d"]
     manifest: dict[str, Any] = field(default_factory=dict)
     whitening: Whitening | None = None
+    states: FileStates | None = None
 
     def __len__(self) -> int:
         return len(self.keys)

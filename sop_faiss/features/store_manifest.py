@@ -100,5 +100,7 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     "class_names": _are_names,
     "dropped": _is_dropped,
     "scores": _is_scores,
+    "encoder_spec": lambda value: isinstance(value, dict | None),
+    "folder": lambda value: isinstance(value, str | None),
 }
 """Entries that say how features were made, and whether a value is of the kind that the extraction writes."""

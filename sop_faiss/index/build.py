@@ -154,7 +154,8 @@ def build_index(
         of_encoder = facts_of_encoder(store, lambda rows: store.features[rows])
         search = {"effort": index.search_setting, **measured, "why": why, **of_encoder}
         described = replace(store_as_index(store, factory), search=search)
-        manifest = write_index(directory, described, index.write, ids)
+        states = None if store.states is None else store.states.take(rows)
+        manifest = write_index(directory, described, index.write, ids, states)
     forget_training(out)
     log_encoder_doubts(manifest)
     return manifest
@@ -251,6 +252,8 @@ def store_as_index(store: FeatureStore, factory: str) -> IndexManifest:
             dropped=dict(made_by.get("dropped", {}).get("reasons", {})),
             search={},
             files={},
+            encoder_spec=made_by.get("encoder_spec"),
+            folder=made_by.get("folder"),
         )
     except KeyError as error:
         raise FeatureError(f"the feature store's manifest has no {error}: extract the features again") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -14,15 +16,18 @@ from jaxtyping import Int64
 
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.features.feature_space import FeatureSpace
+from sop_faiss.features.file_states import FileStates
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.encoder_doubts import random_pairs_cosine
+from sop_faiss.index.folder_changes import FolderChanges
 from sop_faiss.index.search import closest_key, read_vectors
-from sop_faiss.index.store import IdTable, IndexManifest, read_verified, write_index
+from sop_faiss.index.store import IdTable, IndexManifest, read_states, read_verified, write_index
+from sop_faiss.model.encoders.remembered import without_relative_places
 from sop_faiss.neighbors.disk.factories import VectorIndex, append
 
-__all__ = ["add_to_index", "merge_indices", "remove_from_index", "require_same_space"]
+__all__ = ["add_to_index", "follow_folder", "merge_indices", "remove_from_index", "require_same_space"]
 
 
 @dataclass
@@ -32,14 +37,16 @@ class _Index:
     manifest: IndexManifest
     ids: IdTable
     vectors: VectorIndex | None
+    states: FileStates
 
     @classmethod
     def read(cls, directory: Path) -> _Index:
         manifest, ids = read_verified(directory)
-        return cls(manifest, ids, read_vectors(directory, manifest, mapped=False))
+        vectors = read_vectors(directory, manifest, mapped=False)
+        return cls(manifest, ids, vectors, read_states(directory, manifest))
 
     def write(self, directory: Path) -> IndexManifest:
-        """Write the three files; the manifest has the new count, checksums, and mean cosine of random pairs.
+        """Write the files; the manifest has the new count, checksums, and mean cosine of random pairs.
 
         An approximate index keeps the cosine it has: reading its rows needs a map, which would be written too.
         """
@@ -47,10 +54,12 @@ class _Index:
         count, search = len(self.ids.keys), self.manifest.search
         if self.manifest.exact:
             search = search | {"mean_cosine": random_pairs_cosine(count, self.vectors.features)}
-        return write_index(directory, replace(self.manifest, count=count, search=search), self.vectors.write, self.ids)
+        described = replace(self.manifest, count=count, search=search)
+        states = self.states if any(self.states.digests) else None
+        return write_index(directory, described, self.vectors.write, self.ids, states)
 
 
-def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
+def add_to_index(directory: Path, store: FeatureStore, *, encoder_spec: dict[str, Any] | None = None) -> IndexManifest:
     """Add the images of a feature store to an index.
 
     Lists and codes stay as they were trained: after many additions of another kind build the index again.
@@ -58,6 +67,7 @@ def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
     Args:
         directory: of the index.
         store: features of the same encoder, prepared and pooled in the same way.
+        encoder_spec: how the encoder is opened from now on; None: as the index remembers, or else the store.
 
     Raises:
         IndexMismatchError: the index is damaged, or of another encoder, preprocessing or pooling.
@@ -69,14 +79,17 @@ def add_to_index(directory: Path, store: FeatureStore) -> IndexManifest:
     with locked_directory(directory):
         index = _Index.read(directory)
         added = store_as_index(store, index.manifest.factory)
-        other = _Index(added, IdTable(store.keys, store.sources, store.members, store.labels), None)
+        states = store.states or FileStates.unknown(len(store))
+        other = _Index(added, IdTable(store.keys, store.sources, store.members, store.labels), None, states)
         require_same_space(index.manifest.space, added.space, "the index", "the store")
         joined = _join_names([index, other], [str(directory), "the store"])
         assert index.vectors is not None
         index.vectors.add(store.features)
         search = _counted(index.manifest.search, "added", len(store))
         with atomic_directory(directory, overwrite=True) as temporary:
-            return _Index(replace(joined.manifest, search=search), joined.ids, index.vectors).write(temporary)
+            spec = encoder_spec or index.manifest.encoder_spec or added.encoder_spec
+            described = replace(joined.manifest, search=search, encoder_spec=spec)
+            return _Index(described, joined.ids, index.vectors, joined.states).write(temporary)
 
 
 def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
@@ -109,9 +122,11 @@ def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
             raise ConfigError(f"all {len(rows)} images of {directory} would be removed: delete the directory instead")
         index.vectors.keep(rows)
         search = _counted(index.manifest.search, "removed", len(wanted))
-        ids = index.ids.take(np.flatnonzero(rows))
+        kept_rows = np.flatnonzero(rows)
+        ids = index.ids.take(kept_rows)
         with atomic_directory(directory, overwrite=True) as temporary:
-            return _Index(replace(index.manifest, search=search), ids, index.vectors).write(temporary)
+            kept = _Index(replace(index.manifest, search=search), ids, index.vectors, index.states.take(kept_rows))
+            return kept.write(temporary)
 
 
 def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
@@ -143,7 +158,75 @@ def merge_indices(directories: Sequence[Path], out: Path) -> IndexManifest:
         append(first.vectors, other.vectors)
     search = _counted(first.manifest.search, "added", len(joined.ids.keys) - first.manifest.count)
     with atomic_directory(out) as temporary:
-        return _Index(replace(joined.manifest, search=search), joined.ids, first.vectors).write(temporary)
+        specs = [index.manifest.encoder_spec for index in indices if index.manifest.encoder_spec is not None]
+        spec = without_relative_places(specs[0]) if specs else None
+        described = replace(joined.manifest, search=search, encoder_spec=spec)
+        return _Index(described, joined.ids, first.vectors, joined.states).write(temporary)
+
+
+def follow_folder(
+    directory: Path,
+    seen: IndexManifest,
+    changes: FolderChanges,
+    store: FeatureStore | None,
+    *,
+    dropped: dict[str, int],
+    encoder_spec: dict[str, Any] | None = None,
+) -> IndexManifest:
+    """Make an index equal to a folder: one exchange removes what is gone and adds what is new.
+
+    Images keep the order of their rows, new ones come last; keys and classes are those of a new index of the folder.
+
+    Args:
+        directory: of the index.
+        seen: its manifest when the changes were found.
+        changes: of the folder.
+        store: features of the images that were added or changed, without those that cannot be used; None: of none.
+        dropped: how many cannot be used, by reason.
+        encoder_spec: how the encoder is opened from now on; None: as the index remembers.
+
+    Raises:
+        IndexMismatchError: the index is damaged, or of another encoder.
+        ConfigError: nothing would be left, this kind of index cannot lose rows, or another process is changing it.
+    """
+    source, rows, positions = changes.source, changes.kept_rows, changes.kept_positions
+    keys, members = [source.keys[at] for at in positions], [source.member_of(at) for at in positions]
+    labels, states = None if source.labels is None else source.labels[positions], changes.kept_states
+    if store is not None:
+        require_same_space(seen.space, store.space(), "the index", "the folder")
+        keys, members = keys + store.keys, members + store.members
+        labels = None if labels is None or store.labels is None else np.concatenate([labels, store.labels])
+        states += store.states or FileStates.unknown(len(store))
+    if not keys:
+        raise ConfigError(f"no image would be left in {directory}: delete the directory instead")
+    restore_directory(directory)
+    with locked_directory(directory):
+        index = _Index.read(directory)
+        assert index.vectors is not None
+        if index.manifest != seen:
+            raise ConfigError(f"{directory} was changed meanwhile: try again")
+        removed, added = seen.count - len(rows), 0 if store is None else len(store)
+        if store is not None:
+            index.vectors.add(store.features)
+        if removed:
+            stays = np.ones(seen.count + added, bool)
+            stays[: seen.count] = np.isin(np.arange(seen.count), rows)
+            index.vectors.keep(stays)
+        search = (
+            _counted(_counted(seen.search, "added", added), "removed", removed) if added or removed else seen.search
+        )
+        described = replace(
+            seen,
+            root=str(source.root),
+            folder=str(source.root),
+            class_names=source.class_names,
+            dropped=dropped,
+            search=search,
+            encoder_spec=encoder_spec or seen.encoder_spec,
+        )
+        ids = IdTable(keys, [""] * len(keys), members, labels)
+        with atomic_directory(directory, overwrite=True) as temporary:
+            return _Index(described, ids, index.vectors, states).write(temporary)
 
 
 def require_same_space(ours: FeatureSpace, theirs: FeatureSpace, our_name: str, their_name: str) -> None:
@@ -185,8 +268,11 @@ def _join_names(indices: list[_Index], names: list[str]) -> _Index:
     dropped: Counter[str] = Counter()
     for index in indices:
         dropped.update(index.manifest.dropped)
-    manifest = replace(indices[0].manifest, root=root, class_names=class_names, dropped=dict(dropped))
-    return _Index(manifest, IdTable(keys, sources, members, labels), None)
+    first = indices[0].manifest
+    folder = first.folder if first.folder == root else None  # else some are not below it
+    states = functools.reduce(operator.add, [index.states for index in indices])
+    manifest = replace(first, root=root, folder=folder, class_names=class_names, dropped=dict(dropped))
+    return _Index(manifest, IdTable(keys, sources, members, labels), None, states)
 
 
 def _join_classes(indices: list[_Index], names: list[str]) -> tuple[list[str] | None, Int64[np.ndarray, " n"] | None]:

@@ -88,6 +88,11 @@ class FeatureIndex:
         return self.manifest.dimension
 
     @property
+    def loses_rows(self) -> bool:
+        """Whether images can be removed; an index that is a graph must be built again without them."""
+        return not isinstance(self._vectors, ApproximateIndex) or self._vectors.loses_rows
+
+    @property
     def mean_cosine(self) -> float | None:
         """The mean cosine of random pairs of images, measured now if the manifest lacks it; None for fewer than 20."""
         if "mean_cosine" in self.manifest.search:
@@ -120,6 +125,12 @@ class FeatureIndex:
         return key in self._rows
 
     @functools.cached_property
+    def _own_encoder(self) -> Encoder:
+        from sop_faiss.index.own_encoder import encoder_of_index
+
+        return encoder_of_index(self)
+
+    @functools.cached_property
     def _rows(self) -> dict[str, int]:
         return {name: row for row, name in enumerate(self.ids.keys)}
 
@@ -149,7 +160,7 @@ class FeatureIndex:
                 strides, any device. Norms are checked, not repaired (`require_unit_rows`). Or images, as
                 `Encoder.encode` takes them: paths, bytes of files, PIL images, arrays or tensors of three or more axes.
             k: how many neighbors; 1 <= k <= len(self).
-            encoder: the one that the index was built with; images need it, features do not.
+            encoder: the one that the index was built with, for images; None: as the index remembers it, opened once.
 
         Raises:
             ConfigError: k is out of range, or there is no encoder for images.
@@ -231,9 +242,12 @@ class FeatureIndex:
         return self._vectors.features(np.asarray(rows, np.int64))
 
     def _as_queries(self, x: ImageInput | Iterable[ImageInput], encoder: Encoder | None) -> Float32[np.ndarray, "q d"]:
-        if encoder is not None and (not isinstance(x, np.ndarray | torch.Tensor) or x.ndim > 2):
-            self.check_encoder(encoder)
-            return encoder.encode(x)
+        if not isinstance(x, np.ndarray | torch.Tensor) or x.ndim > 2:
+            if encoder is not None:
+                self.check_encoder(encoder)
+                return encoder.encode(x)
+            if self.manifest.encoder_spec is not None:
+                return self._own_encoder.encode(x)
         if not isinstance(x, np.ndarray | torch.Tensor):
             raise ConfigError(f"images need `encoder`, the one of the index: {self.manifest.encoder['name']}")
         if isinstance(x, torch.Tensor):

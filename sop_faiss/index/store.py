@@ -2,7 +2,8 @@
 
 index.faiss     the vectors, a FAISS file
 ids.parquet     row -> key, source, member, label
-manifest.json   how it was made, the checksums of the other two, and one of itself (its seal)
+states.parquet  row -> size, time and sha256 of the image when it was read; not of an index of a feature store
+manifest.json   how it was made, the checksums of the others, and one of itself (its seal)
 """
 
 from __future__ import annotations
@@ -22,17 +23,32 @@ from jaxtyping import Int64
 from sop_faiss.data.images.class_numbers import number_classes
 from sop_faiss.errors import FeatureError, IndexMismatchError
 from sop_faiss.features.feature_space import FeatureSpace
+from sop_faiss.features.file_states import FileStates
 from sop_faiss.files import not_json, restore_directory, sha256_file
+from sop_faiss.model.encoders.remembered import with_relative_places
 from sop_faiss.paths import path_state
 
-__all__ = ["IDS_FILE", "INDEX_FILE", "MANIFEST_FILE", "IdTable", "IndexManifest", "read_verified", "write_index"]
+__all__ = [
+    "IDS_FILE",
+    "INDEX_FILE",
+    "MANIFEST_FILE",
+    "STATES_FILE",
+    "IdTable",
+    "IndexManifest",
+    "read_states",
+    "read_verified",
+    "write_index",
+]
 
 INDEX_FILE = "index.faiss"
 IDS_FILE = "ids.parquet"
+STATES_FILE = "states.parquet"
 MANIFEST_FILE = "manifest.json"
 
 FORMAT = "sop_faiss.index"
-FORMAT_VERSION = 2
+FORMAT_VERSIONS = (2, 3)
+_SINCE_VERSION_3 = ("encoder_spec", "folder")
+"""Entries of the manifest that an index of version 2 lacks; one that has none of them is written as version 2."""
 
 _COLUMNS = pa.schema(
     [
@@ -135,6 +151,10 @@ class IndexManifest:
     `best_score` (of later steps) in percent, null where there are none. Older indices lack these two."""
     files: dict[str, dict[str, Any]]
     """Per file: `sha256` and `bytes`."""
+    encoder_spec: dict[str, Any] | None = None
+    """How the encoder is opened again, as of `remembered_spec`; None: not known."""
+    folder: str | None = None
+    """The folder all of whose images the index holds, `root` then; None: it is of shards, a list or several places."""
 
     def write(self, directory: Path) -> None:
         """Write `manifest.json` as the last file of a directory that is renamed when complete."""
@@ -142,7 +162,10 @@ class IndexManifest:
 
     def _sealed(self) -> bytes:
         """Return the exact bytes of `manifest.json`: the content and a sha256 of it."""
-        content = {"format": FORMAT, "format_version": FORMAT_VERSION} | asdict(self)
+        content = asdict(self)
+        content = {name: value for name, value in content.items() if value is not None or name not in _SINCE_VERSION_3}
+        version = FORMAT_VERSIONS[any(name in content for name in _SINCE_VERSION_3)]
+        content = {"format": FORMAT, "format_version": version} | content
         seal = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
         return (json.dumps(content | {"seal": seal}, indent=1, allow_nan=False) + "\n").encode()
 
@@ -171,19 +194,24 @@ class IndexManifest:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise IndexMismatchError(f"{path} is not the manifest of an index: make one with `sop-index build`")
         version = content.get("format_version")
-        if version != FORMAT_VERSION:
+        if version not in FORMAT_VERSIONS:
             raise IndexMismatchError(
-                f"{path} has format version {version!r}, this program reads {FORMAT_VERSION}: "
+                f"{path} has format version {version!r}, this program reads {' and '.join(map(str, FORMAT_VERSIONS))}: "
                 "build the index again, or use the program that made it"
             )
         try:
-            manifest = cls(**{field.name: content[field.name] for field in fields(cls)})
-            intact = manifest._sealed() == encoded
+            optional: dict[str, Any] = {name: content.get(name) for name in _SINCE_VERSION_3}
+            manifest = cls(**optional, **{name: content[name] for name in _FIELDS})
+            intact = manifest._sealed() == encoded and manifest._is_sound()
         except (KeyError, TypeError, ValueError, RecursionError):
             intact = False
         if not intact:
             raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")
         return manifest
+
+    def _is_sound(self) -> bool:
+        """Return whether the entries since version 3 are of their types: anyone can make a seal."""
+        return isinstance(self.encoder_spec, dict | None) and isinstance(self.folder, str | None)
 
     @property
     def space(self) -> FeatureSpace:
@@ -213,6 +241,9 @@ class IndexManifest:
             raise IndexMismatchError(f"{path} fails its checksum: it was damaged or belongs to another index")
 
 
+_FIELDS = [field.name for field in fields(IndexManifest) if field.name not in _SINCE_VERSION_3]
+
+
 def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManifest, IdTable]:
     """Check an index's files against its manifest, and read all but the vectors; needs neither torch nor FAISS.
 
@@ -227,6 +258,8 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
     manifest = IndexManifest.read(directory)
     manifest.check_file(directory, IDS_FILE)
     manifest.check_file(directory, INDEX_FILE, checksum=vectors)
+    if STATES_FILE in manifest.files:
+        manifest.check_file(directory, STATES_FILE, checksum=vectors)
     ids = IdTable.read(directory / IDS_FILE)
     if len(ids.keys) != manifest.count:
         raise IndexMismatchError(
@@ -237,15 +270,35 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
     return replace(manifest, class_names=class_names), replace(ids, labels=labels)
 
 
+def read_states(directory: Path, manifest: IndexManifest) -> FileStates:
+    """Read what was read of each image of a verified index, unknown where the index does not say.
+
+    Raises:
+        IndexMismatchError: the file is not what the manifest says.
+    """
+    if STATES_FILE not in manifest.files:
+        return FileStates.unknown(manifest.count)
+    return FileStates.read(directory / STATES_FILE, manifest.count)
+
+
 def write_index(
-    directory: Path, described: IndexManifest, write_vectors: Callable[[Path], None], ids: IdTable
+    directory: Path,
+    described: IndexManifest,
+    write_vectors: Callable[[Path], None],
+    ids: IdTable,
+    states: FileStates | None = None,
 ) -> IndexManifest:
-    """Write the three files into a directory that is renamed when complete, and return the manifest with checksums."""
+    """Write the files into a directory that is renamed when complete, and return the manifest with checksums."""
     write_vectors(directory / INDEX_FILE)
     ids.write(directory / IDS_FILE)
     paths = [directory / name for name in (INDEX_FILE, IDS_FILE)]
+    if states is not None:
+        paths.append(directory / STATES_FILE)
+        states.write(paths[-1])
     files = {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths}
-    manifest = replace(described, files=files)
+    spec = described.encoder_spec
+    spec = None if spec is None else with_relative_places(spec, directory)  # which has its name's parent already
+    manifest = replace(described, files=files, encoder_spec=spec)
     manifest.write(directory)
     return manifest
 

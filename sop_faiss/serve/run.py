@@ -13,8 +13,9 @@ from pathlib import Path
 import uvicorn
 
 from sop_faiss.errors import ConfigError
+from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions
@@ -33,14 +34,16 @@ def serve(
     encoder: EncoderSpec | None = None,
     options: ServeOptions | None = None,
     *,
+    with_encoder: bool = True,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve an index directory; return after Ctrl-C.
 
     Args:
         directory: made by `sop-index build`.
-        encoder: the one with which it was built; None: only images of the index can be queries.
+        encoder: another way to open the index's encoder; None: as the index remembers.
         options: where to listen, and limits.
+        with_encoder: open it. Without one, as of an index that remembers none, only its own images can be queries.
         ready: called with the page's address as soon as it can be opened.
 
     Raises:
@@ -54,7 +57,7 @@ def serve(
         root = Path(index.manifest.root) if options.images_root is None else options.images_root
         if not root.is_dir():
             _log.warning("the images are no longer at %s: set `images_root` to show them", root)
-        app = create_app(index, None if encoder is None else encoder_of_spec(encoder), options)
+        app = create_app(index, _encoder(index, encoder) if with_encoder else None, options)
         config = uvicorn.Config(
             app,
             http=prompt_protocol(options.header_seconds),
@@ -69,6 +72,14 @@ def serve(
         server = _Server(config, ready, address_of(listener))
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn has finished by then and raises it again
             server.run(sockets=[listener])
+
+
+def _encoder(index: FeatureIndex, given: EncoderSpec | None) -> Encoder | None:
+    """Open the encoder of an index; an index of an earlier version may be served without one."""
+    if given is None and index.manifest.encoder_spec is None:
+        _log.warning("no encoder: only images of the index can be queries; give `model` to search by others")
+        return None
+    return encoder_of_index(index, given)
 
 
 class _Server(uvicorn.Server):

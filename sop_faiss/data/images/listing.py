@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 _HEADINGS = ("path", "file", "filename", "image", "img")
 _LIST_BYTES_LIMIT = 4 << 30
 _NO_LABEL = frozenset(("", "-1"))
+_SHOWN_KINDS, _LONGEST_SUFFIX = 12, 12
 _NEGATIVE = re.compile(r"-[0-9]+")
 
 
@@ -128,8 +129,8 @@ def open_folder(description: str, folder: Path) -> FileSource:
     If all names are integers, they are the labels themselves.
 
     Links are followed. Hidden files and folders (names that start with a dot) and `__MACOSX` are skipped; so are
-    images of kinds that are not read, with a warning. A sub-folder without read permission, and a link that leads back
-    to itself, count as an image that cannot be read.
+    other files, with a warning that counts them by kind. A sub-folder without read permission, and a link that leads
+    back to itself, count as an image that cannot be read.
 
     Raises:
         DataError: the folder itself cannot be read, has no image, or has shards in a sub-folder.
@@ -137,8 +138,9 @@ def open_folder(description: str, folder: Path) -> FileSource:
     root = folder.absolute()
     members, shards, unread = _walk_folder(root)
     if unread:
-        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items()))
-        _log.warning("folder %s: images that cannot be read are skipped (%s): save them as JPEG", description, kinds)
+        remedy = ": save images among them as JPEG" if unread.keys() & set(UNREAD_SUFFIXES) else ""
+        count, kinds = unread.total(), _kinds_of(unread)
+        _log.warning("folder %s: %d files of other kinds skipped (%s)%s", description, count, kinds, remedy)
     if shards:
         what = "both images and shards" if members else "shards only"
         raise DataError(f"folder {description} has {what} in its sub-folders: name one, such as {min(shards)}")
@@ -195,9 +197,17 @@ def _walk_folder(root: Path) -> tuple[list[str], list[str], Counter[str]]:
                 members.append(prefix + entry.name)
             elif suffix == ".tar":
                 shards.append(str(folder))
-            elif suffix in UNREAD_SUFFIXES:
+            else:
                 unread[suffix] += 1
     return members, shards, unread
+
+
+def _kinds_of(unread: Counter[str]) -> str:
+    """Return how many files there are of each suffix, the most frequent first."""
+    shown = sorted(unread.items(), key=lambda kind: (-kind[1], kind[0]))[:_SHOWN_KINDS]
+    kinds = [f"{count:,} {suffix[:_LONGEST_SUFFIX] or 'without a suffix'}" for suffix, count in shown]
+    rest = unread.total() - sum(count for _, count in shown)
+    return ", ".join(kinds + ([f"{rest:,} others"] if rest else []))
 
 
 class _Line(NamedTuple):

@@ -45,6 +45,7 @@ class Encoder(nn.Module):
         whitening: what the extraction applies to its unit-norm features.
         cache: the directory in which the extraction keeps features; None: they are not kept.
         scores: of the run it is from, as `scores_of_run` gives them; None: none, or not of a run.
+        spec: how it is opened again, as of `remembered_spec`; None: it is not made of files, as a live backbone.
         left_out: names of tensors in the weights file that are not part of it, such as a classifier's.
     """
 
@@ -67,6 +68,7 @@ class Encoder(nn.Module):
         self.whitening: Whitening | None = None
         self.cache: Path | None = None
         self.scores: dict[str, Any] | None = None
+        self.spec: dict[str, Any] | None = None
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
         """Compute raw features of normalized images of one size; the extraction scales them to unit norm."""

@@ -26,6 +26,7 @@ from sop_faiss.model.encoders.packaged import (
 )
 from sop_faiss.model.encoders.pooling import pooling_name
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from sop_faiss.model.encoders.remembered import remembered_spec
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
 from sop_faiss.model.encoders.weights import read_official, read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
@@ -58,7 +59,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     device = choose_device(spec.device)
     spec.refuse_idle_options()
     left_out: list[str] = []
-    scores = None
+    scores = checkpoint = None
     model: SopModel | TimmModel
     name = spec.model
     if spec.kind == "run" and is_export(Path(spec.place)):
@@ -97,7 +98,24 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         name = f"{name} (random weights, seed {spec.random_weights})"
     encoder = _assemble(spec, model, name, left_out).to(device)
     encoder.scores = scores
+    encoder.spec = remembered_spec(_without_defaults(spec, encoder), checkpoint)
     return encoder
+
+
+def _without_defaults(spec: EncoderSpec, encoder: Encoder) -> EncoderSpec:
+    """Return a spec that says all that the encoder does, since a later version may have other defaults."""
+    seen = encoder.preprocess
+    has_rule = spec.kind in ("timm", "dino")
+    return replace(
+        spec,
+        pooling=spec.pooling or encoder.model.poolings[0],
+        size=seen.crop,
+        mean=seen.mean,
+        std=seen.std,
+        scales=seen.scales,
+        top_value=seen.top_value,
+        position_resize=encoder.model.position_resize if has_rule else spec.position_resize,
+    )
 
 
 def _packaged(name: str) -> TimmModel:

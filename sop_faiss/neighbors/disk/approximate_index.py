@@ -88,6 +88,11 @@ class ApproximateIndex:
         return self._ivf is not None and not isinstance(self._faiss, faiss.IndexRefine)
 
     @property
+    def loses_rows(self) -> bool:
+        """Whether rows can be removed, as of a graph they cannot."""
+        return self._ivf is not None or isinstance(self._faiss, faiss.IndexFlatCodes)
+
+    @property
     def search_setting(self) -> int | None:
         """How much a search looks at: lists (`nprobe`) or candidates (`efSearch`)."""
         return self._search_setting

@@ -86,6 +86,7 @@ def embed(
         started = time.perf_counter()
         if learned_on is not None:
             loaded.whiten_with(_learned(loaded, learned_on, options, _shifted(progress, 0, images)))
+            loaded.spec = {**(loaded.spec or {}), "whitening": str(out.absolute())}  # where it is written
         store = _extract(loaded, source, options, _shifted(progress, images - len(source), images))
         seconds = time.perf_counter() - started
         manifest = distributed.decide(lambda: store.write(out, feature_dtype=options.feature_dtype))

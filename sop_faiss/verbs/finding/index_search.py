@@ -20,10 +20,10 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
+from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder
-from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
@@ -74,33 +74,30 @@ def search_index(
         data: SRC: shards, a folder of images, or a list.
         keys: names of images of the index; no encoder is needed.
         features: a feature store of the index's encoder; none is needed.
-        encoder: the one that the index was built with.
+        encoder: another way to open the index's encoder; None: as the index remembers.
         options: k and the like.
         progress: called with images encoded and their total.
 
     Raises:
-        ConfigError: none or several kinds of query are given, the encoder is missing or not needed, or an option
-            is impossible.
-        SopError: as `search_by_images`, `search_by_key`, `search_by_features`, `encoder_of_spec`, `open_source`.
+        ConfigError: none or several kinds of query are given, an encoder is not needed, or an option is impossible.
+        SopError: as `search_by_images`, `search_by_key`, `search_by_features`, `encoder_of_index`, `open_source`.
     """
     options = options or SearchOptions()
     if sum([bool(images), data is not None, bool(keys), features is not None]) != 1:
         raise ConfigError("name the queries in one way: image files, or `data` SRC, or `key` KEY, or `features=STORE`")
     if encoder is not None and (keys or features is not None):
         needless = "`key` needs no encoder, its features are in the index" if keys else "`features` needs no encoder"
-        raise ConfigError(f"{needless}: leave `model` out")
+        raise ConfigError(f"{needless}: leave `model` and its options out")
     if keys:
         return search_by_key(index, keys, options.k, threshold=options.threshold, images_root=options.images_root)
     if features is not None:
         _check_request(options.k, len(index), options.threshold)
         return search_by_features(index, FeatureStore.read(features), options.k, threshold=options.threshold)
-    if encoder is None:
-        raise ConfigError(f"images need `model`, the encoder of the index: {index.manifest.encoder['name']}")
     _check_request(options.k, len(index), options.threshold)
     source = open_images(images) if data is None else open_source(data)
     return search_by_images(
         index,
-        encoder_of_spec(encoder),
+        encoder_of_index(index, encoder),
         source,
         options.k,
         threshold=options.threshold,
