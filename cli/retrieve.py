@@ -18,7 +18,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, ground_truth_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.evaluate.bootstrap import Interval
+    from sop_faiss.bootstrap import Interval
     from sop_faiss.verbs.scoring.retrieve import RetrievalResult
 
 _PATH = NamedPath()

@@ -11,8 +11,9 @@ from click.testing import CliRunner
 
 from sop_faiss.cli.report import main
 from sop_faiss.config import load_config
-from sop_faiss.model.checkpoint import find_checkpoint
+from sop_faiss.model.checkpoint import find_checkpoint, read_state
 from sop_faiss.train.log.prototype_log import PrototypeSample, SeenPrototype, read_prototypes
+from sop_faiss.train.verdict import verdict_of
 from sop_faiss.verbs.run_page.images import open_run_images
 from sop_faiss.verbs.run_page.neighbors import choose_images
 from sop_faiss.verbs.run_page.prototypes import early_sample, sample_of_checkpoint
@@ -70,8 +71,12 @@ def test_the_page_shows_the_run(trained, tmp_path):
     early = early_sample(read_prototypes(run)).step
     assert 1 < early < 5  # all rows are random at first
     page, said = report(run)
-    assert said.endswith(f"page: {run / 'report.html'}\n")
+    verdict = verdict_of(read_state(find_checkpoint(run)))
+    assert verdict is not None
+    sentence = f"{verdict.text[0].upper()}{verdict.text[1:]}."
+    assert said.endswith(f"{sentence}\npage: {run / 'report.html'}\n")
     for text in (
+        sentence,
         *("Training run run", "Loss", "Health", "Schedules", "Speed", "Scores over time", "All numbers"),
         *("Prototypes now, drawn for step 6", f"Prototypes early in training, drawn for step {early}"),
         "Nearest neighbors",

@@ -16,8 +16,17 @@ from sop_faiss.report.plots import METRICS_FILE, Curve
 from sop_faiss.report.run_panels import Panel
 from sop_faiss.train.log.bad_samples import BAD_SAMPLES_FILE
 from sop_faiss.train.log.json_lines import read_lines
+from sop_faiss.train.verdict import verdict_of
 
-__all__ = ["bad_sample_table", "run_table", "score_notices", "score_table", "settings_table", "stop_table"]
+__all__ = [
+    "bad_sample_table",
+    "run_table",
+    "say_verdict",
+    "score_notices",
+    "score_table",
+    "settings_table",
+    "stop_table",
+]
 
 _REASONS_SHOWN = 20
 _STOP_VALUES_SHOWN = 40
@@ -82,9 +91,24 @@ def score_table(panels: Sequence[Panel]) -> SheetTable | None:
     return SheetTable(("score", "step 0", "best", "last"), rows) if rows else None
 
 
-def score_notices(panels: Sequence[Panel]) -> list[str]:
-    """Report each score that never rose above its value before the first step, or is below it now."""
-    notices = []
+def say_verdict(panels: Sequence[Panel], state: Mapping[str, Any]) -> str:
+    """Say whether training beat step 0, or why that is not known; arguments as of `score_notices`."""
+    verdict = verdict_of(state)
+    if verdict is not None:
+        return f"{verdict.text[0].upper()}{verdict.text[1:]}."
+    if not _scores(panels):
+        return "Nothing was scored, so that it is not known whether training beat step 0: set evaluate.every_steps."
+    return "It is not known yet whether training beats step 0: no later step was compared with it."
+
+
+def score_notices(panels: Sequence[Panel], state: Mapping[str, Any]) -> list[str]:
+    """Report the verdict, and each score that never rose above its value before the first step, or is below it now.
+
+    Args:
+        panels: of the run.
+        state: of its last checkpoint, empty without one.
+    """
+    notices = [say_verdict(panels, state)]
     for name, curve in _scores(panels):
         if len(curve.steps) < 2 or curve.steps[0] != 0:
             continue
