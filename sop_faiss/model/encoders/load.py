@@ -1,4 +1,4 @@
-"""Load the encoder that a user names: a run or an export, a timm model with a weights file, an official checkpoint.
+"""Load the encoder that a user names: a packaged one, a run or an export, a timm model with weights, an official file.
 
 The models' modules (timm, torchvision) are imported when one is made: an index can be searched by its own images
 without them.
@@ -18,9 +18,10 @@ from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import scores_of_run
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.packaged import PACKAGED, packaged_weights
 from sop_faiss.model.encoders.pooling import pooling_name
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
 from sop_faiss.model.encoders.weights import read_official, read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
 from sop_faiss.paths import path_state
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["encoder_of_spec", "load_encoder"]
 
 _log = logging.getLogger(__name__)
-_MODEL_FORMS = "wanted a run directory, a checkpoint in one, an export, timm:NAME, dino:FILE or config:NAME"
+_MODEL_FORMS = (
+    f"wanted {', '.join(PACKAGED_ENCODERS)}, a run directory, a checkpoint in one, an export, timm:NAME, dino:FILE or "
+    "config:NAME"
+)
 
 
 def encoder_of_spec(spec: EncoderSpec) -> Encoder:
@@ -57,6 +61,8 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
             raise ConfigError(f"`student` does not apply to {spec.model}: an export holds one network")
         model = exported_model(Path(spec.place))
         name = f"{spec.model} (export)"
+    elif spec.kind == "packaged":
+        model = _packaged(spec.place)
     elif spec.kind == "run":
         model, checkpoint = trained_model(_existing_run(spec.place), student=spec.student)
         scores = scores_of_run(checkpoint)
@@ -87,6 +93,18 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     encoder = _assemble(spec, model, name, left_out).to(device)
     encoder.scores = scores
     return encoder
+
+
+def _packaged(name: str) -> TimmModel:
+    from sop_faiss.model.encoders.timm_encoder import filled_model
+
+    file = packaged_weights(name)
+    # the classifier is left out without a line: nobody who names this encoder could have meant it
+    model, _ = filled_model(PACKAGED[name].architecture, read_weights(file), file=file, by_position=True)
+    model.native_size = PACKAGED[name].size
+    first = PACKAGED[name].pooling
+    model.poolings = (first, *(each for each in model.poolings if each != first))
+    return model
 
 
 def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str]]:
@@ -189,7 +207,7 @@ def load_encoder(
     """Load an encoder for evaluation; the options are the fields of `EncoderSpec`.
 
     Example:
-        `load_encoder("runs/photos")`, `load_encoder("exports/photos")`,
+        `load_encoder("lite0")`, `load_encoder("runs/photos")`, `load_encoder("exports/photos")`,
         `load_encoder("timm:resnet50", weights=Path("resnet50.safetensors"))`,
         `load_encoder("dino:dino_vits16.pth", arch="vit_small_patch16_224")`,
         `load_encoder("config:digits_demo", random_weights=0)`.

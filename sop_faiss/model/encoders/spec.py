@@ -7,8 +7,10 @@ from pathlib import Path
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["POSITION_RESIZES", "EncoderSpec"]
+__all__ = ["PACKAGED_ENCODERS", "POSITION_RESIZES", "EncoderSpec"]
 
+PACKAGED_ENCODERS = ("lite0", "lite1", "lite2")
+"""Encoders whose weights the extra `encoder` installs (see `packaged.py`)."""
 POSITION_RESIZES = ("timm", "dino")
 
 _READ_BY = {
@@ -16,6 +18,7 @@ _READ_BY = {
     "timm": ("weights", "random_weights", "student", "by_position", "position_resize"),
     "dino": ("arch", "student", "position_resize"),
     "config": ("random_weights",),
+    "packaged": (),
 }
 """The options that each kind of model reads, of those that some kind does not."""
 
@@ -25,7 +28,8 @@ class EncoderSpec:
     """Which encoder a user means; `encoder_of_spec` makes it. The commands' options of the same names fill it."""
 
     model: str
-    """M: a run directory or a checkpoint in it, an export, `timm:NAME`, `dino:FILE`, or `config:NAME|FILE`."""
+    """M: `lite0`, `lite1` or `lite2`; a run directory or a checkpoint in it, an export, `timm:NAME`, `dino:FILE`, or
+    `config:NAME|FILE`. `lite0` is always the packaged encoder, `./lite0` a directory of that name."""
     weights: Path | None = None
     """Weights file of a `timm:` model: .safetensors, .pth or .bin."""
     arch: str | None = None
@@ -63,7 +67,7 @@ class EncoderSpec:
 
     @property
     def kind(self) -> str:
-        """What `model` names: `run` (or an export), `timm`, `dino` or `config`."""
+        """What `model` names: `packaged`, `run` (or an export), `timm`, `dino` or `config`."""
         return self._split[0]
 
     @property
@@ -73,8 +77,10 @@ class EncoderSpec:
 
     @property
     def _split(self) -> tuple[str, str]:
+        if self.model in PACKAGED_ENCODERS:
+            return "packaged", self.model
         kind, colon, rest = self.model.partition(":")
-        return (kind, rest) if colon and kind in _READ_BY and kind != "run" else ("run", self.model)
+        return (kind, rest) if colon and kind in ("timm", "dino", "config") else ("run", self.model)
 
     def refuse_idle_options(self) -> None:
         """Refuse options that the kind of model does not read, instead of ignoring them.
