@@ -97,6 +97,7 @@ def write_contact_sheet(
     legend: str = "Query on the left, nearest first; the number is the cosine similarity.",
     summary: Sequence[SheetTable] = (),
     charts: Sequence[Chart] = (),
+    pairs: bool = False,
     footer: str = "",
     progress: ProgressCallback | None = None,
 ) -> None:
@@ -113,6 +114,8 @@ def write_contact_sheet(
         legend: how to read a row.
         summary: tables above the strips.
         charts: PNG images above the strips.
+        pairs: put the first and the second strip side by side, the third and the fourth and so on, with the tables and
+            charts below them.
         footer: how the page was made, such as the command and the date.
         progress: called with the number of images read and their total.
 
@@ -126,6 +129,7 @@ def write_contact_sheet(
         "legend": legend,
         "summary": summary,
         "charts": [_show_chart(chart) for chart in charts],
+        "pairs": pairs,
         "strips": show_strips(strips, progress),
         "judged": any(verdict is not None for verdict in judged),
         "any_junk": Verdict.JUNK in judged,

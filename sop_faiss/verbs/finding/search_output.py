@@ -16,7 +16,7 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
 from sop_faiss.verbs.finding.search_result import SearchResult
 
-__all__ = ["as_csv", "as_records", "write_search_csv", "write_search_page"]
+__all__ = ["as_csv", "as_records", "as_strips", "write_search_csv", "write_search_page"]
 
 
 def as_records(result: SearchResult) -> list[dict[str, Any]]:
@@ -60,6 +60,25 @@ def write_search_csv(path: Path, result: SearchResult) -> None:
         temporary.write_bytes(as_csv(result).encode())
 
 
+def as_strips(index: FeatureIndex, result: SearchResult, images_root: Path | None = None) -> list[Strip]:
+    """Return the search as rows of a page; arguments as of `write_search_page`."""
+    images = index_images(index, images_root)
+    return [
+        Strip(
+            SheetImage(query.key, query.read, query.label or ""),
+            [
+                SheetHit(
+                    SheetImage(found.key, functools.partial(images.read, found.row), found.label or ""),
+                    found.similarity,
+                    None if found.right is None else Verdict.RIGHT if found.right else Verdict.WRONG,
+                )
+                for found in query.found
+            ],
+        )
+        for query in result.queries
+    ]
+
+
 def write_search_page(
     path: Path,
     index: FeatureIndex,
@@ -85,21 +104,7 @@ def write_search_page(
         charts: plots above the images.
         progress: called with images read and their total.
     """
-    images = index_images(index, images_root)
-    strips = [
-        Strip(
-            SheetImage(query.key, query.read, query.label or ""),
-            [
-                SheetHit(
-                    SheetImage(found.key, functools.partial(images.read, found.row), found.label or ""),
-                    found.similarity,
-                    None if found.right is None else Verdict.RIGHT if found.right else Verdict.WRONG,
-                )
-                for found in query.found
-            ],
-        )
-        for query in result.queries
-    ]
+    strips = as_strips(index, result, images_root)
     manifest = index.manifest
     subtitle = (
         f"{len(strips):,} {'query' if len(strips) == 1 else 'queries'} in {len(index):,} images. "
