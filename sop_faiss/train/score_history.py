@@ -193,7 +193,7 @@ class ScoreHistory:
         self.metric, self.first = state.get("best_by", ""), state.get("first_score")
         self.best, self.best_step = state["best_score"], state.get("best_step")
         self.scored_on, shown = state.get("scored_on", ""), state.get("difference")
-        self.difference = None if shown is None else Interval(*shown)
+        self.difference = None if shown is None else Interval(*map(float, shown))
         if f"{_EACH}.safetensors" in state["sha256"]:
             each = {name: value.numpy() for name, value in read_tensors(checkpoint, _EACH).items()}
             self.first_each, self.best_each = each.get("first"), each.get("best")

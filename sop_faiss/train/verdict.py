@@ -57,7 +57,7 @@ def verdict_of(scores: Mapping[str, Any]) -> Verdict | None:
     shown = scores.get("difference")
     if None in (metric, first, best) or shown is None:
         return None
-    difference = Interval(*shown)
+    difference = Interval(*map(float, shown))
     outcome, step = outcome_of(difference), scores.get("best_step")
     place = "later" if step is None else f"at step {step:,}"
     numbers = f"{metric} was {first:.2f} % at step 0 and {best:.2f} % {place}, the best of the later scores"

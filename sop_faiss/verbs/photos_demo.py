@@ -38,7 +38,7 @@ _FEWEST_PHOTOS = 16
 _PRETRAINED = "lite0"
 _SIZE = 128
 """Of images, in pixels; a quarter of the time of the encoder's own 256."""
-_STEPS = 60
+_STEPS = 100
 """Steps of 16 photos that fit into the demo's five minutes on two cores."""
 _MOST_EPOCHS = 20
 """Few photos are not seen more often than in the complete recipe."""
@@ -156,7 +156,7 @@ def _say(metrics: Mapping[str, Any], config: Config, pretrained: bool) -> tuple[
     """Return the verdict in words, and whether training was shown to help."""
     if metrics.get("difference") is None:
         return "The training could not be compared with its start: images were lost meanwhile.", False
-    difference = Interval(*metrics["difference"])
+    difference = Interval(*map(float, metrics["difference"]))
     outcome = outcome_of(difference)
     start = f"the pretrained encoder ({_PRETRAINED})" if pretrained else "random weights"
     said = {
