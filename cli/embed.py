@@ -79,6 +79,7 @@ def main(
 
     \b
     Examples:
+      sop-embed --model lite0 --data photos/ --out features/
       sop-embed --model runs/photos --data photos/ --out features/
       sop-embed --model timm:resnet50 --weights resnet50.safetensors \\
           --data 'shards/photos-{000..012}.tar' --out features/

@@ -86,6 +86,7 @@ def main(
       sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine
       sop-train photos_demo data.train=shards/ train.epochs=30 --dry-run
       sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/mine --resume
+      sop-train continue_conv data.train=shards/ model.init=lite0 --output runs/mine
       sop-train continue_conv data.train=shards/ model.init=timm:resnet50 --weights resnet50.pth --output runs/mine
       sop-train vits16 data.train='/data/in1k-*.tar' --profile-data --steps 20
       torchrun --nproc-per-node 8 -m sop_faiss.cli.train vits16 data.train='/data/in1k-*.tar' --output runs/vits16

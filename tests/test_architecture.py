@@ -51,6 +51,7 @@ SPANNING_TESTS = {
     "loss_properties": "properties of the loss for any input; test_loss has its cases",
     "own_results": "verbs/output_paths.py on the results of every command; test_output_paths has its other cases",
     "retrieval_page": "the page of sop-retrieve in a browser",
+    "recipes": "docs/python.md",
     "rope_backbones": "timm's Eva, DINOv2 and DINOv3 families through every part of model/backbones",
     "search_above": "search, duplicates and export, which share the search of all rows above a similarity",
     "seen_images": "one image in every format, through every way of reading it",

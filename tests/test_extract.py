@@ -12,7 +12,7 @@ from torchvision import transforms
 
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, DataError, FeatureError
-from sop_faiss.features.extract import ExtractionOptions, embed_images, extract_features
+from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
@@ -129,8 +129,8 @@ def test_decoded_images_give_the_same_rows(encoder: Encoder, mixed: Path) -> Non
         with Image.open(path) as image:
             images.append(np.array(image.convert("RGB")))
     store = extract_features(encoder, open_source(mixed))
-    np.testing.assert_allclose(embed_images(encoder, images, batch_size=6), store.features, atol=TOLERANCE)
-    assert embed_images(encoder, []).shape == (0, 32)
+    np.testing.assert_allclose(encoder.encode(images, batch_size=6), store.features, atol=TOLERANCE)
+    assert encoder.encode([]).shape == (0, 32)
 
 
 def spoil(folder: Path, names: dict[str, bytes]) -> Path:
@@ -179,7 +179,7 @@ def test_features_that_are_no_direction_are_refused(tmp_path: Path, mixed: Path,
     with pytest.raises(FeatureError, match=message):
         extract_features(broken, open_source(mixed))
     with pytest.raises(FeatureError, match=message):
-        embed_images(broken, [make_image(np.random.default_rng(0), 32)])
+        broken.encode(make_image(np.random.default_rng(0), 32))
 
 
 def test_extraction_is_float32_without_gradients_and_restores_the_mode(encoder: Encoder, mixed: Path) -> None:

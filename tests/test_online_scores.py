@@ -29,10 +29,9 @@ from sop_faiss.data.views.crops import draw_view, view_generator, write_view
 from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.view_recall import view_recall_at_1
-from sop_faiss.features import forward
-from sop_faiss.features.extract import embed_images
 from sop_faiss.files import read_json
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
+from sop_faiss.model.encoders import forward
 from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -237,7 +236,7 @@ def test_scores_are_those_of_the_commands_on_the_checkpoint(tmp_path, photos):
     chosen = [position for position in range(20) if position in sample_of_ten()]
     pairs = np.stack(list(ViewPairs(source, np.array(chosen), config)))
     plain = Preprocess(16, 16, mean=encoder.preprocess.mean, std=encoder.preprocess.std, multiple=4)
-    one, other = (embed_images(encoder, list(pairs[:, number]), preprocess=plain) for number in (0, 1))
+    one, other = (encoder.encode(pairs[:, number], preprocess=plain) for number in (0, 1))
     assert last["view_recall_at_1"] == pytest.approx(view_recall_at_1(one, other))
 
 

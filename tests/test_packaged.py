@@ -13,7 +13,13 @@ import torch
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.encoders import packaged
-from sop_faiss.model.encoders.packaged import PACKAGED, packaged_weights
+from sop_faiss.model.encoders.packaged import (
+    PACKAGED,
+    PACKAGED_POOLING,
+    PACKAGED_SIZE,
+    packaged_architecture,
+    packaged_weights,
+)
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
 from tests.encoders import random_images, write_run
@@ -27,7 +33,7 @@ FIRST = "lite0"
 def test_a_packaged_encoder_is_timms_network_with_the_files_weights_by_position(name):
     encoder = load_encoder(name)
     tensors = torch.load(packaged_weights(name), weights_only=True)
-    network = timm.create_model(PACKAGED[name].architecture)
+    network = timm.create_model(packaged_architecture(name))
     values = [*tensors.values()]
     own = network.state_dict()
     assert len(own) == len(values)  # the classifier included
@@ -38,7 +44,7 @@ def test_a_packaged_encoder_is_timms_network_with_the_files_weights_by_position(
         expected = last.clamp(min=1e-6).pow(3).mean((2, 3)).pow(1 / 3)
         torch.testing.assert_close(encoder(images), expected, atol=1e-5, rtol=1e-5)
     assert (encoder.preprocess.mean, encoder.preprocess.std) == ((0.5,) * 3, (0.5,) * 3)
-    assert encoder.preprocess.crop == PACKAGED[name].size and encoder.pooling == PACKAGED[name].pooling
+    assert encoder.preprocess.crop == PACKAGED_SIZE and encoder.pooling == PACKAGED_POOLING
     assert encoder.name == name
 
 
@@ -89,10 +95,10 @@ def test_what_is_not_installed_or_damaged_is_refused_in_one_line(tmp_path, monke
 
 def test_a_run_starts_from_a_packaged_encoder(tmp_path):
     config = resolve_init(conv_config(tmp_path, "model.backbone=vit_small_patch16_224", f"model.init={FIRST}"))
-    assert config.model.backbone == PACKAGED[FIRST].architecture
+    assert config.model.backbone == packaged_architecture(FIRST)
     assert config.views.mean == config.views.std == (0.5, 0.5, 0.5)
     _, teacher = networks_of(config)
-    assert load_initial_weights(teacher.backbone, config.model) == PACKAGED[FIRST].sha256
+    assert load_initial_weights(teacher.backbone, config.model) == PACKAGED[FIRST]
     images = random_images(64, 2)
     encoder = load_encoder(FIRST, pooling="pooled")
     with torch.no_grad():

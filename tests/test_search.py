@@ -15,14 +15,18 @@ import pytest
 import torch
 
 import sop_faiss.index.build as build_module
+from sop_faiss import load_encoder
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatchError, SopError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
-from sop_faiss.index.build import IndexOptions, build_index, parse_bytes
+from sop_faiss.index.build import IndexOptions, build_index, build_index_of_images, parse_bytes
 from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.preprocess import Preprocess
+from tests.encoders import write_run
 from tests.images import write_folder, write_shards
 from tests.oracle_neighbors import brute_force, unit_rows
 
@@ -152,6 +156,33 @@ def test_names(index: FeatureIndex, store: FeatureStore) -> None:
     np.testing.assert_array_equal(index.features([3, 1]), store.features[[3, 1]])
     with pytest.raises(ConfigError, match="did you mean 'bild-0001'"):
         index.row_of("bild-0001x")
+
+
+def test_images_find_what_their_features_find(tmp_path: Path) -> None:
+    encoder = load_encoder(str(write_run(tmp_path / "run")))
+    folder = write_folder(tmp_path / "photos", classes=0, per_class=6)
+    build_index_of_images(encoder, open_source(folder), tmp_path / "index")
+    index = FeatureIndex.open(tmp_path / "index")
+    paths = sorted(folder.iterdir())[2:4]
+    arrays = [decode_image(path.read_bytes()) for path in paths]
+    expected = index.search(encoder.encode(paths), 3)
+    for images in (paths, [str(path) for path in paths], arrays, np.stack(arrays)):
+        found = index.search(images, 3, encoder=encoder)
+        assert found.keys == expected.keys and [keys[0] for keys in found.keys] == ["0002", "0003"]
+        np.testing.assert_allclose(found.similarities, expected.similarities, atol=1e-6)
+    assert index.search(paths[0], 1, encoder=encoder).keys == [["0002"]]
+    (above,) = index.search_above(paths[0], 0.9999, encoder=encoder)
+    assert "0002" in above.keys[0]
+    assert index.search(encoder.encode(paths), 3, encoder=encoder).keys == expected.keys  # features, as without
+    with pytest.raises(ConfigError) as missing:
+        index.search(paths, 3)
+    assert missing.value.arguments == ("encoder",)
+    with pytest.raises(IndexMismatchError, match="pooling"):
+        index.search(paths, 3, encoder=load_encoder(str(tmp_path / "run"), pooling="mean"))
+    with pytest.raises(DataError, match=r"none\.jpg"):
+        index.search([*paths, tmp_path / "none.jpg"], 3, encoder=encoder)
+    with pytest.raises(ConfigError, match="wanted 1 <= k <= 6"):
+        index.search([tmp_path / "none.jpg"], 7, encoder=encoder)  # before any image is read
 
 
 # what is asked wrongly

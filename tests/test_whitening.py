@@ -13,7 +13,7 @@ from sop_faiss import FeatureIndex, load_encoder
 from sop_faiss.cli.embed import main  # type: ignore[import-not-found]
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import CheckpointError, ConfigError, FeatureError, IndexMismatchError
-from sop_faiss.features.extract import embed_images, extract_features
+from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import build_index
 from sop_faiss.model.encoders.whitening import (
@@ -144,7 +144,7 @@ def test_queries_are_whitened_alike_and_others_refused(run: Path, photos: Path, 
     store = extract_features(encoder, open_source(photos))
     found = index.search(store.features, 1)
     assert found.rows[:, 0].tolist() == list(range(12))
-    assert embed_images(encoder, [make_image(np.random.default_rng(0))]).shape == (1, 4)
+    assert encoder.encode(make_image(np.random.default_rng(0))).shape == (1, 4)
     with pytest.raises(IndexMismatchError, match=r"another pooling .*'cls' instead of"):
         index.check_encoder(load_encoder(str(run)))
     with pytest.raises(ConfigError, match="learn it again"):

@@ -11,7 +11,6 @@ from sop_faiss.bootstrap import Score
 from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.evaluate.task import percents
 from sop_faiss.evaluate.view_recall import views_found
-from sop_faiss.features.extract import embed_images
 from sop_faiss.model.encoders.encoder import Encoder
 
 __all__ = ["ViewRecallTask"]
@@ -41,7 +40,7 @@ class ViewRecallTask:
         features, waiting = [], iter(self.pairs)
         while part := list(itertools.islice(waiting, max(1, self.batch_size // 2))):
             views = [pair[number] for number in (0, 1) for pair in part]
-            embedded = embed_images(encoder, views, preprocess=as_they_are, batch_size=len(views))
+            embedded = encoder.encode(views, preprocess=as_they_are, batch_size=len(views))
             features.append(embedded.reshape(2, len(part), -1))
         first, second = np.concatenate([np.empty((2, 0, encoder.feature_dim), np.float32), *features], axis=1)
         found = views_found(first, second)

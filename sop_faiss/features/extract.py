@@ -23,23 +23,21 @@ from sop_faiss.data.ordered_map import MAX_WORKERS
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.cache import FeatureCache, open_cache
 from sop_faiss.features.drops import Drops
-from sop_faiss.features.forward import (
+from sop_faiss.features.ranks import gather_extracted, share_of_rank
+from sop_faiss.features.store import FeatureStore
+from sop_faiss.model.encoders.encode import require_batch_size
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.forward import (
     batches_of_equal_shape,
     exact_inference,
     features_of_batch,
     finished_features,
     require_usable,
 )
-from sop_faiss.features.ranks import gather_extracted, share_of_rank
-from sop_faiss.features.store import FeatureStore
-from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["ExtractionOptions", "embed_images", "extract_each", "extract_features"]
-
-MAX_BATCH_SIZE = 65_536
-"""More images than any machine has use for; a larger number is a slip of the keyboard."""
+__all__ = ["ExtractionOptions", "extract_each", "extract_features"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,7 @@ class ExtractionOptions:
     """Every rank extracts its share, and each gets all features; otherwise a rank acts alone."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch_size <= MAX_BATCH_SIZE:
-            raise ConfigError(f"`batch_size={self.batch_size}`: wanted 1 to {MAX_BATCH_SIZE:,} images per forward pass")
+        require_batch_size(self.batch_size)
         if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
             raise ConfigError(f"`workers={self.workers}`: wanted 1 to {MAX_WORKERS:,} threads")
         if not 0 <= self.max_bad_fraction <= 1:
@@ -178,31 +175,6 @@ def _encode(
         if cache is not None:
             cache.flush()
     return rows
-
-
-def embed_images(
-    encoder: Encoder,
-    images: Sequence[UInt8[np.ndarray, "_ _ 3"]],
-    *,
-    preprocess: Preprocess | None = None,
-    batch_size: int = 64,
-) -> Float32[np.ndarray, "n d"]:
-    """Return unit-norm features of decoded RGB images of any shapes, one row each, such as the queries of a search.
-
-    Raises:
-        FeatureError: the encoder's features are not finite or zero.
-        ConfigError: the encoder does not take images of this size.
-    """
-    preprocess = preprocess or encoder.preprocess
-    encoder.check_preprocess(preprocess)
-    features = np.empty((len(images), encoder.token_dimension), np.float32)
-    prepared = ((position, preprocess.apply(image)) for position, image in enumerate(images))
-    with exact_inference(encoder):
-        for positions, batch in batches_of_equal_shape(prepared, batch_size):
-            features[positions] = features_of_batch(encoder, preprocess, batch)
-    names = [f"image {position}" for position in range(len(images))]
-    require_usable(features, names)
-    return finished_features(encoder, features, names)
 
 
 class _Pixels(NamedTuple):

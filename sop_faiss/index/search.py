@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,8 +19,12 @@ from sop_faiss.index.encoder_doubts import log_encoder_doubts, random_pairs_cosi
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
-from sop_faiss.neighbors.exact import NearestRows
+from sop_faiss.neighbors.exact import NearestRows, require_k
 from sop_faiss.unit_rows import require_unit_rows
+
+if TYPE_CHECKING:
+    from sop_faiss.model.encoders.encoder import Encoder
+    from sop_faiss.model.encoders.image_input import ImageInput
 
 __all__ = ["FeatureIndex", "Neighbors", "closest_key", "read_vectors", "require_cosine"]
 
@@ -136,33 +141,41 @@ class FeatureIndex:
                 f"encoder {self.manifest.encoder['name']} ({difference.values}): {remedy}, or build the index again"
             )
 
-    def search(self, x: np.ndarray | torch.Tensor, k: int) -> Neighbors:
+    def search(self, x: ImageInput | Iterable[ImageInput], k: int, *, encoder: Encoder | None = None) -> Neighbors:
         """Find the k nearest images of each query; exact for a `Flat` index, else see `manifest.search` for its recall.
 
         Args:
-            x: one unit-norm feature (d,) or one per row (q, d), of this index's encoder; any float dtype, any strides,
-                any device. Norms are checked, not repaired (`require_unit_rows`).
+            x: features: one of unit norm (d,) or one per row (q, d), of this index's encoder; any float dtype, any
+                strides, any device. Norms are checked, not repaired (`require_unit_rows`). Or images, as
+                `Encoder.encode` takes them: paths, PIL images, arrays or tensors of three or more axes.
             k: how many neighbors; 1 <= k <= len(self).
+            encoder: the one that the index was built with; images need it, features do not.
 
         Raises:
-            ConfigError: k is out of range.
+            ConfigError: k is out of range, or there is no encoder for images.
             FeatureError: x has another shape or dtype, is not finite, or not of unit norm.
+            IndexMismatchError: the encoder is not the index's.
+            DataError: an image cannot be read.
         """
-        return self._named(self._vectors.search(self._as_queries(x), k))
+        require_k(k, len(self))  # before images are encoded
+        return self._named(self._vectors.search(self._as_queries(x, encoder), k))
 
-    def search_above(self, x: np.ndarray | torch.Tensor, similarity: float) -> list[Neighbors]:
+    def search_above(
+        self, x: ImageInput | Iterable[ImageInput], similarity: float, *, encoder: Encoder | None = None
+    ) -> list[Neighbors]:
         """Find all images whose similarity to a query reaches a threshold; one answer of one line for each query.
 
         Args:
             x: as of `search`.
             similarity: cosine, -1 to 1.
+            encoder: as of `search`.
 
         Raises:
             ConfigError: the threshold is out of range, or this kind of index has no such search.
-            FeatureError: as `search`.
+            SopError: as `search`.
         """
         require_cosine(similarity, "similarity")
-        return [self._named(found) for found in self._vectors.search_above(self._as_queries(x), similarity)]
+        return [self._named(found) for found in self._vectors.search_above(self._as_queries(x, encoder), similarity)]
 
     def search_rows(self, rows: Sequence[int], k: int) -> Neighbors:
         """Find the k nearest *other* images of images of the index itself; no encoder is needed.
@@ -217,7 +230,13 @@ class FeatureIndex:
         """Copy the features of some rows; those of an index with shortened codes are reconstructed from the codes."""
         return self._vectors.features(np.asarray(rows, np.int64))
 
-    def _as_queries(self, x: np.ndarray | torch.Tensor) -> Float32[np.ndarray, "q d"]:
+    def _as_queries(self, x: ImageInput | Iterable[ImageInput], encoder: Encoder | None) -> Float32[np.ndarray, "q d"]:
+        is_array = isinstance(x, np.ndarray | torch.Tensor)
+        if encoder is not None and not (is_array and x.ndim < 3):
+            self.check_encoder(encoder)
+            return encoder.encode(x)
+        if not is_array:
+            raise ConfigError(f"images need `encoder`, the one of the index: {self.manifest.encoder['name']}")
         if isinstance(x, torch.Tensor):
             if not x.is_floating_point():
                 raise FeatureError(f"queries are {x.dtype}, wanted floating-point features")

@@ -19,7 +19,7 @@ from sop_faiss.files import sha256_file
 from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
 from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
-from sop_faiss.model.encoders.packaged import PACKAGED, packaged_weights
+from sop_faiss.model.encoders.packaged import packaged_architecture, packaged_weights
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
 from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settings
@@ -120,7 +120,7 @@ def _source(spec: EncoderSpec, backbone: str) -> _Source:
         return _source_of_config(config_of_run(_run_checkpoint(spec.place)))
     if spec.kind == "dino":  # all of these methods' authors normalize so, whatever timm's weights of that name want
         return _Source({}, rule_of_official(backbone), IMAGENET_MEAN, IMAGENET_STD)
-    name = PACKAGED[spec.place].architecture if spec.kind == "packaged" else spec.place
+    name = packaged_architecture(spec.place) if spec.kind == "packaged" else spec.place
     require_timm_name(name)
     settings = timm_settings(name)
     mean, std = settings.get("mean", IMAGENET_MEAN), settings.get("std", IMAGENET_STD)

@@ -11,7 +11,6 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.data.images.decode import MAX_PIXELS, decode_image
 from sop_faiss.errors import DataError, FeatureError
-from sop_faiss.features.extract import embed_images
 from sop_faiss.index.search import FeatureIndex, Neighbors
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
@@ -155,7 +154,7 @@ class Searcher:
             image = encoder.preprocess.apply(decoded)
             cropped = replace(encoder.preprocess, resize=encoder.preprocess.crop)  # so that it is not cropped again
             with self._encoding:
-                features = embed_images(encoder, [image], preprocess=cropped)
+                features = encoder.encode(image, preprocess=cropped)
         except DataError as error:
             raise refused_image(error) from None
         except FeatureError:

@@ -28,6 +28,7 @@ __all__ = [
     "decode_whole",
     "drop_reason",
     "open_image",
+    "rgb_of_pillow",
     "size_problem",
 ]
 
@@ -87,8 +88,23 @@ def decode_whole(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float 
     """Decode as `decode_pillow`, and say what the file is."""
     if not encoded:
         raise DataError("empty: no bytes")
+    return _converted(open_image(encoded, max_pixels), top_value)
+
+
+def rgb_of_pillow(image: Image.Image, top_value: float = 0.0) -> Image.Image:
+    """Convert a PIL image to RGB as `decode_pillow` does a file; the image itself is at most loaded.
+
+    Raises:
+        DataError: as `decode_image`.
+    """
+    problem = size_problem(*image.size, MAX_PIXELS)
+    if problem:
+        raise DataError(problem)
+    return _converted(image, top_value).image
+
+
+def _converted(image: Image.Image, top_value: float) -> Decoded:
     try:
-        image = open_image(encoded, max_pixels)
         image.load()
         deep = measure_deep(image, top_value)
         upright = _upright(image)

