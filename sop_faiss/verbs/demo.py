@@ -14,7 +14,6 @@ from sop_faiss.config import Config, load_config
 from sop_faiss.data.demo import write_digits
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource, open_source
-from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import ConfigError, RunStoppedError
 from sop_faiss.evaluate.feature_sets import open_feature_set
 from sop_faiss.evaluate.knn_task import KnnTask
@@ -28,13 +27,24 @@ from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback, Stage
 from sop_faiss.report.contact_sheet import Chart, SheetTable
-from sop_faiss.report.plots import plot_training
+from sop_faiss.report.panel_plot import panel_chart
+from sop_faiss.report.plots import read_curves
+from sop_faiss.report.run_panels import RunConstants, panels_of_run
 from sop_faiss.verbs.finding.index_build import build
 from sop_faiss.verbs.finding.index_search import search_by_images
 from sop_faiss.verbs.finding.search_output import write_search_page
 from sop_faiss.verbs.training.train import TrainingResult, run_training
 
-__all__ = ["DemoResult", "DemoTasks", "Scores", "digits_demo", "fresh_folder", "open_demo_tasks", "train_for_demo"]
+__all__ = [
+    "DemoResult",
+    "DemoTasks",
+    "Scores",
+    "digits_demo",
+    "fresh_folder",
+    "open_demo_tasks",
+    "train_for_demo",
+    "training_charts",
+]
 
 KNN_GAIN, MAP_GAIN = 10.0, 3.0
 """Points over random weights that the digits demo promises."""
@@ -44,6 +54,8 @@ _CAPTION = (
     "Before and after training, without labels. Raw pixels do well here: digits are centered and aligned, so that "
     "pixels already compare the same places; photos are not."
 )
+_CHARTS = ("k-NN accuracy", "Recall between two views", "Loss over ln K", "Teacher entropy over ln K")
+"""Panels of the training that a demo shows."""
 _MARKER = "what is in this folder was made by make demo, which replaces it"
 
 
@@ -181,14 +193,19 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
     return DemoResult(page, scores, reached)
 
 
+def training_charts(run: Path) -> list[Chart]:
+    """Draw how a training went."""
+    panels, _ = panels_of_run(read_curves(run), RunConstants({}, 0))
+    return [panel_chart(panel) for panel in panels if panel.title in _CHARTS]
+
+
 def _index_and_page(out: Path, gallery: str, queries: ImageSource, summary: Sequence[SheetTable], stage: Stage) -> Path:
     """Index the gallery and show the nearest of some queries."""
     encoder = EncoderSpec(str(out / "run"), device="cpu")
     with stage("indexing", "images") as progress:
         build(out / "index", encoder=encoder, data=gallery, progress=progress)
     index = FeatureIndex.open(out / "index")
-    shown = np.unique(np.linspace(0, len(queries) - 1, _QUERIES_SHOWN).astype(np.int64))
-    result = search_by_images(index, encoder_of_spec(encoder), Subset(queries, shown), min(10, len(index) - 1))
+    result = search_by_images(index, encoder_of_spec(encoder), queries, min(10, len(index) - 1))
     page = out / "results.html"
     with stage("drawing the page", "images") as progress:
         write_search_page(
@@ -197,7 +214,8 @@ def _index_and_page(out: Path, gallery: str, queries: ImageSource, summary: Sequ
             result,
             title="What the encoder finds",
             summary=summary,
-            charts=[Chart("Training", plot_training({"": out / "run"}))],
+            queries=_QUERIES_SHOWN,
+            charts=training_charts(out / "run"),
             progress=progress,
         )
     return page

@@ -22,10 +22,9 @@ from sop_faiss.model.encoders.packaged import packaged_weights
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import Stage
-from sop_faiss.report.contact_sheet import Chart, SheetTable, Strip, write_contact_sheet
-from sop_faiss.report.plots import plot_training
+from sop_faiss.report.contact_sheet import SheetTable, Strip, write_contact_sheet
 from sop_faiss.train.verdict import Outcome, describe_difference, outcome_of
-from sop_faiss.verbs.demo import fresh_folder, train_for_demo
+from sop_faiss.verbs.demo import fresh_folder, train_for_demo, training_charts
 from sop_faiss.verbs.finding.index_build import build
 from sop_faiss.verbs.finding.index_search import search_by_key
 from sop_faiss.verbs.finding.search_output import as_strips
@@ -103,7 +102,7 @@ def photos_demo(images: str, out: Path, stage: Stage) -> PhotosResult:
             legend="Query on the left, nearest first; the number is the cosine similarity. Queries are spread evenly "
             "over the photos, not picked.",
             summary=_tables(config, usable, result, commands),
-            charts=[Chart("Training", plot_training({"": out / "run"}))],
+            charts=training_charts(out / "run"),
             pairs=True,
             progress=progress,
         )

@@ -92,7 +92,12 @@ def score_table(panels: Sequence[Panel]) -> SheetTable | None:
 
 
 def say_verdict(panels: Sequence[Panel], state: Mapping[str, Any]) -> str:
-    """Say whether training beat step 0, or why that is not known; arguments as of `score_notices`."""
+    """Say whether training beat step 0, or why that is not known.
+
+    Args:
+        panels: of the run.
+        state: of its last checkpoint, empty without one.
+    """
     verdict = verdict_of(state)
     if verdict is not None:
         return f"{verdict.text[0].upper()}{verdict.text[1:]}."
@@ -101,14 +106,9 @@ def say_verdict(panels: Sequence[Panel], state: Mapping[str, Any]) -> str:
     return "It is not known yet whether training beats step 0: no later step was compared with it."
 
 
-def score_notices(panels: Sequence[Panel], state: Mapping[str, Any]) -> list[str]:
-    """Report the verdict, and each score that never rose above its value before the first step, or is below it now.
-
-    Args:
-        panels: of the run.
-        state: of its last checkpoint, empty without one.
-    """
-    notices = [say_verdict(panels, state)]
+def score_notices(panels: Sequence[Panel]) -> list[str]:
+    """Report each score that never rose above its value before the first step, or is below it now."""
+    notices = []
     for name, curve in _scores(panels):
         if len(curve.steps) < 2 or curve.steps[0] != 0:
             continue

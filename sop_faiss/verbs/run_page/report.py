@@ -88,7 +88,8 @@ def report_run(
     page = RunPage(
         title=f"Training run {real_path(run).name}",
         subtitle=f"{run}: {config.model.backbone} on {hide_secrets(config.data.train)}",
-        notices=score_notices(panels, state) + damage + ([] if options.images else ["Images were left out."]),
+        verdict=say_verdict(panels, state),
+        notices=score_notices(panels) + damage + ([] if options.images else ["Images were left out."]),
         facts=[table for table in tables if table is not None],
         panels=panels,
         panels_left_out=left_out,
