@@ -46,7 +46,7 @@ _PROJECTOR_STEPS, _WARMUP_STEPS = 16, 6
 _SCRATCH_STEPS = 160
 _FROM_HELD_OUT = 500
 """With this many photos a fifth is left out of training, to be scored on: enough for an interval to say something."""
-_QUERIES_SHOWN, _NEIGHBORS_SHOWN = 16, 6
+_QUERIES_SHOWN, _NEIGHBORS_SHOWN = 16, 8
 
 
 @dataclass(frozen=True)
