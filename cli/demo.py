@@ -39,17 +39,24 @@ __all__ = ["main"]
 )
 @run_command
 def main(images: str | None, out: Path) -> None:
-    """Train a small encoder, build an index, and write a page of images found by similarity.
+    """Train, build an index, and write a page of images found by similarity.
 
     On the built-in digits it compares raw pixels, random weights and the trained encoder, and exits with 3 unless the
-    promised gains were reached. On your own images it needs no labels: it shows the page and the training's health.
+    promised gains were reached. On your own images it needs no labels: it continues a pretrained encoder for some
+    steps, and shows what was found before and after, and whether a difference is shown.
     """
-    from sop_faiss.verbs.demo import KNN_GAIN, MAP_GAIN, digits_demo, photos_demo
-
     log_to_stderr(logging.WARNING)
-    result = digits_demo(out, progress_reporter) if images is None else photos_demo(images, out, progress_reporter)
-    if result.scores:
-        click.echo(f"{'features':26}{'k-NN top-1':>12}{'mAP':>10}")
+    if images is not None:
+        from sop_faiss.verbs.photos_demo import photos_demo
+
+        shown = photos_demo(images, out, progress_reporter)
+        for line in (shown.verdict, f"page: {shown.page}", *shown.commands):
+            click.echo(one_line(line))
+        return
+    from sop_faiss.verbs.demo import KNN_GAIN, MAP_GAIN, digits_demo
+
+    result = digits_demo(out, progress_reporter)
+    click.echo(f"{'features':26}{'k-NN top-1':>12}{'mAP':>10}")
     for scores in result.scores:
         click.echo(f"{scores.name:26}{scores.knn_top1:>10.1f} %{scores.mean_average_precision:>8.1f} %")
     click.echo(one_line(f"page: {result.page}"))

@@ -57,8 +57,8 @@ def main(run: Path, out: Path | None, no_images: bool, data: str | None, gallery
     read = [*encoder_files(EncoderSpec(str(run))), *source_files(data)]
     check_outputs({"--out": page}, read, force=force, expected=own_page)
     options = ReportOptions(not no_images, data, gallery)
-    missing = report_run(run, page, progress_reporter, options, page_footer("sop-report"))
-    for line in missing:
+    report = report_run(run, page, progress_reporter, options, page_footer("sop-report"))
+    for line in (*report.missing, report.verdict):
         click.echo(one_line(line), err=True)
     say_written("page", page)
 

@@ -19,7 +19,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, ground_truth_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.evaluate.bootstrap import Interval
+    from sop_faiss.bootstrap import Interval
     from sop_faiss.verbs.scoring.retrieve import RetrievalResult
 
 _PATH = NamedPath()
@@ -69,7 +69,7 @@ _PATH = NamedPath()
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @json_option
-@click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of the best and worst queries.")
+@click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of queries from best to worst.")
 @click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write a table with one line per query.")
 @click.option(
     "--top", type=int, default=10, show_default=True, help="Found images per query in --html and --per-query."

@@ -169,12 +169,15 @@ def main(
 
 def _summary(result: TrainingResult, output: Path) -> dict[str, Any]:
     """Return the end of the run as JSON values, floats with six significant digits."""
-    measured = {
-        name: float(f"{value:.6g}") if isinstance(value, float) else value
-        for name, value in result.last_metrics.items()
-    }
+    measured = {name: _rounded(value) for name, value in result.last_metrics.items()}
     place = {"finished": result.step == result.steps, "step": result.step, "steps": result.steps}
     return {**place, "output": str(output), **measured}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _text(result: TrainingResult, output: Path, data: str) -> str:
@@ -182,8 +185,7 @@ def _text(result: TrainingResult, output: Path, data: str) -> str:
     reached = f"{result.step:,} of {result.steps:,} steps; saved in {output}; "
     if not result.finished:
         return one_line(f"{reached}stopped by a signal: continue with the same command and --resume")
-    is_last_best = result.last_metrics.get("best_step", result.step) in (0, result.step)
-    model = output if is_last_best else output / "best"
+    model = output if result.last_metrics.get("kept_step") in (None, result.step) else output / "best"
     build = shlex.join(["sop-index", "build", "--model", str(model), "--data", data, "--out", "photos.index"])
     return one_line(f"{reached}next: {build}")
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     {"errors", "paths"},
-    {"files", "progress", "unit_rows"},
+    {"bootstrap", "files", "progress", "unit_rows"},
     {"config"},
     {"distributed"},
     {"neighbors"},

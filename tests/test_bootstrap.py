@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sop_faiss.evaluate import bootstrap
-from sop_faiss.evaluate.bootstrap import bootstrap_interval, paired_difference
+from sop_faiss import bootstrap
+from sop_faiss.bootstrap import bootstrap_interval, paired_difference
 
 
 def test_as_wide_as_the_normal_interval() -> None:

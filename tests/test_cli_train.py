@@ -87,9 +87,9 @@ def test_train_then_resume_to_the_end(tmp_path, config, shards):
     assert (tmp_path / "run" / "latest").read_text() == "step_00000004\n"
 
 
-@pytest.mark.parametrize(("best_step", "model"), [(None, "run"), (0, "run"), (4, "run"), (3, "run/best")])
-def test_the_next_command_takes_the_best_teacher(best_step, model):
-    scores = {} if best_step is None else {"best_step": best_step}
+@pytest.mark.parametrize(("kept_step", "model"), [(None, "run"), (0, "run/best"), (4, "run"), (3, "run/best")])
+def test_the_next_command_takes_the_best_teacher(kept_step, model):
+    scores = {} if kept_step is None else {"kept_step": kept_step}
     said = _text(TrainingResult(True, 4, 4, scores), Path("run"), "shards")
     assert f"next: sop-index build --model {model} --data" in said
 

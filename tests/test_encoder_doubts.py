@@ -148,22 +148,36 @@ def test_a_changed_flat_index_is_measured_again(tmp_path: Path, change: Callable
     assert abs(IndexManifest.read(change(tmp_path)).search["mean_cosine"]) < 0.15
 
 
-def scored_run(run: Path, first: float | None, best: float | None) -> Path:
+def scored_run(run: Path, first: float | None, best: float | None, difference: list[float] | None = None) -> Path:
     """A run whose newest checkpoint remembers these scores."""
     checkpoint = next((write_run(run) / "checkpoints").iterdir())
-    state = read_json(checkpoint / "state.json")
-    write_json(checkpoint / "state.json", state | {"best_by": "map", "first_score": first, "best_score": best})
+    scores = {"best_by": "map", "first_score": first, "best_score": best, "difference": difference}
+    write_json(checkpoint / "state.json", read_json(checkpoint / "state.json") | scores)
     return run
 
 
 @pytest.mark.parametrize(
-    ("first", "best", "told"), [(30.0, 29.0, True), (30.0, 30.0, True), (30.0, 31.0, False), (None, 5.0, False)]
+    ("first", "best", "difference", "told"),
+    [
+        (30.0, 29.0, None, True),
+        (30.0, 30.0, None, True),
+        (30.0, 31.0, None, False),  # of a version that kept no values of queries
+        (None, 5.0, None, False),
+        (30.0, 31.0, [1.0, 0.5, 1.5], False),
+        (30.0, 31.0, [1.0, -0.5, 2.5], True),
+        (30.0, 29.0, [-1.0, -1.5, -0.5], True),
+    ],
 )
-def test_a_run_that_never_beat_its_start_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: float | None, best: float, told: bool
+def test_a_run_that_was_not_shown_to_beat_its_start_is_named(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    first: float | None,
+    best: float,
+    difference: list[float] | None,
+    told: bool,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    spec = EncoderSpec(str(scored_run(tmp_path / "run", first, best)), device="cpu")
+    spec = EncoderSpec(str(scored_run(tmp_path / "run", first, best, difference)), device="cpu")
     shards = str(write_shards(tmp_path / "shards"))
     build(tmp_path / "one", encoder=spec, data=shards)
     embed(spec, shards, tmp_path / "store")
@@ -183,4 +197,5 @@ def test_best_has_the_scores_of_its_run(tmp_path: Path) -> None:
         (best / file.name).write_bytes(file.read_bytes())
     state = read_json(best / "state.json")
     write_json(best / "state.json", {name: state[name] for name in ("format", "sha256", "step")})
-    assert load_encoder(str(best)).scores == {"best_by": "map", "first_score": 30.0, "best_score": 29.0}
+    expected = {"best_by": "map", "first_score": 30.0, "best_score": 29.0, "difference": None}
+    assert load_encoder(str(best)).scores == expected

@@ -174,6 +174,8 @@ def damage_manifest(directory: Path, **changes: Any) -> None:
         {"dropped": {"reasons": {"empty": "x"}}},
         {"scores": 5},
         {"scores": {"best_by": "map", "first_score": None, "best_score": 1.0}},
+        {"scores": {"best_by": "map", "first_score": 1.0, "best_score": 1.0, "difference": 5}},
+        {"scores": {"best_by": "map", "first_score": 1.0, "best_score": 1.0, "difference": [1.0, None, 2.0]}},
         {"scores": {"best_by": "map", "first_score": 1.0, "best_score": float("inf")}},
     ],
 )

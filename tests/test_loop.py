@@ -696,9 +696,12 @@ def test_the_best_teacher_is_kept_and_can_be_loaded(tmp_path, shards):
         "evaluate.every_steps=1", "evaluate.k=5",
     )  # fmt: skip
     run_training(config, tmp_path / "run")
-    scores = [line["knn_top1_k5"] for line in read_metrics(tmp_path / "run") if line.get("knn_top1_k5") is not None]
+    scores = {line["step"]: line["knn_top1_k5"] for line in read_metrics(tmp_path / "run") if "knn_top1_k5" in line}
     best = json.loads((tmp_path / "run" / "best" / "state.json").read_text())
-    assert best["scores"]["knn_top1_k5"] == max(scores[1:])
+    newest = json.loads((find_checkpoint(tmp_path / "run") / "state.json").read_text())
+    assert newest["best_score"] == max(value for step, value in scores.items() if step)
+    assert best["step"] == (newest["best_step"] if newest["difference"][1] > 0 else 0)
+    assert best["scores"]["knn_top1_k5"] == scores[best["step"]]
     assert load_encoder(str(tmp_path / "run" / "best")).feature_dim == 24
 
 

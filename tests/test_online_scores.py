@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
+from sop_faiss.bootstrap import LEVEL, RESAMPLES, Interval, Score
 from sop_faiss.cli.train import main
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import open_source
@@ -28,7 +30,7 @@ from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.view_recall import view_recall_at_1
 from sop_faiss.files import read_json
-from sop_faiss.model.checkpoint import find_checkpoint
+from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.model.encoders import forward
 from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
@@ -37,6 +39,7 @@ from sop_faiss.train.log.json_lines import keep_lines_until
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.score_history import ScoreHistory
 from sop_faiss.train.scoring import runs_in_background
+from sop_faiss.train.verdict import Outcome, verdict_of
 from sop_faiss.verbs.scoring.retrieve import evaluate_retrieval
 from sop_faiss.verbs.training import train
 from sop_faiss.verbs.training.online_scores import OnlineEvaluation, open_evaluation
@@ -155,7 +158,8 @@ def test_what_is_named_is_measured_in_this_order(tmp_path, shards, overrides, na
     config = tiny_config(tmp_path, *settings)
     scores = online(train.RunState(config, torch.device("cpu"), 18).teacher)
     assert tuple(scores) == names
-    assert all(0 <= score <= 100 for score in scores.values())
+    for percent, each in scores.values():
+        assert 0 <= percent <= 100 and percent == pytest.approx(each.mean(), rel=1e-12) and len(each) > 1
     assert describe_run(config)["scores"] == list(names)
 
 
@@ -253,13 +257,18 @@ class Fake:
     def __init__(self, before: Callable[[int], None] = lambda call: None) -> None:
         self.before, self.calls, self.threads = before, 0, []
 
-    def __call__(self, teacher: Any) -> dict[str, float]:
+    def __call__(self, teacher: Any) -> dict[str, Score]:
         self.calls += 1
         self.threads.append(threading.current_thread() is threading.main_thread())
         score = float(sum(parameter.double().sum() for parameter in teacher.parameters()))
         self.before(self.calls)
         assert score == float(sum(parameter.double().sum() for parameter in teacher.parameters()))  # it stood still
-        return {"score": score}
+        return {"score": same(score)}
+
+
+def same(value: float) -> Score:
+    """A score that is the same for each query, so that its difference to another has no spread."""
+    return Score(value, np.full(10, value))
 
 
 def use(monkeypatch: pytest.MonkeyPatch, fake: Any) -> None:
@@ -384,7 +393,7 @@ def test_what_a_kill_loses_is_measured_again(tmp_path, shards, whole, monkeypatc
     assert again.calls == 3 and again.threads[0]
     assert by_step(tmp_path / "run") == by_step(whole)
     last = [read_json(find_checkpoint(run) / "state.json") for run in (tmp_path / "run", whole)]
-    for key in ("best_by", "first_score", "best_score", "best_step", "measured_step"):
+    for key in ("difference", "best_by", "first_score", "best_score", "best_step", "measured_step"):
         assert last[0][key] == last[1][key], key
     assert (
         last[0]["measured_step"] is None and not (find_checkpoint(tmp_path / "run") / "measured.safetensors").exists()
@@ -395,7 +404,7 @@ def test_a_signal_waits_for_no_score(tmp_path, shards, whole, monkeypatch):
     """What is being measured ends within a batch of images, and is measured when the run is resumed."""
 
     class Endless(Fake):
-        def __call__(self, teacher: Any) -> dict[str, float]:
+        def __call__(self, teacher: Any) -> dict[str, Score]:
             if threading.current_thread() is threading.main_thread():
                 return super().__call__(teacher)
             while True:
@@ -505,47 +514,122 @@ def test_lines_of_a_step_that_is_measured_again(tmp_path):
 # best/ and the verdict
 
 
-def test_the_verdict():
+def varied(mean: float, spread: float, seed: int = 1) -> Score:
+    each = np.random.default_rng(seed).normal(mean, spread, 200)
+    return Score(float(each.mean()), each)
+
+
+def test_best_stays_at_step_0_until_a_later_one_is_shown_to_be_better():
     history = ScoreHistory()
     assert history.summary() == {} and history.verdict() is None
     history.follow("map")
-    assert not history.is_best(0, 50.0)
-    history.add(0, 50.0)
-    assert history.verdict() is None
-    for step, score, is_best in ((4, 40.0, True), (8, 50.0, True), (12, 30.0, False)):
-        assert history.is_best(step, score) == is_best
-        history.add(step, score)
-    is_better, said = history.verdict() or (None, "")
-    assert is_better is False  # an equal score is no better
-    assert said.startswith("map was 50.00 % at step 0 and at best 50.00 % (step 8): training never beat step 0; try a ")
-    assert "optim.base_lr" in said and "\n" not in said
-    history.add(16, 51.0)
-    assert history.verdict() == (
-        True, "map was 50.00 % at step 0 and at best 51.00 % (step 16); best/ has that teacher"
-    )  # fmt: skip
-    assert history.summary() == {"best_by": "map", "first_score": 50.0, "best_score": 51.0, "best_step": 16}
+    first = varied(50, 20)
+    assert history.moves_best(0, first.percent, None)
+    history.add(0, first)
+    assert history.verdict() is None and history.kept_step == 0
+    noise = np.random.default_rng(2).normal(0, 1, (4, 200))
+    noise -= noise.mean(axis=1, keepdims=True)
+    for step, gain, spread, moves, kept, outcome in (
+        (4, -5.0, 10.0, False, 0, Outcome.WORSE),
+        (8, 1.0, 20.0, False, 0, Outcome.NOT_SHOWN),  # higher, but one query in two is worse
+        (12, 0.5, 0.5, True, 12, Outcome.BEAT),  # lower, but sure
+        (16, 0.9, 20.0, False, 12, Outcome.BEAT),  # higher again, and not sure
+        (20, 2.0, 1.0, True, 20, Outcome.BEAT),
+        (24, 1.9, 1.0, False, 20, Outcome.BEAT),
+    ):
+        each = first.each + gain + spread * noise[step % 3]
+        score = Score(float(each.mean()), each)
+        difference = history.compare(score, 6)
+        assert difference is not None and difference.mean == pytest.approx(gain)
+        assert history.moves_best(step, score.percent, difference) is moves
+        history.add(step, score, difference)
+        assert history.kept_step == kept
+        assert history.summary()["verdict"] == outcome
+        is_better, said = history.verdict() or (None, "")
+        assert is_better is (outcome is Outcome.BEAT) and "\n" not in said
+        assert ("optim.base_lr" in said) is not is_better
+    assert history.best_step == 20
+
+
+@pytest.mark.parametrize("scores_taken", [1, 20])
+def test_the_interval_is_that_of_a_slow_bootstrap(scores_taken):
+    """Another generator, a loop, and the level of all scores together: 95 % for one, 99.75 % for 20."""
+    history = ScoreHistory("map")
+    first, later = varied(50, 20), varied(52, 20, seed=3)
+    history.add(0, first)
+    found = history.compare(later, scores_taken)
+    rng = np.random.default_rng(7)
+    means = sorted(float(np.mean((later.each - first.each)[rng.integers(0, 200, 200)])) for _ in range(RESAMPLES))
+    left_out = (1 - LEVEL) / scores_taken / 2
+    assert found is not None and found.mean == pytest.approx(later.percent - first.percent)
+    spread = float(np.std(means))
+    assert found.low == pytest.approx(means[round(left_out * RESAMPLES)], abs=0.2 * spread)
+    assert found.high == pytest.approx(means[-1 - round(left_out * RESAMPLES)], abs=0.2 * spread)
+
+
+def test_what_cannot_be_compared_is_not_called_better(caplog):
+    history = ScoreHistory("map")
+    history.add(0, varied(50, 1))
+    fewer = Score(90.0, np.full(199, 90.0))
+    assert history.compare(fewer, 1) is None and "199" in caplog.text
+    assert not history.moves_best(4, 90.0, None)
+    history.add(4, fewer, None)
+    assert history.kept_step == 0 and (history.verdict() or (True,))[0] is False
+
+
+def test_a_run_whose_step_0_has_no_values_keeps_the_highest_score():
+    """As one that an earlier version started, or that is scored since a resume."""
+    for first in (50.0, None):
+        history = ScoreHistory("map", first=first, best=40.0, best_step=4)
+        assert history.moves_best(8, 41.0, None) and not history.moves_best(8, 39.0, None)
+        history.add(8, same(41.0), None)
+        assert history.kept_step == 8 and history.summary()["verdict"] is None
+        assert "not known" in (history.verdict() or (None, ""))[1]
 
 
 def test_another_score_to_follow_forgets_the_first(caplog):
-    history = ScoreHistory("map", 50.0, 60.0, 8)
-    history.follow("map")
+    def filled() -> ScoreHistory:
+        return ScoreHistory("map", "one", 50.0, 60.0, 8, Interval(10.0, 9.0, 11.0), np.ones(3), np.ones(3))
+
+    history = filled()
+    history.follow("map", "one")
     assert history.best == 60.0 and not caplog.records
-    history.follow("view_recall_at_1")
-    assert (history.first, history.best, history.best_step) == (None, None, None)
-    assert "best/ follows view_recall_at_1 from here on instead of map" in caplog.text
+    for metric, scored_on in (("view_recall_at_1", "one"), ("map", "another")):
+        history = filled()
+        history.follow(metric, scored_on)
+        assert history == ScoreHistory(metric, scored_on)
+        assert "no longer count" in caplog.text
+        caplog.clear()
+
+
+def test_other_images_to_score_on_start_the_comparison_anew(tmp_path, photos, caplog):
+    """`evaluate.*` may change on resume; how often is scored changes no score."""
+    common = (f"data.train={photos}", "train.epochs=1")
+    run_training(tiny_config(tmp_path, *common, *EVERY_4[2:], "train.stop_after_steps=2"), tmp_path / "run")
+    often = (*common, "evaluate.every_steps=1")
+    shutil.copytree(tmp_path / "run", tmp_path / "same")
+    assert run_training(tiny_config(tmp_path, *often), tmp_path / "same", resume=True).last_metrics["verdict"]
+    other = (*often, "evaluate.view_images=10")
+    changed = run_training(tiny_config(tmp_path, *other), tmp_path / "run", resume=True).last_metrics
+    assert changed["first_score"] is None and changed["verdict"] is None
+
+
+class Moving:
+    """Scores that rise or fall by a point with each call, alike for all queries."""
+
+    best_by = "map"
+
+    def __init__(self, by: float) -> None:
+        self.by, self.calls = by, 0
+
+    def __call__(self, teacher: Any) -> dict[str, Score]:
+        self.calls += 1
+        return {"view_recall_at_1": same(1.0), "map": same(50.0 + self.by * self.calls)}
 
 
 @pytest.mark.parametrize("falling", [True, False])
 def test_the_command_ends_with_the_verdict(tmp_path, shards, monkeypatch, falling, caplog):
-    class Scores:
-        best_by = "map"
-        calls = 0
-
-        def __call__(self, teacher: Any) -> dict[str, float]:
-            Scores.calls += 1
-            return {"view_recall_at_1": 1.0, "map": 50.0 + (-Scores.calls if falling else Scores.calls)}
-
-    use(monkeypatch, Scores())
+    use(monkeypatch, Moving(-1 if falling else 1))
     arguments = [str(tiny_config_file(tmp_path)), f"data.train={shards}", *EVERY_4, "--output", str(tmp_path / "run")]
     with caplog.at_level("INFO"):
         first = CliRunner().invoke(main, [*arguments, "train.stop_after_steps=6"])
@@ -556,15 +640,47 @@ def test_the_command_ends_with_the_verdict(tmp_path, shards, monkeypatch, fallin
     expected = (49.0, 48.0, 4) if falling else (51.0, 55.0, 12)
     assert (told["first_score"], told["best_score"], told["best_step"]) == expected
     assert (told["best_by"], told["map"], told["step"]) == ("map", 45.0 if falling else 55.0, 12)
-    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("map was")]
-    assert len(said) == 1 and ("never beat step 0" in said[0]) == falling
+    assert told["verdict"] == ("worse than step 0" if falling else "beat step 0")
+    assert told["difference"] == ([-1.0] * 3 if falling else [4.0] * 3)
+    said = [record.getMessage() for record in caplog.records if "map was" in record.getMessage()]
+    assert len(said) == 1 and ("keeps the teacher of step 0" in said[0]) == falling
+    kept = 0 if falling else 12
     best = read_json(tmp_path / "run" / "best" / "state.json")
-    assert (best["step"], best["scores"]["map"]) == (expected[2], expected[1])
+    assert (best["step"], best["scores"]["map"], told["kept_step"]) == (kept, 49.0 if falling else 55.0, kept)
+    assert (f"--model {tmp_path / 'run' / 'best'} " in result.stderr) == falling
 
 
-def test_a_run_without_scores_has_no_verdict(tmp_path, shards):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stop_ends_with_the_verdict_and_a_resume_repeats_it(tmp_path, shards, number, caplog):
+    """With real scores; the values of single queries are in the checkpoint."""
+    overrides = (f"data.train={shards}", "train.epochs=3", "evaluate.every_steps=2")
+    whole = run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole").last_metrics
+    caplog.clear()
+
+    def stop(done: int, _: int) -> None:
+        if done == 5:
+            os.kill(os.getpid(), number)
+
+    with contextlib.suppress(KeyboardInterrupt), caplog.at_level("INFO"):
+        assert not run_training(tiny_config(tmp_path, *overrides), tmp_path / "run", progress=stop).finished
+    assert any("difference" in message or "step 0: " in message for message in caplog.messages[-2:])
+    state = read_json(find_checkpoint(tmp_path / "run") / "state.json")
+    assert state["step"] in (5, 6) and len(state["difference"]) == 3
+    again = run_training(tiny_config(tmp_path, *overrides), tmp_path / "run", resume=True).last_metrics
+    names = ("best_by", "first_score", "best_score", "best_step", "difference", "verdict", "kept_step")
+    assert {name: again[name] for name in names} == {name: whole[name] for name in names}
+    each = [read_tensors(find_checkpoint(tmp_path / run), "scores") for run in ("run", "whole")]
+    for name in ("first", "best"):
+        assert torch.equal(each[0][name], each[1][name]) and len(each[0][name]) == 24
+    assert float(each[0]["first"].mean()) == pytest.approx(again["first_score"])
+    assert verdict_of(read_json(find_checkpoint(tmp_path / "run") / "state.json")) is not None
+
+
+def test_a_run_without_scores_has_no_verdict(tmp_path, shards, caplog):
+    caplog.set_level("INFO")
     result = run_training(tiny_config(tmp_path, f"data.train={shards}", "train.epochs=1"), tmp_path / "run")
-    assert not {"best_by", "first_score", "best_score"} & result.last_metrics.keys()
+    assert not {"best_by", "first_score", "best_score", "verdict"} & result.last_metrics.keys()
+    assert "evaluate.every_steps" in caplog.messages[-1]
 
 
 def test_best_follows_the_score_that_is_named(tmp_path, shards, monkeypatch):
@@ -574,17 +690,26 @@ def test_best_follows_the_score_that_is_named(tmp_path, shards, monkeypatch):
     class Two:
         best_by = "falls"
 
-        def __call__(self, teacher: Any) -> dict[str, float]:
-            return dict(zip(one.names, next(values), strict=True))
+        def __call__(self, teacher: Any) -> dict[str, Score]:
+            return dict(zip(one.names, map(same, next(values)), strict=True))
 
     use(monkeypatch, Two())
     run_training(tiny_config(tmp_path, f"data.train={shards}", *EVERY_4), tmp_path / "run")
-    assert read_json(tmp_path / "run" / "best" / "state.json")["scores"] == {"rises": 2.0, "falls": 3.0}
+    assert read_json(tmp_path / "run" / "best" / "state.json")["scores"] == {"rises": 1.0, "falls": 9.0}
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("first_score", "50"), ("first_score", float("nan")), ("best_step", -1), ("measured_step", 2.5), ("best_by", 3)],
+    [
+        ("difference", [1.0, 2.0]),
+        ("difference", "abc"),
+        ("scored_on", 1),
+        ("first_score", "50"),
+        ("first_score", float("nan")),
+        ("best_step", -1),
+        ("measured_step", 2.5),
+        ("best_by", 3),
+    ],
 )
 def test_scores_that_were_edited_make_a_checkpoint_damaged(whole, tmp_path, field, value):
     run = Path(shutil.copytree(whole, tmp_path / "run"))

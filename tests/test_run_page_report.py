@@ -11,8 +11,9 @@ from click.testing import CliRunner
 
 from sop_faiss.cli.report import main
 from sop_faiss.config import load_config
-from sop_faiss.model.checkpoint import find_checkpoint
+from sop_faiss.model.checkpoint import find_checkpoint, read_state
 from sop_faiss.train.log.prototype_log import PrototypeSample, SeenPrototype, read_prototypes
+from sop_faiss.train.verdict import verdict_of
 from sop_faiss.verbs.run_page.images import open_run_images
 from sop_faiss.verbs.run_page.neighbors import choose_images
 from sop_faiss.verbs.run_page.prototypes import early_sample, sample_of_checkpoint
@@ -46,7 +47,7 @@ def trained(tmp_path_factory, photos) -> Path:
 @pytest.fixture
 def no_curves(monkeypatch) -> None:
     """They take longest to draw."""
-    monkeypatch.setattr("sop_faiss.report.run_report.plot_panel", lambda panel: "data:image/svg+xml;base64,")
+    monkeypatch.setattr("sop_faiss.report.panel_plot.plot_panel", lambda panel: "data:image/svg+xml;base64,")
 
 
 @pytest.fixture
@@ -70,8 +71,12 @@ def test_the_page_shows_the_run(trained, tmp_path):
     early = early_sample(read_prototypes(run)).step
     assert 1 < early < 5  # all rows are random at first
     page, said = report(run)
-    assert said.endswith(f"page: {run / 'report.html'}\n")
+    verdict = verdict_of(read_state(find_checkpoint(run)))
+    assert verdict is not None
+    sentence = f"{verdict.text[0].upper()}{verdict.text[1:]}."
+    assert said.endswith(f"{sentence}\npage: {run / 'report.html'}\n")
     for text in (
+        sentence,
         *("Training run run", "Loss", "Health", "Schedules", "Speed", "Scores over time", "All numbers"),
         *("Prototypes now, drawn for step 6", f"Prototypes early in training, drawn for step {early}"),
         "Nearest neighbors",
@@ -91,6 +96,11 @@ def test_the_page_shows_the_run(trained, tmp_path):
     assert len(strips) == 6 + 6 + 8
     assert len(page.of("li", "hit")) == 2 * 6 * 3 + 8 * 8
     assert page.of("li", "right") and page.of("li", "wrong")  # the folders are classes
+    sections = page.of("details")
+    assert "open" in sections[0] and not any("open" in section for section in sections[1:]) and len(sections) >= 9
+    assert page.texts.index("All numbers") < page.texts.index("step 5")  # the list of sections, above what they hold
+    (verdict,) = page.of("p", "verdict")
+    assert page.tags.index(("p", verdict)) < page.tags.index(("nav", {"aria-label": "Sections"}))
     charts = [img for img in page.of("img") if img["src"].startswith("data:image/svg+xml")]
     assert len(charts) >= 15 and all(" to " in chart["alt"] for chart in charts)
 
@@ -98,7 +108,7 @@ def test_the_page_shows_the_run(trained, tmp_path):
 def test_the_page_stands_alone_whatever_files_are_called(run):
     page, _ = report(run)
     text = (run / "report.html").read_text(encoding="utf-8")
-    assert not page.of("script") and not page.of("link") and not page.of("svg") and not page.of("iframe")
+    assert len(page.of("script")) == 1 and not page.of("link") and not page.of("svg") and not page.of("iframe")
     assert "http://" not in text and "https://" not in text
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on")], tag

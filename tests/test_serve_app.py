@@ -188,6 +188,34 @@ def test_looking_through_the_index(client: TestClient) -> None:
     assert page["total"] == 12 and [each["row"] for each in page["images"]] == list(range(12, 24))
 
 
+def test_what_is_known_of_an_image(client: TestClient, place: Path, encoder: Encoder, tmp_path: Path) -> None:
+    file = place / "photos" / "class_1" / "0001.jpg"
+    details = client.get("/api/images/13").json()
+    assert details["path"] == "class_1/0001.jpg" and details["folder"] == "class_1" and details["folder_images"] == 12
+    assert (details["width"], details["height"]) == Image.open(file).size
+    assert details["file_bytes"] == file.stat().st_size and details["label"] == "class_1"
+    with client_of(place, images_root=tmp_path) as moved:
+        lost = moved.get("/api/images/13").json()
+    assert lost["path"] == "class_1/0001.jpg" and lost["width"] is lost["height"] is lost["file_bytes"] is None
+    assert str(tmp_path) not in json.dumps(lost) and str(place) not in json.dumps(details)
+    assert_refused(client.get("/api/images/36"), 404, "the index has 36 images")
+
+
+def test_only_a_folder(client: TestClient, place: Path) -> None:
+    index = FeatureIndex.open(place / "index")
+    page = client.get("/api/images", params={"folder": "class_2", "limit": 5}).json()
+    assert page["total"] == 12 and [each["row"] for each in page["images"]] == list(range(24, 29))
+    for label, rows in ((None, range(24, 36)), ("class_2", range(24, 36)), ("class_1", ())):
+        wanted = {"key": index.ids.keys[24], "k": 50, "folder": "class_2"} | ({} if label is None else {"label": label})
+        answer = client.get("/api/search", params=wanted).json()
+        query = index.features([24])[0].astype(np.float64)
+        assert_found(answer["found"], by_brute_force(index, query, [row for row in rows if row != 24]))
+        assert answer["folder"] == "class_2"
+    for folder in ("", "class", "class_2/", "../photos", "\0"):  # the top folder has no images of its own
+        assert_refused(client.get("/api/images", params={"folder": folder}), 404, "folder")
+        assert_refused(client.get("/api/search", params={"key": index.ids.keys[0], "folder": folder}), 404, "folder")
+
+
 def test_thumbnails_are_small_jpegs_of_the_right_image(client: TestClient, place: Path) -> None:
     index = FeatureIndex.open(place / "index")
     for row in (0, 13):
@@ -281,7 +309,11 @@ def test_a_failure_of_ours_tells_nothing(place: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/page.js", "/page.css", "/page.svg", "/docs", "/openapi.json", "/api/index", "/nothing"]
+    "path",
+    [
+        *("/", "/page.js", "/viewer.js", "/page.css", "/viewer.css", "/page.svg"),
+        *("/docs", "/openapi.json", "/api/index", "/nothing"),
+    ],
 )
 def test_security_headers(client: TestClient, path: str) -> None:
     answer = client.get(path)
@@ -307,6 +339,7 @@ def test_every_status_is_described(client: TestClient) -> None:
     assert {path: sorted(methods) for path, methods in paths.items()} == {
         "/api/index": ["get"],
         "/api/images": ["get"],
+        "/api/images/{row}": ["get"],
         "/api/images/{row}/thumbnail": ["get"],
         "/api/search": ["get", "post"],
     }

@@ -129,6 +129,14 @@ def test_keyboard(address: str) -> None:
             page.keyboard.press(pressed)
         assert page.evaluate("document.activeElement.dataset.key") == keys[columns]
         page.keyboard.press("Enter")
+        expect(page.locator("dialog .large-name")).to_have_text(keys[columns])
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("dialog .large-name")).to_have_text(keys[columns + 1])
+        page.keyboard.press("Escape")
+        expect(page.locator("dialog")).to_be_hidden()
+        assert page.evaluate("document.activeElement.dataset.key") == keys[columns + 1] and page.url == address
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("s")
         expect(page.locator("#query-name")).to_have_text(keys[columns])
         expect(page.locator(".similarity")).to_have_count(24)
         page.keyboard.press("l")
@@ -171,3 +179,34 @@ def test_without_an_encoder_the_page_says_so(place: Path) -> None:
         assert page.locator("#choose").is_hidden() and "--model" in page.locator("#no-encoder").inner_text()
         page.locator("#hits a").first.click()
         page.wait_for_selector(".similarity")
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_an_image_opens_large_and_leads_to_its_folder(place: Path, address: str, size: dict[str, Any]) -> None:
+    with open_browser(**size) as page:
+        problems = heard(page)
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        key = shown(page)[4]
+        page.locator("#hits .open").nth(4).click()
+        dialog = page.locator("dialog")
+        expect(dialog.locator("img")).to_have_js_property("naturalWidth", 32)
+        expect(dialog.locator("dl")).to_contain_text("Path")
+        facts = dict(zip(dialog.locator("dt").all_inner_texts(), dialog.locator("dd").all_inner_texts(), strict=True))
+        folder, name = facts["Path"].split()[0].split("/")
+        assert facts["Key"].split()[0] == key and key.endswith(name.removesuffix(".jpg")) and facts["Label"] == folder
+        assert facts["Size"].startswith("32 × 32 px, ")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+        page.locator("#hits .open").nth(4).click()
+        dialog.get_by_role("button", name="Its folder: 30 images").click()
+        expect(page.locator("#hits a")).to_have_count(30)
+        assert "folder=" in page.url and set(page.locator("#hits .label").all_inner_texts()) == {folder}
+        page.locator("#hits .open").first.click()
+        dialog.get_by_role("button", name="Nearest in its folder").click()
+        expect(page.locator("#heading")).to_have_text(f"24 nearest in folder {folder}, by cosine similarity")
+        assert set(page.locator("#hits .label").all_inner_texts()) == {folder}
+        page.locator("#folder").click()
+        expect(page.locator("#heading")).to_have_text("24 nearest, by cosine similarity")
+        assert problems == []

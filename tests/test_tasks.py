@@ -21,7 +21,7 @@ from sop_faiss.evaluate.linear_task import LinearTask
 from sop_faiss.evaluate.retrieval import choose_protocol
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
-from sop_faiss.evaluate.task import EvaluationTask
+from sop_faiss.evaluate.task import EvaluationTask, percents
 from sop_faiss.evaluate.view_recall_task import ViewRecallTask
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
@@ -90,7 +90,7 @@ def encoder(spec: EncoderSpec) -> Encoder:
 def test_online_scores_are_those_of_the_tasks_and_commands(place: Path, config: Config, spec, encoder: Encoder) -> None:
     online = open_evaluation(config, *open_training_images(config))
     assert online is not None
-    scores = online(networks_of(config)[1])
+    scores = percents(online(networks_of(config)[1]))
     pairs = ViewPairs(open_source(place / "train"), np.arange(24), config)
     tasks: list[EvaluationTask] = [KnnTask(labeled(place), (5,)), retrieval(place / "graded"), ViewRecallTask(pairs)]
     assert scores == {name: score for task in tasks for name, score in task.measure(encoder).items()}

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from sop_faiss.bootstrap import Interval, PairedDifference, bootstrap_interval, paired_difference
 from sop_faiss.errors import DataError, SopError
-from sop_faiss.evaluate.bootstrap import Interval, PairedDifference, bootstrap_interval, paired_difference
 from sop_faiss.files import read_json
 from sop_faiss.paths import path_state
 

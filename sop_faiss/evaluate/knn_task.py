@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sop_faiss.bootstrap import Score
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.knn import KnnScores, knn_scores
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices
 from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
+from sop_faiss.evaluate.task import percents
 from sop_faiss.model.encoders.encoder import Encoder
 
 __all__ = ["KnnTask"]
@@ -39,8 +41,16 @@ class KnnTask:
 
     def measure(self, encoder: Encoder) -> dict[str, float]:
         """Return the share of right classes for each k; see `EvaluationTask`."""
-        metrics = self.classify(self.sets.features(encoder)).metrics
-        return {name: metrics[f"top1_k{k}"] for name, k in zip(self.names, self.ks, strict=True)}
+        return percents(self.measure_each(encoder))
+
+    def measure_each(self, encoder: Encoder) -> dict[str, Score]:
+        """Return the same, with 100 for each test image whose class is right and 0 for the others."""
+        features = self.sets.features(encoder)
+        found = self.classify(features)
+        return {
+            name: Score(found.metrics[f"top1_k{k}"], 100.0 * (found.predicted[k] == features.test_labels))
+            for name, k in zip(self.names, self.ks, strict=True)
+        }
 
     def classify(self, features: LabeledFeatures) -> KnnScores:
         """Classify the test images, by features of any origin."""

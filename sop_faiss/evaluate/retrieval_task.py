@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from sop_faiss.bootstrap import Score
 from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.distractors import Distractors, open_distractors
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
 from sop_faiss.evaluate.retrieval import Difficulty, Protocol, RetrievalScores, score_retrieval
 from sop_faiss.evaluate.retrieval_set import RetrievalSet
+from sop_faiss.evaluate.task import percents
 from sop_faiss.features.extract import ExtractionOptions, extract_each
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
@@ -68,8 +70,17 @@ class RetrievalTask:
 
     def measure(self, encoder: Encoder) -> dict[str, float]:
         """Return the mAP of each difficulty; see `EvaluationTask`."""
-        metrics = self.rank(encoder)[0].metrics
-        return {difficulty.metric("map"): float(metrics[difficulty.metric("mAP")]) for difficulty in self._counted()}
+        return percents(self.measure_each(encoder))
+
+    def measure_each(self, encoder: Encoder) -> dict[str, Score]:
+        """Return the same, with the AP of each query that is counted, in percent."""
+        ranked = self.rank(encoder)[0]
+        scores = {}
+        for difficulty in self._counted():
+            counted = [query.scores[difficulty.name] for query in ranked.queries if difficulty.name in query.scores]
+            each = 100.0 * np.array([score.average_precision for score in counted])
+            scores[difficulty.metric("map")] = Score(float(ranked.metrics[difficulty.metric("mAP")]), each)
+        return scores
 
     def rank(
         self, encoder: Encoder, top_count: int = 0, progress: ProgressCallback | None = None

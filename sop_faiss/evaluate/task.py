@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+from sop_faiss.bootstrap import Score
 from sop_faiss.model.encoders.encoder import Encoder
 
-__all__ = ["EvaluationTask"]
+__all__ = ["EvaluationTask", "TaskOfQueries", "percents"]
 
 
 @runtime_checkable
@@ -26,3 +28,16 @@ class EvaluationTask(Protocol):
             FeatureError: features are not finite.
         """
         ...
+
+
+class TaskOfQueries(EvaluationTask, Protocol):
+    """A task whose scores are means over queries or images, so that two encoders can be compared on the same ones."""
+
+    def measure_each(self, encoder: Encoder) -> dict[str, Score]:
+        """Return each score with the value of each query, in an order that is always the same; see `measure`."""
+        ...
+
+
+def percents(scores: Mapping[str, Score]) -> dict[str, float]:
+    """Return the scores alone."""
+    return {name: score.percent for name, score in scores.items()}

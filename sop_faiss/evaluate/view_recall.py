@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32
 
 from sop_faiss.errors import DataError
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["view_recall_at_1"]
+__all__ = ["view_recall_at_1", "views_found"]
 
 
 def view_recall_at_1(first: Float32[np.ndarray, "n d"], second: Float32[np.ndarray, "n d"]) -> float:
     """Measure how often a view's most similar one, of the other views of all images, is of its own image.
 
-    The mean of both directions, in percent. Guessing gives 100 / n, and so does an encoder to which all images are
+    The mean of `views_found`, in percent. Guessing gives 100 / n, and so does an encoder to which all images are
     alike, since of equally similar rows the first is taken.
+    """
+    return 100.0 * float(np.mean(views_found(first, second)))
+
+
+def views_found(first: Float32[np.ndarray, "n d"], second: Float32[np.ndarray, "n d"]) -> Bool[np.ndarray, "2 n"]:
+    """Return of each image whether its second view is the nearest to its first one, and the other way round.
 
     Args:
         first: unit features of one view of each image.
@@ -31,5 +37,4 @@ def view_recall_at_1(first: Float32[np.ndarray, "n d"], second: Float32[np.ndarr
     for name, features in (("first", first), ("second", second)):
         require_unit_rows(features, f"features of the {name} views")
     own = np.arange(len(first))
-    found = [nearest_rows(*views, 1).rows[:, 0] == own for views in ((first, second), (second, first))]
-    return 100.0 * float(np.mean(found))
+    return np.stack([nearest_rows(*views, 1).rows[:, 0] == own for views in ((first, second), (second, first))])

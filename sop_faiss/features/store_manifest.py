@@ -83,7 +83,10 @@ def _is_dropped(value: Any) -> bool:
 def _is_scores(value: Any) -> bool:
     if not isinstance(value, dict):
         return value is None
-    scores = value.get("first_score"), value.get("best_score")
+    difference = value.get("difference")
+    if difference is not None and not (isinstance(difference, list) and len(difference) == 3):
+        return False
+    scores = [value.get("first_score"), value.get("best_score"), *(difference or ())]
     are_numbers = all(isinstance(score, int | float) and math.isfinite(score) for score in scores)
     return are_numbers and isinstance(value.get("best_by"), str)
 

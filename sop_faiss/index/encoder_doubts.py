@@ -14,6 +14,7 @@ from torch.nn import functional
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.store import IndexManifest
 from sop_faiss.train.log.embedding_spread import mean_cosine
+from sop_faiss.train.verdict import Outcome, verdict_of
 
 __all__ = ["ALIKE", "facts_of_encoder", "log_encoder_doubts", "random_pairs_cosine"]
 
@@ -63,7 +64,17 @@ def log_encoder_doubts(manifest: IndexManifest) -> None:
             "alike; neighbors may mean little: train the encoder longer, or build the index with another one",
             *(name, cosine),
         )
-    if scores is not None and scores["best_score"] <= scores["first_score"]:
+    if scores is None:
+        return
+    verdict = verdict_of(scores)
+    if verdict is not None and verdict.outcome is not Outcome.BEAT:
+        _log.warning(
+            "encoder %s is of a run that was not shown to improve on what it started from, which best/ of the run "
+            "keeps: %s; neighbors may mean no more than before: train with other settings, or build the index with "
+            "another encoder",
+            *(name, verdict.text),
+        )
+    elif verdict is None and scores["best_score"] <= scores["first_score"]:
         _log.warning(
             "encoder %s is of a run that never improved on its start: %s was %.2f %% at step 0 and at best %.2f %% "
             "later; neighbors may mean little: train with other settings, or build the index with another encoder",

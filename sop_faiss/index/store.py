@@ -148,7 +148,8 @@ class IndexManifest:
     `recall`, `k`, `queries`, `target`: the share of the k nearest rows that is found, as measured on queries that were
     not in the index yet; null where nothing was measured. `why`: how the factory was chosen. `mean_cosine`: of random
     pairs of rows, null for fewer than 20; `scores`: of the encoder's run, `best_by`, `first_score` (of step 0) and
-    `best_score` (of later steps) in percent, null where there are none. Older indices lack these two."""
+    `best_score` (of later steps) in percent and `difference` (mean, low, high), null where there are none. Older
+    indices lack these two, or the difference."""
     files: dict[str, dict[str, Any]]
     """Per file: `sha256` and `bytes`."""
     encoder_spec: dict[str, Any] | None = None

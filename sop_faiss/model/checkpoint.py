@@ -85,6 +85,8 @@ def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
         "best_step": state.get("best_step") is None or _is_count(state["best_step"]),
         "measured_step": state.get("measured_step") is None or _is_count(state["measured_step"]),
         "best_by": isinstance(state.get("best_by", ""), str),
+        "scored_on": isinstance(state.get("scored_on", ""), str),
+        "difference": _is_interval(state.get("difference")),
     }
     for field, is_sound in sound.items():
         if not is_sound or (named is not None and field in _FIELDS_OF_A_STEP and field not in state):
@@ -94,6 +96,13 @@ def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
 def _is_score(value: object) -> bool:
     """Return whether this is None or a number, but not NaN."""
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63)
+
+
+def _is_interval(value: object) -> bool:
+    """Return whether this is None, or mean, low and high."""
+    return value is None or (
+        isinstance(value, list) and len(value) == 3 and None not in value and all(_is_score(each) for each in value)
+    )
 
 
 def _is_count(value: object) -> bool:
@@ -139,6 +148,7 @@ def run_directory(checkpoint: Path) -> Path:
 def scores_of_run(checkpoint: Path) -> dict[str, Any] | None:
     """Return a run's scores until a checkpoint: `best_by`, `first_score` of step 0, `best_score` of later steps.
 
+    `difference` is of the two, as mean, low and high; None in runs of versions before 0.2.
     `best/` does not record what came before it; the newest checkpoint of its run does. None where a score is unknown.
     """
     for place in (checkpoint, *checkpoint_directories(run_directory(checkpoint))):
@@ -148,7 +158,7 @@ def scores_of_run(checkpoint: Path) -> dict[str, Any] | None:
             continue
         if "best_score" in state:
             scores = {name: state.get(name) for name in ("best_by", "first_score", "best_score")}
-            return None if None in scores.values() else scores
+            return None if None in scores.values() else {**scores, "difference": state.get("difference")}
     return None
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from sop_faiss.evaluate.bootstrap import Interval
+from sop_faiss.bootstrap import Interval
 from sop_faiss.evaluate.compare import Comparison
 from sop_faiss.files import GENERATOR
 

@@ -1,4 +1,7 @@
-"""What a run keeps of its scores: that of step 0, the best since, and the one that is being measured."""
+"""What a run keeps of its scores: that of step 0, the best since, and the one that is being measured.
+
+`best/` holds the teacher of step 0 until a later one is shown to be better, then the best of those that are.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Float64
 from torch import Tensor
 
+from sop_faiss.bootstrap import Interval, Score, paired_difference
+from sop_faiss.model.checkpoint import read_tensors
 from sop_faiss.model.networks import Network
 from sop_faiss.train.checkpoints.checkpoint import load_network
+from sop_faiss.train.verdict import Outcome, outcome_of, verdict_of
 
 __all__ = ["Measured", "ScoreHistory"]
 
 _log = logging.getLogger(__name__)
 _TENSORS = "measured"
-"""Name of the file in a checkpoint."""
+"""Name of the file in a checkpoint that has the teacher being measured."""
+_EACH = "scores"
+"""Name of the file in a checkpoint that has the values of single queries."""
+_ADVICE = (
+    "try a lower optim.base_lr, a longer optim.warmup_epochs, an optim.momentum nearer 1 or more epochs, and from a "
+    "pretrained encoder optim.projector_warmup_epochs"
+)
 
 
 @dataclass
@@ -34,73 +49,132 @@ class ScoreHistory:
 
     Attributes:
         metric: name of the score; empty before anything was measured.
+        scored_on: the settings that say what it is measured on.
         first: the score at step 0, in percent.
-        best: the highest score of the later steps, in percent; its teacher is in `best/`.
-        best_step: the step of the best score.
+        best: the best score of the later steps, in percent: of those shown to be better than step 0, if any, the
+            highest, else the highest of all.
+        best_step: its step.
+        difference: of `best` to `first`, with its interval; None if they cannot be compared.
+        first_each: the values of the queries at step 0.
+        best_each: those of `best`.
         measured: the teacher that is being measured. A checkpoint written meanwhile contains it, and a run resumed
             from that checkpoint measures it again: no score is lost, and saving does not wait for scores.
     """
 
     metric: str = ""
+    scored_on: str = ""
     first: float | None = None
     best: float | None = None
     best_step: int | None = None
+    difference: Interval | None = None
+    first_each: Float64[np.ndarray, " q"] | None = None
+    best_each: Float64[np.ndarray, " q"] | None = None
     measured: Measured | None = None
 
-    def follow(self, metric: str) -> None:
-        """Follow this score from now on, and forget those of another name."""
+    def follow(self, metric: str, scored_on: str = "") -> None:
+        """Follow this score from now on; scores of another name, or on other images, are forgotten."""
         if self.metric not in ("", metric):
+            _log.warning("best/ follows %s from here on: scores of %s no longer count", metric, self.metric)
+            self._forget()
+        elif self.scored_on not in ("", scored_on):
+            _log.warning("settings of `evaluate` were changed: scores of %s so far no longer count", metric)
+            self._forget()
+        self.metric, self.scored_on = metric, scored_on
+
+    def _forget(self) -> None:
+        self.first = self.best = self.best_step = self.difference = self.first_each = self.best_each = None
+
+    def compare(self, score: Score, scores_taken: int) -> Interval | None:
+        """Return the difference of a later score to that of step 0, with its interval; None if it is not known.
+
+        Args:
+            score: of a later step.
+            scores_taken: how many later steps are scored in this run; the interval is wider the more there are.
+        """
+        if self.first_each is None:
+            return None
+        if len(self.first_each) != len(score.each):
             _log.warning(
-                "best/ follows %s from here on instead of %s, whose scores no longer count", metric, self.metric
+                "%s has %d values here and %d at step 0: images were lost, so that nothing can be compared",
+                *(self.metric, len(score.each), len(self.first_each)),
             )
-            self.first = self.best = self.best_step = None
-        self.metric = metric
+            return None
+        return paired_difference(self.first_each, score.each, comparisons=scores_taken).difference
 
-    def is_best(self, step: int, score: float) -> bool:
-        """Return whether a score would be the best of the trained teachers."""
-        return step > 0 and (self.best is None or score > self.best)
+    def leads(self, percent: float, difference: Interval | None) -> bool:
+        """Return whether a later score would be the best: any that beats step 0 leads those that do not."""
+        return self.best is None or (_beats(difference), percent) > (_beats(self.difference), self.best)
 
-    def add(self, step: int, score: float) -> None:
+    def moves_best(self, step: int, percent: float, difference: Interval | None) -> bool:
+        """Return whether the teacher of a score goes to `best/`.
+
+        Where the values at step 0 are unknown (it was not scored, or by an earlier version), the highest score does.
+        """
+        trusted = _beats(difference) or self.first_each is None
+        return step == 0 or (trusted and self.leads(percent, difference))
+
+    def add(self, step: int, score: Score, difference: Interval | None = None) -> None:
         """Add a score."""
         if step == 0:
-            self.first = score
-        elif self.is_best(step, score):
-            self.best, self.best_step = score, step
+            self.first, self.first_each = score.percent, score.each
+        elif self.leads(score.percent, difference):
+            self.best, self.best_step, self.best_each = score.percent, step, score.each
+            self.difference = difference
+
+    @property
+    def kept_step(self) -> int | None:
+        """The step whose teacher is in `best/`."""
+        return self.best_step if self.first_each is None or _beats(self.difference) else 0
 
     def summary(self) -> dict[str, Any]:
-        """Return `best_by`, `first_score`, `best_score` and `best_step` for the end of a run; empty without scores."""
+        """Return what was measured, with `kept_step` and the `verdict`, for the end of a run; empty without scores."""
         if not self.metric:
             return {}
+        verdict = verdict_of(self._facts())
+        return {
+            **self._facts(),
+            "kept_step": self.kept_step,
+            "verdict": None if verdict is None else str(verdict.outcome),
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        shown = self.difference
         return {
             "best_by": self.metric,
             "first_score": self.first,
             "best_score": self.best,
             "best_step": self.best_step,
+            "difference": None if shown is None else [shown.mean, shown.low, shown.high],
         }
 
     def verdict(self) -> tuple[bool, str] | None:
-        """Return whether training has beaten step 0, and a line about it; None if one of the two scores is missing."""
-        if self.first is None or self.best is None:
+        """Return whether training has beaten step 0, and a line about it; None before a later step was scored."""
+        if self.best is None:
             return None
-        scores = f"{self.metric} was {self.first:.2f} % at step 0 and at best {self.best:.2f} % (step {self.best_step})"
-        if self.best > self.first:
-            return True, f"{scores}; best/ has that teacher"
-        return False, (
-            f"{scores}: training never beat step 0; try a lower optim.base_lr, a longer optim.warmup_epochs, an "
-            "optim.momentum nearer 1 or more epochs, and from a pretrained encoder optim.projector_warmup_epochs"
-        )
+        found = verdict_of(self._facts())
+        if found is None:
+            why = "step 0 was not scored" if self.first is None else "an earlier version scored step 0"
+            return (
+                False,
+                f"{self.metric} is at best {self.best:.2f} % (step {self.best_step}); {why}, so that it is "
+                "not known whether training beat it",
+            )
+        if found.outcome is Outcome.BEAT:
+            return True, f"{found.text}; best/ has that teacher"
+        return False, f"{found.text}; best/ keeps the teacher of step 0; {_ADVICE}"
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return the teacher that is being measured, for a checkpoint."""
-        return {} if self.measured is None else {_TENSORS: self.measured.teacher.state_dict()}
+        """Return, for a checkpoint, the teacher that is being measured and the values of single queries."""
+        values = {"first": self.first_each, "best": self.best_each}
+        each = {name: torch.from_numpy(value) for name, value in values.items() if value is not None}
+        measured = {} if self.measured is None else {_TENSORS: self.measured.teacher.state_dict()}
+        return measured | ({_EACH: each} if each else {})
 
     def counters(self) -> dict[str, Any]:
         """Return the rest, as JSON values."""
         return {
-            "best_by": self.metric,
-            "first_score": self.first,
-            "best_score": self.best,
-            "best_step": self.best_step,
+            **self._facts(),
+            "scored_on": self.scored_on,
             "measured_step": None if self.measured is None else self.measured.step,
         }
 
@@ -118,8 +192,17 @@ class ScoreHistory:
         """
         self.metric, self.first = state.get("best_by", ""), state.get("first_score")
         self.best, self.best_step = state["best_score"], state.get("best_step")
+        self.scored_on, shown = state.get("scored_on", ""), state.get("difference")
+        self.difference = None if shown is None else Interval(*map(float, shown))
+        if f"{_EACH}.safetensors" in state["sha256"]:
+            each = {name: value.numpy() for name, value in read_tensors(checkpoint, _EACH).items()}
+            self.first_each, self.best_each = each.get("first"), each.get("best")
         step = state.get("measured_step")
         if step is not None and measures:
             network = copy.deepcopy(teacher)
             load_network(network, checkpoint, _TENSORS)
             self.measured = Measured(step, network)
+
+
+def _beats(difference: Interval | None) -> bool:
+    return difference is not None and outcome_of(difference) is Outcome.BEAT

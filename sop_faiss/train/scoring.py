@@ -10,24 +10,31 @@ scored before the first step, because worker processes are forked there, which m
 from __future__ import annotations
 
 import copy
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from sop_faiss.bootstrap import Score
+from sop_faiss.config import EvaluateConfig
 from sop_faiss.model.networks import Network
 from sop_faiss.train.checkpoints.checkpoint import write_best
 from sop_faiss.train.log.monitor import Monitor
 from sop_faiss.train.score_history import Measured
 from sop_faiss.train.state import RunState
 from sop_faiss.train.stop import StopRequest
+from sop_faiss.train.verdict import describe_difference
 
 __all__ = ["Evaluation", "Scoring", "runs_in_background"]
 
 _log = logging.getLogger(__name__)
+_HOW = ("every_steps", "background", "batch_size", "best_by")
+"""Settings of `evaluate` that do not change what is measured on which images."""
 
 
 @runtime_checkable
@@ -39,7 +46,7 @@ class Evaluation(Protocol):
         """Return the name of the score that `best/` follows."""
         ...
 
-    def __call__(self, teacher: Network) -> dict[str, float]:
+    def __call__(self, teacher: Network) -> Mapping[str, Score]:
         """Return the scores of a teacher, without changing it."""
         ...
 
@@ -58,6 +65,8 @@ class _NoLongerWanted(Exception):
 
 class Scoring:
     """Scores the teacher at step 0, at multiples of `evaluate.every_steps` and at the end; keeps the best in `best/`.
+
+    `best/` is the teacher of step 0 until a later one is shown to be better (`score_history`).
 
     Args:
         state: the run.
@@ -81,7 +90,7 @@ class Scoring:
         self._evaluate = evaluate if monitor is not None else None
         self._background = runs_in_background(state.config.evaluate.background, state.device)
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: Future[dict[str, float]] | None = None
+        self._pending: Future[Mapping[str, Score]] | None = None
         self._failure: Exception | None = None
         self._closed = False
 
@@ -94,7 +103,7 @@ class Scoring:
         evaluate, history = self._evaluate, self._state.scores
         if evaluate is None:
             return
-        history.follow(evaluate.best_by)
+        history.follow(evaluate.best_by, _scored_on(self._state.config.evaluate))
         if self._state.step == 0:
             history.measured = Measured(0, self._state.teacher)
         if history.measured is not None:
@@ -136,7 +145,7 @@ class Scoring:
         if self._closed:
             raise _NoLongerWanted
 
-    def _take(self, outcome: Callable[[], dict[str, float]]) -> None:
+    def _take(self, outcome: Callable[[], Mapping[str, Score]]) -> None:
         self._pending = None
         try:
             self._keep(outcome())
@@ -145,18 +154,27 @@ class Scoring:
             step = self._state.step
             _log.error("the teacher could not be scored: the run is saved at step %d and stops", step)
 
-    def _keep(self, scores: dict[str, float]) -> None:
+    def _keep(self, scores: Mapping[str, Score]) -> None:
         history, state = self._state.scores, self._state
         measured = history.measured
         assert measured is not None and self._monitor is not None
         step, score = measured.step, scores[history.metric]
-        _log.info("step %d: %s", step, ", ".join(f"{name} {score:.2f} %" for name, score in scores.items()))
-        if history.is_best(step, score):  # written before the history has it, so that a full disk loses nothing
-            write_best(self._run, step, {"teacher": measured.teacher.state_dict()}, scores)
-        history.add(step, score)
+        percents = {name: each.percent for name, each in scores.items()}
+        difference = history.compare(score, self._scores_taken) if step else None
+        shown = "" if difference is None else f"; difference to step 0: {describe_difference(difference)}"
+        _log.info("step %d: %s%s", step, ", ".join(f"{name} {value:.2f} %" for name, value in percents.items()), shown)
+        # written before the history has it, so that a full disk loses nothing
+        if history.moves_best(step, score.percent, difference):
+            write_best(self._run, step, {"teacher": measured.teacher.state_dict()}, percents)
+        history.add(step, score, difference)
         history.measured = None
         place = {"epoch": step / state.schedules.steps_per_epoch, "images": step * state.config.train.batch_size}
-        self._monitor.log({"step": step, **place, **scores})
+        self._monitor.log({"step": step, **place, **percents})
+
+    @property
+    def _scores_taken(self) -> int:
+        """How many later steps this run scores."""
+        return max(1, -(-self._last // max(1, self._state.config.evaluate.every_steps)))
 
     def raise_failure(self) -> None:
         """Raise the error of a failed measurement, if any; called when the run is saved."""
@@ -168,3 +186,8 @@ class Scoring:
         self._closed = True
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _scored_on(settings: EvaluateConfig) -> str:
+    """Return the settings that say what is measured; a score under others cannot be compared."""
+    return json.dumps({name: value for name, value in asdict(settings).items() if name not in _HOW}, sort_keys=True)

@@ -1,4 +1,4 @@
-"""`make demo`: from images to a page of what the encoder finds, on built-in digits or a user's own images."""
+"""`make demo`: from images to a page of what the encoder finds, on the built-in digits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from sop_faiss.config import Config, load_config
 from sop_faiss.data.demo import write_digits
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource, open_source
-from sop_faiss.data.images.subset import Subset
-from sop_faiss.data.pack import pack
-from sop_faiss.errors import ConfigError, DataError, RunStoppedError
+from sop_faiss.errors import ConfigError, RunStoppedError
 from sop_faiss.evaluate.feature_sets import open_feature_set
 from sop_faiss.evaluate.knn_task import KnnTask
 from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
@@ -27,22 +25,37 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback, Stage
 from sop_faiss.report.contact_sheet import Chart, SheetTable
-from sop_faiss.report.plots import plot_training
+from sop_faiss.report.panel_plot import panel_chart
+from sop_faiss.report.plots import read_curves
+from sop_faiss.report.run_panels import RunConstants, panels_of_run
 from sop_faiss.verbs.finding.index_build import build
-from sop_faiss.verbs.finding.index_search import search_by_images, search_by_key
+from sop_faiss.verbs.finding.index_search import search_by_images
 from sop_faiss.verbs.finding.search_output import write_search_page
-from sop_faiss.verbs.training.train import run_training
+from sop_faiss.verbs.training.train import TrainingResult, run_training
 
-__all__ = ["DemoResult", "DemoTasks", "Scores", "digits_demo", "open_demo_tasks", "photos_demo"]
+__all__ = [
+    "DemoResult",
+    "DemoTasks",
+    "Scores",
+    "digits_demo",
+    "fresh_folder",
+    "open_demo_tasks",
+    "train_for_demo",
+    "training_charts",
+]
 
 KNN_GAIN, MAP_GAIN = 10.0, 3.0
 """Points over random weights that the digits demo promises."""
 _K = 20
 _QUERIES_SHOWN = 20
-_FEWEST_PHOTOS = 16
+_CAPTION = (
+    "Before and after training, without labels. Raw pixels do well here: digits are centered and aligned, so that "
+    "pixels already compare the same places; photos are not."
+)
+_CHARTS = ("k-NN accuracy", "Recall between two views", "Loss over ln K", "Teacher entropy over ln K")
+"""Panels of the training that a demo shows."""
 _MARKER = "what is in this folder was made by make demo, which replaces it"
 
 
@@ -61,17 +74,21 @@ class DemoResult:
 
     page: Path
     scores: list[Scores]
-    """Raw pixels, random weights, trained; empty without labels."""
+    """Raw pixels, random weights, trained."""
     reached: bool
-    """Whether the promised gains over random weights were reached; True without labels."""
+    """Whether the promised gains over random weights were reached."""
 
 
-def _fresh_folder(out: Path) -> None:
-    """Make the demo's folder; of an earlier demo only what it made itself is removed, anything else is left alone."""
+def fresh_folder(out: Path) -> None:
+    """Make the demo's folder; of an earlier demo only what it made itself is removed, anything else is left alone.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
     marker = out / ".made-by-demo"
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not marker.is_file():
         raise ConfigError(f"{out} exists and was not made by the demo: choose another `out` or remove it")
-    for name in ("data", "run", "index"):
+    for name in ("data", "run", "index", "before"):
         if (out / name).is_dir():
             shutil.rmtree(out / name)
     (out / "results.html").unlink(missing_ok=True)
@@ -79,13 +96,20 @@ def _fresh_folder(out: Path) -> None:
     marker.write_text(_MARKER + "\n", encoding="utf-8")
 
 
-def _train(config: Config, out: Path, progress: ProgressCallback) -> None:
+def train_for_demo(config: Config, out: Path, progress: ProgressCallback) -> TrainingResult:
+    """Train into `run` of the demo's folder, to the end.
+
+    Raises:
+        RunStoppedError: a signal stopped it, or it stopped itself.
+        SopError: as of `run_training`.
+    """
     try:
-        finished = run_training(config, out / "run", progress=progress).finished
+        result = run_training(config, out / "run", progress=progress)
     except KeyboardInterrupt:  # its message names --resume, which the demo does not have
         raise KeyboardInterrupt from None
-    if not finished:
+    if not result.finished:
         raise RunStoppedError("the demo was stopped by a signal: run it again; it starts from the beginning")
+    return result
 
 
 def _pixels(source: ImageSource) -> Float32[np.ndarray, "n d"]:
@@ -141,7 +165,7 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
         ConfigError: `out` holds something else.
         SopError: as the steps raise.
     """
-    _fresh_folder(out)
+    fresh_folder(out)
     data = out / "data"
     write_digits(data)
     config = load_config("digits_demo", [f"data.train={data / 'train'}"])
@@ -153,7 +177,7 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
         scores.append(tasks.score_encoder("before (random weights)", before))
         progress(2, 2)
     with stage("training", "steps") as progress:
-        _train(config, out, progress)
+        train_for_demo(config, out, progress)
     after = EncoderSpec(str(out / "run"), device="cpu")
     with stage("scoring the trained encoder", "steps") as progress:
         scores.append(tasks.score_encoder("after (trained)", encoder_of_spec(after)))
@@ -164,65 +188,24 @@ def digits_demo(out: Path, stage: Stage) -> DemoResult:
         and trained.mean_average_precision - untrained.mean_average_precision >= MAP_GAIN
     )
     rows = [[s.name, f"{s.knn_top1:.1f} %", f"{s.mean_average_precision:.1f} %"] for s in scores]
-    table = SheetTable(("features", f"k-NN top-1 (k = {_K})", "mAP"), rows, "Before and after training, without labels")
+    table = SheetTable(("features", f"k-NN top-1 (k = {_K})", "mAP"), rows, _CAPTION)
     page = _index_and_page(out, str(data / "train"), open_source(data / "test"), [table], stage)
     return DemoResult(page, scores, reached)
 
 
-def photos_demo(images: str, out: Path, stage: Stage) -> DemoResult:
-    """Train on a user's own images and show what the encoder finds; no labels are used.
-
-    Args:
-        images: SRC of the images.
-        out: folder for everything; one of an earlier demo is replaced.
-        stage: shows what is going on.
-
-    Raises:
-        ConfigError: `out` holds something else.
-        DataError: there are too few images.
-        SopError: as the steps raise.
-    """
-    if real_path(out) in (real_path(images), *real_path(images).parents):
-        raise ConfigError(f"the images {images} are inside `out={out}`, which the demo replaces: choose another `out`")
-    count = len(open_source(images))
-    if count < _FEWEST_PHOTOS:
-        raise DataError(f"{images} has {count} images: the demo needs {_FEWEST_PHOTOS} or more to learn from")
-    _fresh_folder(out)
-    with stage("packing", "images") as progress:
-        packed = pack(images, out / "data", resize=160, progress=progress)
-    usable = packed.samples
-    if usable < _FEWEST_PHOTOS:
-        raise DataError(f"only {usable} of the {count} images of {images} are usable: the demo needs {_FEWEST_PHOTOS}")
-    batch_size = min(64, usable)
-    capacity = max(64, min(2048, usable))
-    sizes = [
-        f"data.train={out / 'data'}",
-        f"train.batch_size={batch_size}",
-        f"train.epochs={160 * batch_size / usable:.3f}",
-        f"sop.cls.capacity={capacity}",
-        f"sop.patch.capacity={capacity}",
-        f"sop.cls.num_anchors={capacity // 4}",
-        f"sop.patch.num_anchors={capacity // 4}",
-    ]
-    with stage("training", "steps") as progress:
-        _train(load_config("photos_demo", sizes), out, progress)
-    return DemoResult(_index_and_page(out, str(out / "data"), None, (), stage), [], True)
+def training_charts(run: Path) -> list[Chart]:
+    """Draw how a training went."""
+    panels, _ = panels_of_run(read_curves(run), RunConstants({}, 0))
+    return [panel_chart(panel) for panel in panels if panel.title in _CHARTS]
 
 
-def _index_and_page(
-    out: Path, gallery: str, queries: ImageSource | None, summary: Sequence[SheetTable], stage: Stage
-) -> Path:
-    """Index the gallery and show the nearest of some queries: of another source, or of the index itself."""
+def _index_and_page(out: Path, gallery: str, queries: ImageSource, summary: Sequence[SheetTable], stage: Stage) -> Path:
+    """Index the gallery and show the nearest of some queries."""
     encoder = EncoderSpec(str(out / "run"), device="cpu")
     with stage("indexing", "images") as progress:
         build(out / "index", encoder=encoder, data=gallery, progress=progress)
     index = FeatureIndex.open(out / "index")
-    k = min(10, len(index) - 1)
-    shown = np.unique(np.linspace(0, len(index if queries is None else queries) - 1, _QUERIES_SHOWN).astype(np.int64))
-    if queries is None:
-        result = search_by_key(index, [index.ids.keys[row] for row in shown], k)
-    else:
-        result = search_by_images(index, encoder_of_spec(encoder), Subset(queries, shown), k)
+    result = search_by_images(index, encoder_of_spec(encoder), queries, min(10, len(index) - 1))
     page = out / "results.html"
     with stage("drawing the page", "images") as progress:
         write_search_page(
@@ -231,7 +214,8 @@ def _index_and_page(
             result,
             title="What the encoder finds",
             summary=summary,
-            charts=[Chart("Training", plot_training({"": out / "run"}))],
+            queries=_QUERIES_SHOWN,
+            charts=training_charts(out / "run"),
             progress=progress,
         )
     return page

@@ -16,8 +16,17 @@ from sop_faiss.report.plots import METRICS_FILE, Curve
 from sop_faiss.report.run_panels import Panel
 from sop_faiss.train.log.bad_samples import BAD_SAMPLES_FILE
 from sop_faiss.train.log.json_lines import read_lines
+from sop_faiss.train.verdict import verdict_of
 
-__all__ = ["bad_sample_table", "run_table", "score_notices", "score_table", "settings_table", "stop_table"]
+__all__ = [
+    "bad_sample_table",
+    "run_table",
+    "say_verdict",
+    "score_notices",
+    "score_table",
+    "settings_table",
+    "stop_table",
+]
 
 _REASONS_SHOWN = 20
 _STOP_VALUES_SHOWN = 40
@@ -80,6 +89,21 @@ def score_table(panels: Sequence[Panel]) -> SheetTable | None:
             [name, before, f"{curve.values[best]:.2f} (step {curve.steps[best]:,.0f})", f"{curve.values[-1]:.2f}"]
         )
     return SheetTable(("score", "step 0", "best", "last"), rows) if rows else None
+
+
+def say_verdict(panels: Sequence[Panel], state: Mapping[str, Any]) -> str:
+    """Say whether training beat step 0, or why that is not known.
+
+    Args:
+        panels: of the run.
+        state: of its last checkpoint, empty without one.
+    """
+    verdict = verdict_of(state)
+    if verdict is not None:
+        return f"{verdict.text[0].upper()}{verdict.text[1:]}."
+    if not _scores(panels):
+        return "Nothing was scored, so that it is not known whether training beat step 0: set evaluate.every_steps."
+    return "It is not known yet whether training beats step 0: no later step was compared with it."
 
 
 def score_notices(panels: Sequence[Panel]) -> list[str]:

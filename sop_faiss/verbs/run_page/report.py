@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sop_faiss.config import Config, load_run_config
 from sop_faiss.data.shards.address import hide_secrets
@@ -20,6 +20,7 @@ from sop_faiss.train.log.prototype_log import read_prototypes
 from sop_faiss.verbs.run_page.facts import (
     bad_sample_table,
     run_table,
+    say_verdict,
     score_notices,
     score_table,
     settings_table,
@@ -29,7 +30,7 @@ from sop_faiss.verbs.run_page.images import RunImages, open_run_images
 from sop_faiss.verbs.run_page.neighbors import neighbor_section
 from sop_faiss.verbs.run_page.prototypes import early_sample, prototype_section, sample_of_checkpoint
 
-__all__ = ["ReportOptions", "report_run"]
+__all__ = ["ReportOptions", "WrittenReport", "report_run"]
 
 _LOOKS = "What the prototypes look like"
 _EXPLAINED = "Random anchors with their supports as images, now and early in training."
@@ -50,7 +51,18 @@ class ReportOptions:
             raise ConfigError(f"`gallery` {self.gallery}: wanted 0 to 1,000,000 images")
 
 
-def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None = None, footer: str = "") -> list[str]:
+class WrittenReport(NamedTuple):
+    """What a user should know of a page besides where it is."""
+
+    verdict: str
+    """Whether training beat step 0, in one sentence."""
+    missing: list[str]
+    """What is missing in the page and why, one line each; empty if nothing is missing."""
+
+
+def report_run(
+    run: Path, out: Path, stage: Stage, options: ReportOptions | None = None, footer: str = ""
+) -> WrittenReport:
     """Write a run's page; the run may still be training.
 
     Args:
@@ -59,9 +71,6 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
         stage: shows the progress of each stage.
         options: of the images.
         footer: how the page was made.
-
-    Returns:
-        What is missing in the page and why, one line each; empty if nothing is missing.
 
     Raises:
         ConfigError: the run's configuration cannot be read.
@@ -79,6 +88,7 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     page = RunPage(
         title=f"Training run {real_path(run).name}",
         subtitle=f"{run}: {config.model.backbone} on {hide_secrets(config.data.train)}",
+        verdict=say_verdict(panels, state),
         notices=score_notices(panels) + damage + ([] if options.images else ["Images were left out."]),
         facts=[table for table in tables if table is not None],
         panels=panels,
@@ -89,7 +99,8 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     )
     with stage("drawing", "images") as progress:
         write_run_report(out, page, progress)
-    return damage + [section.problem for section in sections if section.problem]
+    missing = damage + [section.problem for section in sections if section.problem]
+    return WrittenReport(say_verdict(panels, state), missing)
 
 
 def _read_run(run: Path) -> tuple[Config, dict[str, Curve], list[str]]:

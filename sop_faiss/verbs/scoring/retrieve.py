@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from sop_faiss.bootstrap import LEVEL, RESAMPLES, SEED, Interval, bootstrap_interval
 from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.bootstrap import LEVEL, RESAMPLES, SEED, Interval, bootstrap_interval
 from sop_faiss.evaluate.expansion import Expansion
 from sop_faiss.evaluate.results import result_content
 from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol

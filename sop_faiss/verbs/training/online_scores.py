@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
+from sop_faiss.bootstrap import Score
 from sop_faiss.config import Config
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.data.images.subset import Subset
@@ -24,7 +25,7 @@ from sop_faiss.evaluate.labeled_sets import LabeledSets
 from sop_faiss.evaluate.retrieval import choose_protocol
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
-from sop_faiss.evaluate.task import EvaluationTask
+from sop_faiss.evaluate.task import TaskOfQueries
 from sop_faiss.evaluate.view_recall_task import ViewRecallTask
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.encoder import encoder_of_backbone
@@ -52,7 +53,7 @@ class OnlineEvaluation:
     """
 
     config: Config
-    tasks: tuple[EvaluationTask, ...]
+    tasks: tuple[TaskOfQueries, ...]
     best_by: str
 
     @property
@@ -60,15 +61,15 @@ class OnlineEvaluation:
         """All scores, in order."""
         return tuple(name for task in self.tasks for name in task.names)
 
-    def __call__(self, teacher: Network) -> dict[str, float]:
-        """Return all scores, in percent.
+    def __call__(self, teacher: Network) -> dict[str, Score]:
+        """Return all scores, in percent, with the value of each query.
 
         Raises:
             DataError: images cannot be read.
             FeatureError: features are not finite.
         """
         encoder = encoder_of_backbone(teacher.backbone, self.config, "teacher")
-        return {name: score for task in self.tasks for name, score in task.measure(encoder).items()}
+        return {name: score for task in self.tasks for name, score in task.measure_each(encoder).items()}
 
 
 def open_evaluation(
@@ -92,7 +93,7 @@ def open_evaluation(
     settings = config.evaluate
     if not settings.every_steps:
         return None
-    tasks: list[EvaluationTask] = []
+    tasks: list[TaskOfQueries] = []
     if settings.test:
         tasks.append(_open_knn(config, source, trained, held_out))
     if settings.retrieval:

@@ -82,7 +82,8 @@ class TrainingResult:
     """The last line of `metrics.jsonl` with a loss and the last with a score, merged, with the current step and epoch.
 
     `signs`: names of the alarms whose signs the last logged steps show.
-    A run with scores also has `best_by`, `first_score` (of step 0), `best_score` and `best_step`.
+    A run with scores also has `best_by`, `first_score` (of step 0), `best_score`, `best_step`, `difference` (mean, low,
+    high), `verdict` (an `Outcome`) and `kept_step`, the step whose teacher is in `best/`.
     """
 
 
@@ -190,13 +191,14 @@ def run_training(
                 if wrong is not None:
                     _log.warning("%s: %s", source.description, wrong)
             finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
+            if distributed.is_main():
+                _log_verdict(state)
             if not finished:
                 distributed.decide(lambda: None if stop.interrupted else (output / REQUEUE_NAME).touch())
         lines = read_metrics(output)
         signs = state.alarms.at_end([line for line in lines if "loss" in line])
         if finished and distributed.is_main():
             _log_signs(state, signs)
-            _log_verdict(state)
         last = {**_last_metrics(state, lines), "signs": list(signs)}
         return TrainingResult(finished, state.step, state.schedules.total_steps, last)
     finally:
@@ -222,11 +224,18 @@ def _log_signs(state: RunState, signs: dict[str, str]) -> None:
 
 
 def _log_verdict(state: RunState) -> None:
-    """Log whether training improved the scores, if there are any."""
+    """Log whether training beat step 0, at the end or after a signal."""
     verdict = state.scores.verdict()
     if verdict is not None:
         is_better, said = verdict
         _log.log(logging.INFO if is_better else logging.WARNING, "%s", said)
+    elif not state.config.evaluate.every_steps:
+        _log.info(
+            "nothing was scored, so that it is not known whether training beat step 0: evaluate.every_steps=100 scores "
+            "a new run from step 0 on"
+        )
+    else:
+        _log.info("no later step was scored yet, so that it is not known whether training beats step 0")
 
 
 def describe_run(config: Config) -> dict[str, Any]:

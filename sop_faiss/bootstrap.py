@@ -9,11 +9,21 @@ other queries like these; it says nothing of another training run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-__all__ = ["LEVEL", "RESAMPLES", "SEED", "Interval", "PairedDifference", "bootstrap_interval", "paired_difference"]
+__all__ = [
+    "LEVEL",
+    "RESAMPLES",
+    "SEED",
+    "Interval",
+    "PairedDifference",
+    "Score",
+    "bootstrap_interval",
+    "paired_difference",
+]
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -21,6 +31,13 @@ SEED = 0
 
 _INDICES = 2**22
 """Drawn positions held in memory at a time."""
+
+
+class Score(NamedTuple):
+    """A score in percent, and the value of each query (or image) that it is the mean of."""
+
+    percent: float
+    each: Float64[np.ndarray, " q"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +74,21 @@ def bootstrap_interval(values: Float64[np.ndarray, " q"], resamples: int = RESAM
 
 
 def paired_difference(
-    first: Float64[np.ndarray, " q"], second: Float64[np.ndarray, " q"], resamples: int = RESAMPLES, seed: int = SEED
+    first: Float64[np.ndarray, " q"],
+    second: Float64[np.ndarray, " q"],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+    comparisons: int = 1,
 ) -> PairedDifference:
     """Measure how much better the second is than the first on the same queries, in the same order.
+
+    Args:
+        first: the value of each query.
+        second: the same of the other.
+        resamples: of the queries.
+        seed: of the resamples.
+        comparisons: the interval is one of this many that all hold together in 95 % of cases (Bonferroni), as is
+            needed where the best of several is chosen.
 
     Raises:
         ValueError: there is no value.
@@ -72,12 +101,13 @@ def paired_difference(
     below = float((means < 0).mean() + (means == 0).mean() / 2)
     p_value = min(1.0, max(2 * min(below, 1 - below), 1 / resamples))
     return PairedDifference(
-        _interval(differences, means), p_value, int((differences > 0).sum()), int((differences < 0).sum())
+        _interval(differences, means, comparisons), p_value, int((differences > 0).sum()), int((differences < 0).sum())
     )
 
 
-def _interval(values: Float64[np.ndarray, " q"], means: Float64[np.ndarray, " r"]) -> Interval:
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def _interval(values: Float64[np.ndarray, " q"], means: Float64[np.ndarray, " r"], comparisons: int = 1) -> Interval:
+    level = 1 - (1 - LEVEL) / comparisons
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Interval(float(values.mean()), float(low), float(high))
 
 
