@@ -192,7 +192,8 @@ def test_what_is_known_of_an_image(client: TestClient, place: Path, encoder: Enc
     file = place / "photos" / "class_1" / "0001.jpg"
     details = client.get("/api/images/13").json()
     assert details["path"] == "class_1/0001.jpg" and details["folder"] == "class_1" and details["folder_images"] == 12
-    assert (details["width"], details["height"]) == Image.open(file).size
+    with Image.open(file) as image:
+        assert (details["width"], details["height"]) == image.size
     assert details["file_bytes"] == file.stat().st_size and details["label"] == "class_1"
     with client_of(place, images_root=tmp_path) as moved:
         lost = moved.get("/api/images/13").json()
