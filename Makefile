@@ -35,9 +35,9 @@ lint: setup
 	$(BIN)/codespell sop_faiss cli configs benchmarks tests docs README.md CONTRIBUTING.md Makefile pyproject.toml
 
 types: setup
-	@# mypy cannot see that cli/ and configs/ install below sop_faiss: show it the tree as it is installed
+	@# mypy cannot see that cli/, configs/ and studies/ install below sop_faiss: show it the tree as it is installed
 	@rm -rf build/types && mkdir -p build/types/sop_faiss
-	@ln -s $(CURDIR)/sop_faiss/* build/types/sop_faiss/ && ln -s $(CURDIR)/cli $(CURDIR)/configs build/types/sop_faiss/
+	@ln -s $(CURDIR)/sop_faiss/* build/types/sop_faiss/ && ln -s $(CURDIR)/cli $(CURDIR)/configs $(CURDIR)/studies build/types/sop_faiss/
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p sop_faiss
 
 clean:
