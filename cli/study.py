@@ -94,7 +94,7 @@ def main(
     title = f"Study {find_study(study).stem}"
     with progress_reporter("training", "steps") as progress:
         result = run_study(
-            loaded, out, where, title=title, compare=compare, progress=progress, footer=page_footer("sop-study")
+            loaded, out, where, title=title, compare=compare, progress=progress, footer=lambda: page_footer("sop-study")
         )
     for table in result.tables:
         print_table(table.caption, table.columns, table.rows)

@@ -96,7 +96,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class StudyConfig:
-    """Everything that determines a study. A file may also have a section `quick`, which replaces these for --quick."""
+    """Everything that determines a study.
+
+    A file may also have a section `quick` with some of these keys, which take the place of the others for a small size.
+    """
 
     base: str
     """A configuration: a file, else the name of a packaged one."""
@@ -208,7 +211,7 @@ def load_study(name_or_file: str | Path, overrides: Iterable[str] = (), *, quick
     smaller = content.pop("quick", None)
     if quick:
         require(isinstance(smaller, dict), f"{origin} has no section `quick`: leave --quick out, or add the section")
-        content = _replaced(content, smaller or {})
+        content = {**content, **(smaller or {})}
     given = parse_overrides(overrides)
     own = {entry.name for entry in fields(StudyConfig)}
     ours = {key: value for key, value in given.items() if key in own}
@@ -218,7 +221,7 @@ def load_study(name_or_file: str | Path, overrides: Iterable[str] = (), *, quick
 
 
 def _replaced(content: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a study with parts replaced: `settings` and `final` by field, others as a whole."""
+    """Return the content of a study with overrides: of `settings` and `final` by field, of others as a whole."""
     result = {**content, **other}
     for key in ("settings", "final"):
         if key in other and isinstance(content.get(key), dict):

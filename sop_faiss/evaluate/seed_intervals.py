@@ -1,8 +1,8 @@
 """How sure a mean over seeds is: Student's t, and its paired form for two arms that share seeds.
 
 The interval is of the mean over other seeds like these: mean +- t(0.975, n - 1) * s / sqrt(n) for n runs with the
-sample standard deviation s (Student, "The probable error of a mean", Biometrika 1908). Paired: the same of the differences by
-seed, in which what both runs of a seed share (images held out, initial weights, order) cancels.
+sample standard deviation s (Student, "The probable error of a mean", Biometrika 1908). Paired: the same of differences
+by seed, in which what both runs of a seed share (images held out, initial weights, order) cancels.
 """
 
 from __future__ import annotations

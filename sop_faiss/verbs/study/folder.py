@@ -81,16 +81,28 @@ class StudyFolder:
         """Return whether a run has ended as it should."""
         return self.record(name).get("status") == DONE
 
-    def open(self, study: StudyConfig) -> RunLock:
-        """Check that this study may be written here, write it, and return the lock, which is held.
+    def check(self, study: StudyConfig) -> None:
+        """Check that this study may be written here, without writing anything.
 
         Raises:
-            ConfigError: the directory has another study, or a study runs there.
+            ConfigError: the directory has another study.
             SopError: the directory has something else.
         """
-        self.require_usable()
         if self.study_file.is_file():
             self._require_same(study)
+            return
+        own = {LOCK_NAME, "data"}  # of a study that was stopped before it began
+        if not self.root.is_dir() or any(path.name not in own for path in self.root.iterdir()):
+            refuse_occupied(self.root)
+
+    def open(self, study: StudyConfig) -> RunLock:
+        """Check as `check`, make the directory, and return its lock, which is held.
+
+        Raises:
+            ConfigError: as `check`, or a study runs there.
+            SopError: as `check`.
+        """
+        self.check(study)
         self.root.mkdir(parents=True, exist_ok=True)
         lock = RunLock(self.root)
         try:
@@ -101,18 +113,6 @@ class StudyFolder:
                 "another `out`"
             ) from None
         return lock
-
-    def require_usable(self) -> None:
-        """Refuse a directory that has something else than a study.
-
-        Raises:
-            SopError: it has.
-        """
-        if self.study_file.is_file():
-            return
-        own = {LOCK_NAME, "data"}  # of a study that was stopped before it began
-        if not self.root.is_dir() or any(path.name not in own for path in self.root.iterdir()):
-            refuse_occupied(self.root)
 
     def write_study(self, study: StudyConfig) -> None:
         """Write the study."""
@@ -127,12 +127,12 @@ class StudyFolder:
             old, new = getattr(before, key), getattr(study, key)
             if key not in _MAY_CHANGE and old != new:
                 raise ConfigError(f"{other} ({key} {_difference(old, new)}): {remedy}")
-        gone: list[object] = [seed for seed in before.seeds if seed not in study.seeds]
+        gone = [f"seed {seed}" for seed in before.seeds if seed not in study.seeds]
+        gone += [
+            f"arm {name}" for name in sorted({arm.name for arm in before.arms()} - {arm.name for arm in study.arms()})
+        ]
         if gone:
-            raise ConfigError(f"{other} (with seed {gone[0]}): {remedy}; seeds and arms can be added")
-        gone = sorted({arm.name for arm in before.arms()} - {arm.name for arm in study.arms()})
-        if gone:
-            raise ConfigError(f"{other} (with arm {gone[0]}): {remedy}; seeds and arms can be added")
+            raise ConfigError(f"{other} (with {gone[0]}): {remedy}; seeds and arms can be added, and none can go")
 
     def write_plans(self, runs: Sequence[PlannedRun]) -> None:
         """Write the planned configuration of each run, after checking that none has another one.

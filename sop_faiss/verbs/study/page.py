@@ -98,15 +98,15 @@ def write_study_page(
     groups += [
         {"title": f"Scores against {x}", "text": _CURVE_TEXTS[x], "charts": charts} for x, charts in curves if charts
     ]
-    runs = len(results)
     values: dict[str, Any] = {
         "title": title,
-        "subtitle": f"{study.base}: {len(_arms(results))} arms, {len(study.seeds)} seeds, {_budget(study)}.",
+        "subtitle": f"{study.base}: {_counted(len(_arms(results)), 'arm')}, {_counted(len(study.seeds), 'seed')}, "
+        f"{_budget(study)}.",
         "notices": _notices(results),
         "tables": tables,
         "groups": groups,
         "details": [_run_table(results), _setting_table(study)],
-        "footer": f"{runs} runs. {footer}",
+        "footer": footer,
     }
     write_page(path, "study.html", values)
 
@@ -116,6 +116,10 @@ _CURVE_TEXTS = {
     "minutes": "Minutes of training, without start-up and scores. They can be compared only between runs of one "
     "machine that did nothing else.",
 }
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _budget(study: StudyConfig) -> str:
@@ -133,7 +137,7 @@ def _notices(results: Sequence[RunResult]) -> list[str]:
         found.append(f"{missing} of {len(results)} runs are not finished; the same command continues.")
     if len({result.planned.seed for result in results}) == 1:
         found.append("There is one seed: nothing says how much the scores would differ with another one.")
-    commits = {result.record["commit"] for result in results if result.status == DONE}
+    commits = {result.record["commit"][:10] or "not committed" for result in results if result.status == DONE}
     if len(commits) > 1:
         found.append(f"The runs are of {len(commits)} states of the code: {', '.join(sorted(commits))}.")
     return found
@@ -143,6 +147,7 @@ def _axis_charts(study: StudyConfig, results: Sequence[RunResult], number: int) 
     """One chart per score: a line for each combination of the choices of the other axes."""
     axis = list(study.axes)[number]
     choices = list(study.axes[axis])
+    short = choices[0].partition("=")[0]  # the name of the field, where the choices are its values
     charts = []
     for score in score_names(results):
         lines: dict[str, list[AxisPoint]] = {}
@@ -157,7 +162,8 @@ def _axis_charts(study: StudyConfig, results: Sequence[RunResult], number: int) 
             for line, ps in lines.items()
             for point in ps
         )
-        charts.append(_chart(score, draw_axis(choices, lines, "%"), said))
+        labels = [choice.removeprefix(f"{short}=") for choice in choices]
+        charts.append(_chart(score, draw_axis(labels, lines, "%"), said))
     return charts
 
 

@@ -58,7 +58,10 @@ def _config_of(study: StudyConfig, arm: Arm, seed: int) -> Config:
         f"arm {arm.name}": arm.settings,
         "seeds": {"train.seed": seed},
     }
-    return load_layers(study.base, {origin: settings for origin, settings in layers.items() if settings})
+    try:
+        return load_layers(study.base, {origin: settings for origin, settings in layers.items() if settings})
+    except ConfigError as error:
+        raise ConfigError(str(error) if f"arm {arm.name}: " in str(error) else f"arm {arm.name}: {error}") from None
 
 
 def plan_runs(study: StudyConfig, step_seconds: Mapping[str, float] | None = None) -> list[PlannedRun]:
@@ -83,7 +86,7 @@ def plan_runs(study: StudyConfig, step_seconds: Mapping[str, float] | None = Non
 
 def _planned(study: StudyConfig, arm: Arm, seed: int, images: dict[str, int], step_seconds: float | None) -> PlannedRun:
     config = _config_of(study, arm, seed)
-    key = repr(replace(config.data))
+    key = repr(config.data)
     if key not in images:  # a list of a million images takes a while
         images[key] = len(open_training_images(config)[1])
     steps_per_epoch = max(1, images[key] // config.train.batch_size)

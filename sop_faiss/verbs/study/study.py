@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def run_study(
     title: str = "Study",
     compare: str | None = None,
     progress: ProgressCallback | None = None,
-    footer: str = "",
+    footer: Callable[[], str] = str,
 ) -> StudyResult:
     """Make every run that is missing, and write the results of all: `study.parquet`, `study.md` and `study.html`.
 
@@ -74,14 +74,14 @@ def run_study(
         title: of the page.
         compare: arm that the others are compared with; None: the first.
         progress: called with the steps made by all runs and their total.
-        footer: how the page was made.
+        footer: returns how and when the page was made.
 
     Raises:
         ConfigError: the study is impossible, `out` has another one, or `compare` is not an arm.
         DataError: images are missing.
         SopError: as of the parts.
     """
-    study = _with_made_data(study, out)
+    study, makes_data = _with_made_data(study, out)
     arms = arm_configs(study)
     if compare is not None and compare not in arms:
         raise ConfigError(f"`compare={compare}` is not an arm: wanted one of {', '.join(arms)}")
@@ -90,6 +90,9 @@ def run_study(
         if study.budget.minutes:
             raise ConfigError("`slurm` with budget.minutes: the speed is not known here; use budget.steps or images")
     folder = StudyFolder(out)
+    folder.check(study)
+    if makes_data and not (out / "data").exists():
+        write_digits(out / "data")
     runs = None if study.budget.minutes else plan_runs(study)
     open_final_tasks(study.final, next(iter(arms.values())))
     lock = folder.open(study)
@@ -99,28 +102,24 @@ def run_study(
             runs = plan_runs(study, _step_seconds(study, folder, where, lock))
         folder.write_plans(runs)
         _make_runs(study, folder, runs, where, lock, progress)
-        return _write_results(study, folder, runs, title, compare, footer)
+        return _write_results(study, folder, runs, title, compare, footer())
     finally:
         lock.release()
 
 
-def _with_made_data(study: StudyConfig, out: Path) -> StudyConfig:
-    """Return the study with the built-in images as its data if it names none, written once."""
+def _with_made_data(study: StudyConfig, out: Path) -> tuple[StudyConfig, bool]:
+    """Return the study with the built-in images as its data if it names none, and whether it needs them."""
     if not study.made_data or study.settings.get("data.train") or load_layers(study.base, {}).data.train:
-        return replace(study, made_data="")
+        return replace(study, made_data=""), False
     data = out.absolute() / "data"
-    arm_configs(study)  # before anything is written
-    if not data.exists():
-        StudyFolder(out).require_usable()
-        write_digits(data)
-    made = {"data.train": "train", "evaluate.train": "train", "evaluate.test": "test"}
-    if "evaluate.test" in study.settings:
-        made = {"data.train": "train"}
+    made = {"data.train": "train"}
+    if "evaluate.test" not in study.settings:
+        made |= {"evaluate.train": "train", "evaluate.test": "test"}
     final = study.final
     if "retrieval" in final.tasks and not final.retrieval:
         final = replace(final, retrieval=str(data / "retrieval"))
     settings = {**study.settings, **{name: str(data / part) for name, part in made.items()}}
-    return replace(study, settings=settings, final=final, made_data="")
+    return replace(study, settings=settings, final=final, made_data=""), True
 
 
 def _threads(study: StudyConfig) -> int:
