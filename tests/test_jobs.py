@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -59,37 +59,25 @@ def test_interrupted_it_asks_all_to_stop_and_waits_for_them(tmp_path):
 
 
 def test_a_lock_is_held_until_the_last_process_has_ended(tmp_path):
-    import fcntl
-
+    """Even if the driver is killed, which closes its own descriptor."""
     descriptor = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    code = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1] + '.go').exists(): time.sleep(0.02)"
-    name = str(tmp_path / "a")
-    runs = run_on_this_machine([Job(name, (sys.executable, "-c", code, name), Path(f"{name}.log"))], 1, 1, descriptor,
-                               lambda: lost.append(1) or os.close(lost_descriptor.pop()) if lost_descriptor else None)  # fmt: skip
-    lost: list[int] = []
-    lost_descriptor = [descriptor]  # the driver's is gone, as after a kill
     other = os.open(tmp_path / "lock", os.O_RDWR)
-    waited = iter(runs)
-    import threading
-
-    seen: list[bool] = []
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    seen: list[str] = []
 
     def look() -> None:
-        while not lost:
-            time.sleep(0.01)
+        if not seen:
+            os.close(descriptor)
         try:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            seen.append(True)
+            seen.append("free")
         except BlockingIOError:
-            seen.append(False)
-        Path(f"{name}.go").touch()
+            seen.append("held")
+        (tmp_path / "go").touch()
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    assert next(waited).status == 0
-    thread.join()
-    assert seen == [False]
+    code = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.02)"
+    (ended,) = run_on_this_machine([job(tmp_path, "a", code)], 1, 1, descriptor, look)
+    assert ended.status == 0 and seen[0] == "held"
     fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(other)
 
