@@ -58,6 +58,46 @@ def loop_patch_loss(student, teacher, masks, tasks, student_temp: float, teacher
     return torch.stack(per_task).mean()
 
 
+def _cross_entropy(student: Tensor, teacher: Tensor, center: Tensor, student_temp: float, teacher_temp: float):
+    """CE between softmax((teacher - center)/temperature) and softmax(student/temperature), for one row each."""
+    target = torch.softmax((teacher - center) / teacher_temp, dim=0)
+    return -sum(q * torch.log(p) for q, p in zip(target, torch.softmax(student / student_temp, dim=0), strict=True))
+
+
+def loop_dino_loss(student, teacher, center, student_temp: float, teacher_temp: float) -> Tensor:
+    """DINO's loss of logits (V, images, K) and (G, images, K): mean over images and pairs i != j, one by one."""
+    terms = [
+        _cross_entropy(student[i, image], teacher[j, image], center, student_temp, teacher_temp)
+        for image in range(student.shape[1])
+        for i in range(len(student))
+        for j in range(len(teacher))
+        if i != j
+    ]
+    return torch.stack(terms).mean()
+
+
+def loop_ibot_patch_loss(student, teacher, masks, center, student_temp: float, teacher_temp: float) -> Tensor:
+    """iBOT's patch loss of logits (views, patches, K): mean over masked patches of a view, then over views."""
+    per_view = []
+    for view, mask in enumerate(masks):
+        terms = [
+            _cross_entropy(student[view, i], teacher[view, i], center, student_temp, teacher_temp)
+            for i in range(len(mask))
+            if mask[i]
+        ]
+        per_view.append(sum(terms) / len(terms) if terms else student.new_zeros(()))
+    return torch.stack(per_view).mean()
+
+
+def loop_massl_loss(student, teacher, memory, blocks, student_temp: float, teacher_temp: float) -> Tensor:
+    """MaSSL's loss of embeddings: DINO's without center, of similarities to the rows of each block, mean over them."""
+    losses = []
+    for rows in blocks:
+        logits = student @ memory[rows].T, teacher @ memory[rows].T
+        losses.append(loop_dino_loss(*logits, torch.zeros(len(rows)), student_temp, teacher_temp))
+    return torch.stack(losses).mean()
+
+
 def brute_force_supports(rows: Tensor, ids: Tensor, anchor: int, k: int, exclude_same_image: bool) -> list[int]:
     """The k nearest other rows by inner product, ties by rising row."""
     candidates = []

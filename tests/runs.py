@@ -49,5 +49,7 @@ def networks_of(config: Config) -> tuple[Network, Network]:
 def conv_config(folder: Path, *overrides: str) -> Config:
     """The configuration above for a small ResNet on views of 64 and 32 pixels, without masks."""
     plain = [f"model.{name}=null" for name in ("patch_size", "embed_dim", "depth", "num_heads")]
-    views = ["views.global_size=64", "views.local_size=32", "masks.kind=none", "sop.patch.weight=0"]
+    views = ["views.global_size=64", "views.local_size=32", "masks.kind=none"]
+    if not any(override.startswith("objective.kind=") for override in overrides):
+        views.append("sop.patch.weight=0")
     return tiny_config(folder, "model.backbone=test_resnet", "model.drop_path=0", *plain, *views, *overrides)

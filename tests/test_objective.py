@@ -5,19 +5,27 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from sop_faiss.data.images.source import open_source
+from sop_faiss.data.stream import Batches
 from sop_faiss.errors import CheckpointError
+from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.objectives.choose import choose_objective
 from sop_faiss.objectives.objective import Learned, Needs, Objective, Watched
 from sop_faiss.objectives.sop import SopObjective
 from sop_faiss.train import state as state_module
 from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.train.loop import train_step
+from sop_faiss.train.state import RunState
 from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
-from tests.runs import tiny_config
+from tests.rivals import KINDS
+from tests.runs import conv_config, tiny_config
+from tests.test_distributed import launch
 
 PACKAGE = Path(state_module.__file__).parent
 
@@ -114,6 +122,78 @@ def test_a_state_of_other_terms_is_refused(tmp_path):
         objective.open(torch.device("cpu"), 100)
     with pytest.raises(CheckpointError, match="patch memory"):
         both.load_state_dict(alone.state_dict())
+
+
+def steps_of(config, shards, count: int) -> tuple[list[dict[str, float]], RunState]:
+    """Metrics of some steps, and the state after them."""
+    source = open_source(shards)
+    state = RunState(config, torch.device("cpu"), len(source))
+    batches = Batches(source, np.arange(len(source)), config, state.student.backbone.patch_size)
+    state.objective.fill(state.networks, batches)
+    metrics = [train_step(state, batches[step]).metrics for step in range(count)]
+    return [{key: float(value) for key, value in each.items()} for each in metrics], state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_a_step_are_the_step(tmp_path, shards, kind):
+    overrides = ("model.drop_path=0", *KINDS[kind])
+    whole, state = steps_of(tiny_config(tmp_path, *overrides), shards, 6)
+    parts = ("train.accumulate=3", "train.views_apart=true")
+    in_parts, other = steps_of(tiny_config(tmp_path, *overrides, *parts), shards, 6)
+    for one, two in zip(whole, in_parts, strict=True):
+        assert two == pytest.approx(one, rel=1e-3, abs=1e-4, nan_ok=True)
+    assert isinstance(state.objective, Objective)
+    assert state.objective.digests().keys() == other.objective.digests().keys()
+    for (name, one), two in zip(
+        state.objective.state_dict().items(), other.objective.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-3, msg=name)
+    for name, watched in state.objective.watched(4).items():
+        assert watched.image_ids.tolist() == other.objective.watched(4)[name].image_ids.tolist()
+        torch.testing.assert_close(watched.embeddings.norm(dim=1), torch.ones(4))
+        assert torch.equal(watched.gallery[watched.rows], watched.embeddings)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sop"])
+def test_every_objective_resumes_exactly(tmp_path, shards, kind):
+    overrides = (f"data.train={shards}", "train.epochs=1", *KINDS[kind])
+    run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole")
+    run_training(tiny_config(tmp_path, *overrides, "train.stop_after_steps=1"), tmp_path / "parts")
+    run_training(tiny_config(tmp_path, *overrides), tmp_path / "parts", resume=True)
+    timings = ("images_per_second", "data_wait_share", "memory_peak_bytes")
+    whole, parts = (
+        [{key: value for key, value in line.items() if key not in timings} for line in read_metrics(tmp_path / name)]
+        for name in ("whole", "parts")
+    )
+    assert whole == parts and len(whole) == 4
+    for file in ("student", "teacher", "optimizer", "objective"):
+        one, two = (read_tensors(find_checkpoint(tmp_path / name), file) for name in ("whole", "parts"))
+        assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.distributed
+def test_two_ranks_train_every_objective_as_one_does(tmp_path, shards):
+    launch(["-m", "tests.rival_ranks", str(tmp_path), str(shards)], 2)
+
+
+@pytest.mark.parametrize("kind", ["massl", "dino", "ibot"])
+def test_a_convolutional_network_learns_every_objective(tmp_path, shards, kind):
+    overrides = [o for o in KINDS[kind] if not o.startswith("masks.")]
+    overrides += ["ibot.patch.weight=0"] if kind == "ibot" else []
+    config = conv_config(tmp_path, *overrides, "train.accumulate=2", "model.batchnorm=frozen")
+    metrics, _ = steps_of(config, shards, 2)
+    assert all(torch.tensor(list(each.values())).isfinite().all() for each in metrics)
+    assert not [key for each in metrics for key in each if "patch" in key]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sop"])
+def test_a_state_of_another_objective_is_refused(tmp_path, kind):
+    config = tiny_config(tmp_path, *KINDS[kind])
+    objective, sop = choose_objective(config), SopObjective(tiny_config(tmp_path))
+    for each in (objective, sop):
+        each.open(torch.device("cpu"), 100)
+    with pytest.raises(CheckpointError, match=r"objective\.kind"):
+        objective.load_state_dict(sop.state_dict())
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)

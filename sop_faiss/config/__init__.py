@@ -16,18 +16,24 @@ from sop_faiss.config.load import (
     to_yaml,
 )
 from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, SopConfig, TermConfig
+from sop_faiss.config.rivals import DinoConfig, IbotConfig, MasslConfig, ObjectiveConfig, PrototypesConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 from sop_faiss.config.schema import Config
 
 __all__ = [
     "Config",
     "DataConfig",
+    "DinoConfig",
     "EvaluateConfig",
+    "IbotConfig",
     "LossConfig",
     "MasksConfig",
+    "MasslConfig",
     "ModelConfig",
     "NeighborsConfig",
+    "ObjectiveConfig",
     "OptimConfig",
+    "PrototypesConfig",
     "SopConfig",
     "TermConfig",
     "TrainConfig",

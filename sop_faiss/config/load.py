@@ -23,6 +23,7 @@ from omegaconf.errors import (
 
 from sop_faiss.config.checks import shown
 from sop_faiss.config.renamed import RENAMED, translate
+from sop_faiss.config.rivals import OBJECTIVES
 from sop_faiss.config.schema import Config
 from sop_faiss.config.wanted import wanted
 from sop_faiss.errors import ConfigError
@@ -286,7 +287,7 @@ def _built(layers: dict[str, dict[str, Any]]) -> Config:
     """Build the defaults with layers of values over them; a layer's key says where it comes from."""
     merged = OmegaConf.structured(Config)
     _make_writable(merged)
-    for origin, content in layers.items():
+    for origin, content in _of_one_objective(layers).items():
         _reject_unknown_keys(content, origin)
         merged = _merged(merged, content, origin)
     origins = " with ".join(layers)
@@ -300,6 +301,25 @@ def _built(layers: dict[str, dict[str, Any]]) -> Config:
     if not isinstance(built, Config):
         raise ConfigError(f"{origins} is not a configuration")
     return built
+
+
+def _of_one_objective(layers: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Drop from lower layers what configures another objective than the one that a higher layer chooses.
+
+    So `objective.kind=dino` can be set on top of any file; the layer that sets it is checked as it is.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    for origin, content in layers.items():
+        chosen = content.get("objective")
+        kind = chosen.get("kind") if isinstance(chosen, dict) else None
+        if isinstance(kind, str) and kind in OBJECTIVES:
+            others = {section for other, sections in OBJECTIVES.items() if other != kind for section in sections}
+            kept = {
+                below: {name: value for name, value in settings.items() if name not in others}
+                for below, settings in kept.items()
+            }
+        kept[origin] = content
+    return kept
 
 
 def _merged(base: DictConfig, content: dict[str, Any], origin: str) -> DictConfig:

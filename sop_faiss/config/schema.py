@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from sop_faiss.config.checks import require
+from sop_faiss.config.checks import require, shown
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
 from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, SopConfig
+from sop_faiss.config.rivals import OBJECTIVES, DinoConfig, IbotConfig, MasslConfig, ObjectiveConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 
 __all__ = ["Config"]
@@ -20,36 +23,19 @@ class Config:
     views: ViewsConfig = field(default_factory=ViewsConfig)
     masks: MasksConfig = field(default_factory=MasksConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
     sop: SopConfig = field(default_factory=SopConfig)
+    massl: MasslConfig = field(default_factory=MasslConfig)
+    dino: DinoConfig = field(default_factory=DinoConfig)
+    ibot: IbotConfig = field(default_factory=IbotConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
-        require(
-            self.sop.patch.weight == 0 or self.masks.kind != "none",
-            "masks.kind = none leaves the patch loss without patches: set sop.patch.weight=0 too",
-        )
-        masks = self.masks
-        is_fixed = masks.kind == "random" and masks.random_ratio is not None
-        never = masks.random_ratio == 0 if is_fixed else 0 in (masks.probability, masks.ratio[1])
-        require(
-            self.sop.patch.weight == 0 or masks.kind == "none" or not never,
-            "masks hides no patch (probability or ratio 0), which leaves the patch loss without any: "
-            "raise it, or set sop.patch.weight=0",
-        )
-        require(
-            self.sop.patch.weight == 0 or masks.start_epoch < max(1, self.train.epochs),
-            f"masks.start_epoch = {masks.start_epoch}: wanted fewer than train.epochs = {self.train.epochs}, or the "
-            "patch loss would never start; lower it",
-        )
-        require(
-            self.sop.cls.weight > 0 or masks.start_epoch == 0,
-            f"masks.start_epoch = {masks.start_epoch} with sop.cls.weight = 0: nothing would be learned before that "
-            "epoch; set masks.start_epoch=0",
-        )
+        self._check_objective()
         require(
             self.optim.warmup_epochs <= self.train.epochs,
             f"optim.warmup_epochs = {self.optim.warmup_epochs} exceeds train.epochs = {self.train.epochs}: "
@@ -66,3 +52,63 @@ class Config:
             self.evaluate.test != "holdout" or self.data.holdout_share > 0,
             "evaluate.test = holdout needs data.holdout_share above 0",
         )
+
+    def term_weights(self) -> dict[str, float]:
+        """Return the weight of each loss term of the objective, `cls` and `patch`; 0: it has no such term."""
+        kind = self.objective.kind
+        if kind in ("massl", "dino"):
+            return {"cls": 1.0, "patch": 0.0}
+        settings = self.sop if kind == "sop" else self.ibot
+        return {"cls": settings.cls.weight, "patch": settings.patch.weight}
+
+    def _check_objective(self) -> None:
+        """Check that only the chosen objective is configured, and that the masks suit it."""
+        kind, masks, weights = self.objective.kind, self.masks, self.term_weights()
+        for other, sections in OBJECTIVES.items():
+            for section in sections if other != kind else ():
+                name, value = next(_changed(getattr(self, section), section), ("", None))
+                require(
+                    not name,
+                    f"{name} = {shown(value)} is a setting of objective.kind = {other}, and this run's is {kind}: "
+                    f"leave it out, or set objective.kind={other}",
+                )
+        if kind in ("massl", "dino"):
+            require(
+                masks.kind == "none",
+                f"masks.kind = {masks.kind} with objective.kind = {kind}, which masks nothing: set masks.kind=none",
+            )
+        is_fixed = masks.kind == "random" and masks.random_ratio is not None
+        never = masks.random_ratio == 0 if is_fixed else 0 in (masks.probability, masks.ratio[1])
+        if weights["patch"] > 0:
+            require(
+                masks.kind != "none",
+                f"masks.kind = none leaves the patch loss without patches: set {kind}.patch.weight=0 too",
+            )
+            require(
+                not never,
+                "masks hides no patch (probability or ratio 0), which leaves the patch loss without any: "
+                f"raise it, or set {kind}.patch.weight=0",
+            )
+            require(
+                masks.start_epoch < max(1, self.train.epochs),
+                f"masks.start_epoch = {masks.start_epoch}: wanted fewer than train.epochs = {self.train.epochs}, or "
+                "the patch loss would never start; lower it",
+            )
+        require(
+            weights["cls"] > 0 or masks.start_epoch == 0,
+            f"masks.start_epoch = {masks.start_epoch} with {kind}.cls.weight = 0: nothing would be learned before that "
+            "epoch; set masks.start_epoch=0",
+        )
+
+
+def _changed(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Find the settings of a section that are not at their defaults."""
+    yield from _differences(asdict(settings), asdict(type(settings)()), prefix)
+
+
+def _differences(mine: dict[str, Any], default: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in mine.items():
+        if isinstance(value, dict):
+            yield from _differences(value, default[name], f"{prefix}.{name}")
+        elif value != default[name]:
+            yield f"{prefix}.{name}", value

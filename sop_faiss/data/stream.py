@@ -121,7 +121,7 @@ class Batches:
         self.steps_per_epoch = len(positions) // batch_size
         self.batch_size_per_rank = batch_size // world_size
         self._offset = rank * self.batch_size_per_rank
-        self.local_count = config.views.local_count if config.sop.cls.weight else 0
+        self.local_count = config.views.local_count if config.term_weights()["cls"] else 0
         self.multicrop = MultiCrop(config, self.local_count)
         self.threads = config.data.threads or default_threads(config.data.workers, distributed.local_world_size())
         self.colors_on_device = colors_on_device(config.views, device)

@@ -36,7 +36,8 @@ class Network(nn.Module):
 
     Args:
         backbone: makes tokens.
-        heads: make embeddings of them: `shared`, of all tokens, or `cls` of whole views and `patch` of patches.
+        heads: make embeddings of them: `shared` of all tokens, then `last` of all embeddings, or `cls` of those of
+            whole views and `patch` of those of patches. Each is optional.
         global_token: what stands for a whole view: `cls`, or `mean` of its patch tokens.
     """
 
@@ -53,6 +54,7 @@ class Network(nn.Module):
         masks: Bool[Tensor, "b n"] | None = None,
         patches: Int64[Tensor, " m"] | None = None,
         wants_cls: bool = True,
+        wants_last: bool = True,
     ) -> Embedded:
         """Compute features and embeddings of views and of some of their patches; no others go through a head.
 
@@ -61,16 +63,21 @@ class Network(nn.Module):
             masks: patches that the network does not see.
             patches: which patches' embeddings are asked for, counted over the whole batch in row-major order.
             wants_cls: whether the views' own embeddings are asked for.
+            wants_last: whether embeddings also go through the heads after `shared`.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self._frozen):
             features = self._features(images, masks, patches, wants_cls)
         views = len(images) if wants_cls else 0
-        of_views, of_patches = features[:views], features[views:]
-        if "shared" in self.heads:
-            embeddings = self.heads["shared"](features)
-            return Embedded(of_views, of_patches, embeddings[:views], embeddings[views:])
-        patches = self.heads["patch"](of_patches) if "patch" in self.heads else of_patches
-        return Embedded(of_views, of_patches, self.heads["cls"](of_views), patches)
+        embeddings = self.heads["shared"](features) if "shared" in self.heads else features
+        cls, of_patches = embeddings[:views], embeddings[views:]
+        if wants_last:
+            cls, of_patches = self.last("cls", cls), self.last("patch", of_patches)
+        return Embedded(features[:views], features[views:], cls, of_patches)
+
+    def last(self, term: str, embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+        """Pass embeddings of a loss term through the head after `shared`, if there is one."""
+        name = "last" if "last" in self.heads else term
+        return self.heads[name](embeddings) if name in self.heads else embeddings
 
     def _features(
         self,
@@ -160,10 +167,16 @@ class Networks:
         return normalize(views, colors, self.views, self.device)
 
     @torch.no_grad()
-    def teach(self, images: Float[Tensor, "b 3 h w"], patches: Int64[Tensor, " m"] | None, wants_cls: bool) -> Embedded:
+    def teach(
+        self,
+        images: Float[Tensor, "b 3 h w"],
+        patches: Int64[Tensor, " m"] | None,
+        wants_cls: bool,
+        wants_last: bool = True,
+    ) -> Embedded:
         """Return what the teacher makes of views; arguments as `Network.forward`."""
         with self._autocast():
-            embedded: Embedded = self.teacher(images, None, patches, wants_cls)
+            embedded: Embedded = self.teacher(images, None, patches, wants_cls, wants_last)
         return embedded
 
     def study(

@@ -18,7 +18,7 @@ from sop_faiss.data.stream import Batches
 from sop_faiss.model.networks import Networks
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
-__all__ = ["Learned", "Needs", "Objective", "StepSettings", "Watched"]
+__all__ = ["Learned", "Needs", "Objective", "StepSettings", "Watched", "watch_newest"]
 
 
 class StepSettings(NamedTuple):
@@ -38,7 +38,8 @@ class Learned:
     """What the end of the step needs from one part of a batch."""
 
     sums: dict[str, Float[Tensor, " sums"]]
-    """By loss term: numbers that are added up over parts and averaged over ranks."""
+    """By loss term, or by what else an objective averages: numbers that are added up over parts and averaged over
+    ranks."""
     to_store: dict[str, Float[Tensor, "b _"]]
     """By loss term: one teacher embedding of each image."""
     features: Float[Tensor, "G b f"] | None
@@ -56,6 +57,12 @@ class Watched(NamedTuple):
     gallery_ids: Int64[Tensor, " m"]
 
 
+def watch_newest(embeddings: Float32[Tensor, "m d"], image_ids: Int64[Tensor, " m"], count: int) -> Watched:
+    """Return at most `count` of a step's embeddings, for objectives that have no memory of earlier ones."""
+    rows = torch.arange(max(0, len(embeddings) - count), len(embeddings), device=embeddings.device)
+    return Watched(embeddings[rows], image_ids[rows], rows, embeddings, image_ids)
+
+
 class Needs(NamedTuple):
     """What an objective needs from the networks and of the device's memory; `sop-train --dry-run` adds it up."""
 
@@ -67,6 +74,8 @@ class Needs(NamedTuple):
     """By loss term: length of the teacher's distribution (K)."""
     sizes: dict[str, Any]
     """Rows and bytes that the objective keeps, as the dry run shows them."""
+    keeps_logits: bool = False
+    """Whether the K logits of all rows of a part are in memory at once, with their gradients."""
 
 
 @runtime_checkable
@@ -74,7 +83,7 @@ class Objective(Protocol):
     """What is learned from a part of a batch."""
 
     def heads(self, feature_dim: int) -> nn.ModuleDict:
-        """Make the heads of a network: `shared`, or `cls` and `patch`; weights from torch's global generator.
+        """Make the heads of a network, see `Network`; weights from torch's global generator.
 
         Args:
             feature_dim: width of the backbone's features.

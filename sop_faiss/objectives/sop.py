@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from sop_faiss import distributed
@@ -22,6 +22,7 @@ from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
+from sop_faiss.objectives.term_metrics import term_metrics
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototype_sample import PrototypeSample, sample_prototypes
 from sop_faiss.sop.prototypes import Prototypes
@@ -134,20 +135,9 @@ class SopObjective:
         for name, term in self.terms.items():
             term.memory.store(distributed.gather_rows(torch.cat([part.to_store[name] for part in learned])), everywhere)
             sums = distributed.average(torch.stack([part.sums[name] for part in learned]).sum(0))
-            metrics.update(self._term_metrics(name, sums, len(learned)))
+            metrics.update(term_metrics(name, sums, len(learned), self.floors()[name]))
             metrics["loss"] += self.settings[name].weight * metrics[f"loss_{name}"]
         return {**metrics, **self._health}
-
-    def _term_metrics(self, name: str, sums: Float[Tensor, " sums"], parts: int) -> dict[str, Tensor]:
-        """Return a term's metrics from its `TermLoss.sums` over parts and ranks; NaN if no patch was masked."""
-        loss, weight, entropies, rows, target_entropy = sums
-        log_count = self.floors()[name]
-        return {
-            f"loss_{name}": loss / parts,
-            f"loss_{name}_over_lnK": loss / weight / log_count,
-            f"kl_{name}": (loss - target_entropy) / weight,
-            f"teacher_entropy_{name}_over_lnK": entropies / rows / log_count,
-        }
 
     @torch.no_grad()
     def fill(self, networks: Networks, batches: Batches) -> None:

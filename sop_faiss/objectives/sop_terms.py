@@ -18,7 +18,7 @@ from sop_faiss.neighbors.incremental import keeping_pays, lists_bytes
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 
-__all__ = ["Term", "fit_memory", "keeps_neighbors", "open_term", "sizes_of_terms"]
+__all__ = ["Term", "fit_memory", "keeps_neighbors", "memory_rows", "open_term", "sizes_of_terms"]
 
 _log = logging.getLogger(__name__)
 
@@ -104,8 +104,6 @@ def _log_how_neighbors_are_found(config: Config, name: str, maker: PrototypeMake
 def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
     """Return the rows of a term's memory, and whether rows of an anchor's own image are left out of its supports.
 
-    A memory holds no more rows than there are training images: more would be older copies of the same images.
-
     Args:
         config: of the run.
         name: `cls` or `patch`.
@@ -116,7 +114,7 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
     """
     term = config.sop.terms()[name]
     asked = term.capacity
-    capacity = min(asked, images)
+    capacity = memory_rows(f"sop.{name}", asked, images)
     exclude = config.neighbors.exclude_same_image
     exclude_same_image = exclude == "always" or (exclude == "auto" and images < 2 * asked)
     # In a memory of at most one epoch an image has two rows where one epoch ends and the next begins.
@@ -135,15 +133,28 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
                 f"images, sop.{name}.capacity = {asked}): "
                 + (remedy if most >= fewest else f"these are too few for any: use {fewest} images or more")
             )
-    if capacity < asked and distributed.is_main():
+    return capacity, exclude_same_image
+
+
+def memory_rows(section: str, asked: int, images: int) -> int:
+    """Return the rows of a memory: no more than there are training images, and the log says so.
+
+    More would be older copies of the same images.
+
+    Args:
+        section: of the configuration, whose `capacity` it is.
+        asked: that capacity.
+        images: number of training images.
+    """
+    if images < asked and distributed.is_main():
         _log.info(
-            "sop.%s.capacity: %d of the %d rows in the configuration, since there are only %d training images",
-            name,
-            capacity,
+            "%s.capacity: %d of the %d rows in the configuration, since there are only %d training images",
+            section,
+            images,
             asked,
             images,
         )
-    return capacity, exclude_same_image
+    return min(asked, images)
 
 
 def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.device) -> bool:

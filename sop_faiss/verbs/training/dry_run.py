@@ -118,6 +118,12 @@ def describe_device_memory(
     patches = round(_masked_share(config) * (views.global_size // student.backbone.patch_size) ** 2)
     rows = {"cls": 1, "patch": patches}  # of a global view
     targets = max(rows[name] * columns for name, columns in needs.target_columns.items())
+    counts = views.global_count, local_count
+    rows_at_once = {
+        "cls": max(counts) if config.train.views_apart else sum(counts),
+        "patch": patches * views.global_count,
+    }
+    logits = sum(rows_at_once[name] * columns for name, columns in needs.target_columns.items())
     parameters = sum(parameter.numel() for parameter in student.parameters())
     return {
         "activations_bytes": at_once * kept // (2 if uses_bf16 else 1),
@@ -125,6 +131,8 @@ def describe_device_memory(
         "views_bytes": pixels * (images + 4 * at_once),
         # the teacher's assignments of one task, of the larger loss term
         "loss_bytes": at_once * views.global_count * targets * 4 + _LOSS_BLOCKS_BYTES,
+        # the student's logits and their gradients
+        **({"logits_bytes": at_once * logits * 4 * 2} if needs.keeps_logits else {}),
         "gradient_buckets_bytes": parameters * 4 if world_size > 1 and not is_sharded else 0,
         # FSDP2 gathers what is outside of blocks, and two blocks at a time, weights and gradients
         "gathered_weights_bytes": _gathered(student) * 4 * 2 if is_sharded else 0,

@@ -1,0 +1,26 @@
+"""The metrics that every loss term reports (docs/metrics.md)."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["term_metrics"]
+
+
+def term_metrics(name: str, sums: Float[Tensor, " sums"], parts: int, log_count: float) -> dict[str, Tensor]:
+    """Return a term's metrics from its `TermLoss.sums`; NaN if no patch was masked.
+
+    Args:
+        name: of the term.
+        sums: added up over parts, averaged over ranks.
+        parts: of the batch.
+        log_count: ln K.
+    """
+    loss, weight, entropies, rows, target_entropy = sums
+    return {
+        f"loss_{name}": loss / parts,
+        f"loss_{name}_over_lnK": loss / weight / log_count,
+        f"kl_{name}": (loss - target_entropy) / weight,
+        f"teacher_entropy_{name}_over_lnK": entropies / rows / log_count,
+    }
