@@ -68,7 +68,7 @@ _PATH = NamedPath()
 @click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the result as JSON, too.")
-@click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of the best and worst queries.")
+@click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of queries from best to worst.")
 @click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write a table with one line per query.")
 @click.option(
     "--top", type=int, default=10, show_default=True, help="Found images per query in --html and --per-query."

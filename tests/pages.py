@@ -42,7 +42,7 @@ class Page(HTMLParser):
         assert self.stack.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.stack and self.stack[-1] != "style" and data.strip():
+        if self.stack and self.stack[-1] not in ("style", "script") and data.strip():
             self.texts.append(data)
 
     def of(self, tag: str, kind: str = "") -> list[dict[str, str]]:

@@ -124,7 +124,7 @@ def test_page_marks_relevant_wrong_and_junk(graded: Path, tmp_path: Path, monkey
 
     shown: list[Strip] = []
     monkeypatch.setattr(retrieve_output, "write_contact_sheet", lambda path, title, strips, **_: shown.extend(strips))
-    monkeypatch.setattr(retrieve_output, "PAGE_QUERIES", 1)
+    monkeypatch.setattr(retrieve_output, "PAGE_QUERIES", 2)
     result = run(*RESNET, "--dataset", graded, "--html", tmp_path / "r.html", "--top", 100)
     assert result.exit_code == 0, result.output
     assert len(shown) == 2  # the best and the worst of three

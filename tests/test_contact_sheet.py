@@ -1,8 +1,9 @@
-"""The page as a browser would read it: nothing runs, nothing is fetched, every image is small and in its place."""
+"""The page as a browser would read it: only its own script runs, nothing is fetched, images are in their places."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import re
 from pathlib import Path
@@ -11,9 +12,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sop_faiss.data.images.source import Place
 from sop_faiss.errors import DataError
-from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
-from sop_faiss.report.thumbnails import THUMBNAIL_PIXELS, make_thumbnail
+from sop_faiss.report.contact_sheet import (
+    Chart,
+    Commands,
+    SheetHit,
+    SheetImage,
+    SheetTable,
+    Strip,
+    Verdict,
+    spread_places,
+    write_contact_sheet,
+)
+from sop_faiss.report.thumbnails import LEAST_SIDE, make_thumbnail, side_for
 from tests.images import encode, make_image
 from tests.pages import HOSTILE, Page
 
@@ -95,11 +107,15 @@ def test_hostile_text_stays_text(tmp_path: Path, name: str) -> None:
     def failing() -> bytes:
         raise DataError(f"missing: {name}")
 
-    strip = Strip(image(name, label=name), [SheetHit(SheetImage(name, failing, name), 0.5)], name)
+    hit = SheetImage(name, failing, name, place=Place(name, name), key=name)
+    strip = Strip(image(name, label=name), [SheetHit(hit, 0.5)], name)
     table = SheetTable([name, name], [[name, name]], name)
-    chart = Chart(name, b"\x89PNG", name)
+    chart = Chart(name, "data:image/png;base64,", name, name)
+    commands = Commands(name, name, name, name)
     path = tmp_path / "page.html"
-    write_contact_sheet(path, name, [strip], subtitle=name, summary=[table], charts=[chart], footer=name)
+    write_contact_sheet(
+        path, name, [strip], subtitle=name, commands=commands, summary=[table], charts=[chart], footer=name
+    )
     page, plain = Page(path.read_text(encoding="utf-8")), write(tmp_path / "plain.html", [strip])
     harmless = Page((tmp_path / "plain.html").read_text())
     assert {tag for tag, _ in page.tags} <= {tag for tag, _ in harmless.tags} | {
@@ -115,11 +131,11 @@ def test_hostile_text_stays_text(tmp_path: Path, name: str) -> None:
             "td",
             "figure",
             "figcaption",
-            "h2",
+            "h3",
             "footer",
         )
     }
-    assert not plain.of("script") and not page.of("script") and not page.of("svg")
+    assert len(plain.of("script")) == len(page.of("script")) == 1 and not page.of("svg")
     for tag, attrs in page.tags:
         assert not [attr for attr in attrs if attr.startswith("on")], tag
         assert attrs.get("src", "data:image/").startswith("data:image/")
@@ -130,9 +146,14 @@ def test_hostile_text_stays_text(tmp_path: Path, name: str) -> None:
 def test_the_page_stands_alone(tmp_path: Path) -> None:
     page = write(tmp_path / "page.html", [Strip(image("q"), [SheetHit(image("a"), 0.5)])])
     text = (tmp_path / "page.html").read_text()
-    assert not page.of("link") and not page.of("script") and "http://" not in text and "https://" not in text
+    assert not page.of("link") and "http://" not in text and "https://" not in text
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = next(meta for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy")
-    assert policy["content"] == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    assert policy["content"] == (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
     assert "prefers-color-scheme: dark" in text
 
 
@@ -145,10 +166,11 @@ def thumbnail_of(page: Page, position: int) -> Image.Image:
 @pytest.mark.parametrize(
     ("size", "wanted", "tiny"),
     [
-        ((480, 640), (120, 90), False),
-        ((640, 480), (90, 120), False),
+        ((960, 1280), (640, 480), False),
+        ((1280, 960), (480, 640), False),
+        ((100, 200), (200, 100), False),
         (32, (32, 32), True),
-        ((3, 600), (120, 1), False),
+        ((3, 600), (600, 3), False),
         ((1, 1), (1, 1), True),
     ],
 )
@@ -157,7 +179,7 @@ def test_thumbnails_are_bounded(
 ) -> None:
     page = write(tmp_path / "page.html", [Strip(image("q", size), [])])
     thumbnail = thumbnail_of(page, 0)
-    assert thumbnail.format == "JPEG" and thumbnail.size == wanted and max(thumbnail.size) <= THUMBNAIL_PIXELS
+    assert thumbnail.format == "JPEG" and thumbnail.size == wanted
     attrs = page.of("img")[0]
     assert (attrs["width"], attrs["height"]) == (str(wanted[0]), str(wanted[1]))
     assert ("tiny" in attrs.get("class", "")) is tiny
@@ -189,13 +211,14 @@ def test_unreadable_images_say_why(tmp_path: Path, bad: SheetImage, reason: str)
 
 
 def test_tables_and_charts(tmp_path: Path) -> None:
-    png = encode(make_image(np.random.default_rng(0), 50), "PNG")
+    uri = "data:image/svg+xml;base64,PHN2Zy8+"
     tables = [SheetTable(["", "mAP"], [["before", "14.6"], ["after", "19.3"]], "Percent"), SheetTable(["a"], [])]
-    page = write(tmp_path / "page.html", [], summary=tables, charts=[Chart("Training", png, "loss")])
+    page = write(tmp_path / "page.html", [], summary=tables, charts=[Chart("Training", uri, "loss", "falls")])
     assert len(page.of("table")) == 2 and len(page.of("td")) == 2
     assert {"Percent", "before", "19.3", "Training", "loss"} <= set(page.texts)
     (chart,) = page.of("img")
-    assert base64.b64decode(chart["src"].removeprefix("data:image/png;base64,")) == png
+    assert chart["src"] == uri and chart["alt"] == "falls"
+    assert all(place["tabindex"] == "0" and place["aria-label"] for place in page.of("div", "scrolls"))
 
 
 def test_each_image_is_read_once_and_progress_is_told(tmp_path: Path) -> None:
@@ -236,3 +259,48 @@ def test_a_large_page_stays_small(tmp_path: Path) -> None:
     assert len(page.of("img")) == 70 * 21
     assert all(img["loading"] == "lazy" and img["decoding"] == "async" for img in page.of("img"))
     assert (tmp_path / "page.html").stat().st_size < 12 << 20
+
+
+def test_few_images_are_large_and_many_small() -> None:
+    assert side_for(1) == 640 and side_for(1_000_000) == LEAST_SIDE and side_for(0) == 640
+    assert 640 > side_for(200) > side_for(400) > LEAST_SIDE
+
+
+def test_what_opens_large_has_its_place_key_and_size(tmp_path: Path) -> None:
+    encoded = encode(make_image(np.random.default_rng(0), (30, 1200)))
+    file = SheetImage("a", lambda: encoded, place=Place("/photos/a b.jpg"), key="a")
+    packed = SheetImage("b", lambda: encoded, place=Place("/shards/0.tar", "b.jpg"))
+    strip = Strip(image("q"), [SheetHit(file, 0.5), SheetHit(packed, 0.4)])
+    page = write(tmp_path / "page.html", [strip], commands=Commands("selected", "search --key="))
+    first, second = page.of("li", "hit")
+    assert first["data-place"] == "/photos/a b.jpg" and first["data-file"] == "1" and first["data-key"] == "a"
+    assert first["data-size"] == f"1,200 × 30 px, {len(encoded) / 1000:,.1f} kB"
+    assert second["data-place"] == "/shards/0.tar: b.jpg" and second["data-file"] == second["data-key"] == ""
+    assert "data-mark" not in page.of("div", "query")[0] and first["data-mark"] == ""
+    assert page.of("main")[0]["data-marks"] == "selected" and page.of("main")[0]["data-search"] == "search --key="
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"),
+    [
+        ([(20, 20), (40, 40), (30, 30)], 1),
+        ([(40, 40), (40, 40)], 0),  # equal ones: the first
+        ([None, (20, 20), (30, 30)], 2),
+    ],
+)
+def test_all_but_the_largest_are_marked(tmp_path: Path, sizes: list[tuple[int, int] | None], kept: int) -> None:
+    made = [unreadable("missing: x") if size is None else image(str(size), size) for size in sizes]
+    strip = Strip(made[0], [SheetHit(each, 0.9) for each in made[1:]], keep_largest=True)
+    page = write(tmp_path / "page.html", [strip], commands=Commands("remove"))
+    marks = [each["data-mark"] for each in (*page.of("div", "query"), *page.of("li", "hit"))]
+    wanted = ["" if number == kept or sizes[number] is None else "on" for number in range(len(sizes))]
+    assert marks == wanted  # what cannot be seen is never marked
+
+
+def test_places_are_spread_from_first_to_last() -> None:
+    assert spread_places(5, 9) == [0, 1, 2, 3, 4]
+    assert spread_places(101, 5) == [0, 25, 50, 75, 100]
+    assert spread_places(7, 1) == [0]
+    for total in range(1, 60):
+        places = spread_places(total, 8)
+        assert places == sorted(set(places)) and places[-1] == (total - 1) and len(places) == min(total, 8)

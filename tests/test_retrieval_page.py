@@ -29,24 +29,26 @@ def decoded(uri: str) -> np.ndarray:
 
 def test_the_box_is_drawn_where_it_is() -> None:
     gray = encode(np.full((200, 400, 3), 128, np.uint8), "PNG")
-    plain, boxed = (decoded(make_thumbnail(gray, box).uri) for box in (None, (100.0, 40.0, 300.0, 160.0)))
+    plain, boxed = (decoded(make_thumbnail(gray, box=box).uri) for box in (None, (100.0, 40.0, 300.0, 160.0)))
     changed = np.argwhere(np.abs(plain - boxed).max(axis=2) > 60)
     assert boxed.shape == (60, 120, 3)
     for extreme, wanted in ((changed.min(axis=0), (12, 30)), (changed.max(axis=0), (48, 90))):
         assert np.abs(extreme - wanted).max() <= 3, extreme  # 0.3 thumbnail pixels to one of the image's
     inside = boxed[20:40, 40:80]
     assert np.abs(inside - 128).max() < 12
-    over = decoded(make_thumbnail(gray, (-50.0, -50.0, 9000.0, 9000.0)).uri)  # never beyond the image
+    over = decoded(make_thumbnail(gray, box=(-50.0, -50.0, 9000.0, 9000.0)).uri)  # never beyond the image
     assert over.shape == (60, 120, 3)
 
 
-def test_the_histogram_is_a_image_with_one_row_per_difficulty() -> None:
+def test_the_histogram_has_one_row_per_difficulty_and_follows_dark_pages() -> None:
     values = np.random.default_rng(0).uniform(0, 100, 70).tolist()
     one, three = (
-        Image.open(io.BytesIO(draw_ap_histogram(each)))
+        base64.b64decode(draw_ap_histogram(each).removeprefix("data:image/svg+xml;base64,")).decode()
         for each in ({"all": values}, {"easy": values, "medium": values, "hard": values[:1]})
     )
-    assert three.height > 1.8 * one.height and one.width == three.width
+    (one_size, three_size) = (re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups() for svg in (one, three))
+    assert float(three_size[1]) > 1.8 * float(one_size[1]) and one_size[0] == three_size[0]
+    assert "prefers-color-scheme:dark" in one and "fill: var(--first)" in one and "hard: mAP" in three
     draw_ap_histogram({"easy": [], "medium": values})
 
 

@@ -46,7 +46,7 @@ def trained(tmp_path_factory, photos) -> Path:
 @pytest.fixture
 def no_curves(monkeypatch) -> None:
     """They take longest to draw."""
-    monkeypatch.setattr("sop_faiss.report.run_report.plot_panel", lambda panel: "data:image/svg+xml;base64,")
+    monkeypatch.setattr("sop_faiss.report.panel_plot.plot_panel", lambda panel: "data:image/svg+xml;base64,")
 
 
 @pytest.fixture
@@ -91,6 +91,11 @@ def test_the_page_shows_the_run(trained, tmp_path):
     assert len(strips) == 6 + 6 + 8
     assert len(page.of("li", "hit")) == 2 * 6 * 3 + 8 * 8
     assert page.of("li", "right") and page.of("li", "wrong")  # the folders are classes
+    sections = page.of("details")
+    assert "open" in sections[0] and not any("open" in section for section in sections[1:]) and len(sections) >= 9
+    assert page.texts.index("All numbers") < page.texts.index("step 5")  # the list of sections, above what they hold
+    (verdict,) = page.of("p", "verdict")
+    assert page.tags.index(("p", verdict)) < page.tags.index(("nav", {"aria-label": "Sections"}))
     charts = [img for img in page.of("img") if img["src"].startswith("data:image/svg+xml")]
     assert len(charts) >= 15 and all(" to " in chart["alt"] for chart in charts)
 
@@ -98,7 +103,7 @@ def test_the_page_shows_the_run(trained, tmp_path):
 def test_the_page_stands_alone_whatever_files_are_called(run):
     page, _ = report(run)
     text = (run / "report.html").read_text(encoding="utf-8")
-    assert not page.of("script") and not page.of("link") and not page.of("svg") and not page.of("iframe")
+    assert len(page.of("script")) == 1 and not page.of("link") and not page.of("svg") and not page.of("iframe")
     assert "http://" not in text and "https://" not in text
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on")], tag

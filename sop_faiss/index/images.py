@@ -7,12 +7,13 @@ import threading
 from pathlib import Path, PurePosixPath
 
 from sop_faiss.data.images.listing import FileSource
+from sop_faiss.data.images.source import Place, place_below
 from sop_faiss.data.shards.shard_source import ShardSource, open_shards
 from sop_faiss.errors import DataError
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable
 
-__all__ = ["IndexImages", "index_images"]
+__all__ = ["IndexImages", "data_name", "index_images"]
 
 
 class IndexImages:
@@ -48,10 +49,19 @@ class IndexImages:
             raise DataError(f"missing: {member} is not in {source}")
         return shard.read(positions[member])
 
+    def place(self, row: int) -> Place:
+        """Return where one row's image is; it may be missing."""
+        return place_below(self._root, self._ids.sources[row], self._ids.members[row])
+
     def _walk_shard(self, source: str) -> tuple[ShardSource, dict[str, int]]:
         """Open one shard, and find the position of each of its members; done once."""
         shard = open_shards(source, [self._root / source])
         return shard, {shard.member_of(position): position for position in range(len(shard))}
+
+
+def data_name(index: FeatureIndex) -> str:
+    """Return the name of an index's data set: that of the folder of its images, without the folders above."""
+    return Path(index.manifest.root).name or index.directory.absolute().name
 
 
 def index_images(index: FeatureIndex, images_root: Path | None = None) -> IndexImages:

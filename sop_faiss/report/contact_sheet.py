@@ -1,8 +1,8 @@
-"""One self-contained HTML page of queries and their hits: no script, no request, safe for any file name."""
+"""One self-contained HTML page of queries and their hits: no request, safe for any file name."""
 
 from __future__ import annotations
 
-import base64
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +12,29 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from sop_faiss.data.images.source import ImageSource, Place, place_of
 from sop_faiss.errors import DataError
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.page import write_page
-from sop_faiss.report.thumbnails import Thumbnail, make_thumbnail, missing_thumbnail
+from sop_faiss.report.thumbnails import Thumbnail, make_thumbnail, missing_thumbnail, side_for
 
-__all__ = ["Chart", "SheetHit", "SheetImage", "SheetTable", "Strip", "Verdict", "show_strips", "write_contact_sheet"]
+__all__ = [
+    "Chart",
+    "Commands",
+    "SheetHit",
+    "SheetImage",
+    "SheetTable",
+    "Strip",
+    "Verdict",
+    "show_strips",
+    "source_image",
+    "spread_places",
+    "write_contact_sheet",
+]
 
 TEMPLATE = "contact_sheet.html"
+_SHORT_STRIP = 2
+"""Strips of at most this many hits are placed side by side."""
 
 
 class Verdict(StrEnum):
@@ -43,6 +58,18 @@ class SheetImage:
     """The class of the image, if known."""
     box: tuple[float, float, float, float] | None = None
     """x1, y1, x2, y2 in pixels: the part that was searched for, which is outlined."""
+    place: Place | None = None
+    """Where it is, if known; only images that are files can be put on a list of paths."""
+    key: str = ""
+    """Its key in the index that the page shows; empty for an image of no index."""
+
+
+def source_image(
+    source: ImageSource, position: int, label: str = "", box: tuple[float, float, float, float] | None = None
+) -> SheetImage:
+    """Make the image of a position of a source."""
+    read = functools.partial(source.read, position)
+    return SheetImage(source.keys[position], read, label, box, place_of(source, position))
 
 
 @dataclass(frozen=True)
@@ -68,6 +95,8 @@ class Strip:
     """A few words next to the query, as in `AP 43.2 %`."""
     empty: str = "Nothing found."
     """Shown if there are no hits."""
+    keep_largest: bool = False
+    """Whether all its images but the largest are marked for removal; only those that can be read are marked."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +110,28 @@ class SheetTable:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure above the strips, as `plot_training` makes them."""
+    """A figure above the strips."""
 
     title: str
-    png: bytes
+    uri: str
+    """An image as a `data:` URI, as `themed_svg` makes it."""
     caption: str = ""
+    alt: str = ""
+    """What is seen in it, in words; the title, if empty."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What a reader can do with a page's images; the commands are shown to be copied."""
+
+    marks: str = ""
+    """What a mark on an image means, and the name of the downloaded lists; if empty, none can be marked."""
+    search: str = ""
+    """A command that ends before the key of the image to search by; empty if there is no index."""
+    with_keys: str = ""
+    """A command that ends before the file of keys."""
+    with_paths: str = ""
+    """A command that ends before the file of paths."""
 
 
 def write_contact_sheet(
@@ -95,6 +141,7 @@ def write_contact_sheet(
     *,
     subtitle: str = "",
     legend: str = "Query on the left, nearest first; the number is the cosine similarity.",
+    commands: Commands | None = None,
     summary: Sequence[SheetTable] = (),
     charts: Sequence[Chart] = (),
     footer: str = "",
@@ -111,8 +158,9 @@ def write_contact_sheet(
         strips: rows of the page, in order.
         subtitle: one or two sentences below the title.
         legend: how to read a row.
+        commands: for what images are marked.
         summary: tables above the strips.
-        charts: PNG images above the strips.
+        charts: figures above the strips.
         footer: how the page was made, such as the command and the date.
         progress: called with the number of images read and their total.
 
@@ -125,13 +173,21 @@ def write_contact_sheet(
         "subtitle": subtitle,
         "legend": legend,
         "summary": summary,
-        "charts": [_show_chart(chart) for chart in charts],
+        "charts": charts,
+        "commands": commands or Commands(),
         "strips": show_strips(strips, progress),
         "judged": any(verdict is not None for verdict in judged),
         "any_junk": Verdict.JUNK in judged,
         "footer": footer,
     }
     write_page(path, TEMPLATE, values)
+
+
+def spread_places(total: int, count: int) -> list[int]:
+    """Return `count` places of 0 to `total` - 1, evenly spaced, first and last among them; all if there are no more."""
+    if total <= count:
+        return list(range(total))
+    return [round(place * (total - 1) / max(1, count - 1)) for place in range(count)]
 
 
 def show_strips(strips: Sequence[Strip], progress: ProgressCallback | None = None) -> list[dict[str, Any]]:
@@ -141,7 +197,8 @@ def show_strips(strips: Sequence[Strip], progress: ProgressCallback | None = Non
         strips: rows of a page.
         progress: called with the number of images read and their total.
     """
-    thumbnails = _read_thumbnails([image for strip in strips for image in _images(strip)], progress)
+    images = [image for strip in strips for image in _images(strip)]
+    thumbnails = _read_thumbnails(images, side_for(len(images)), progress)
     return [_show_strip(strip, thumbnails) for strip in strips]
 
 
@@ -149,7 +206,9 @@ def _images(strip: Strip) -> list[SheetImage]:
     return [strip.query, *(hit.image for hit in strip.hits)]
 
 
-def _read_thumbnails(images: Sequence[SheetImage], progress: ProgressCallback | None) -> dict[int, Thumbnail]:
+def _read_thumbnails(
+    images: Sequence[SheetImage], side: int, progress: ProgressCallback | None
+) -> dict[int, Thumbnail]:
     """Make the thumbnail of each image, by its `id`; equal bytes are decoded once."""
     distinct = {id(image): image for image in images}
     made: dict[tuple[bytes, object], Thumbnail] = {}
@@ -161,7 +220,7 @@ def _read_thumbnails(images: Sequence[SheetImage], progress: ProgressCallback | 
             return missing_thumbnail(error)
         key = hashlib.blake2b(encoded).digest(), image.box
         if key not in made:
-            made[key] = make_thumbnail(encoded, image.box)
+            made[key] = make_thumbnail(encoded, side, image.box)
         return made[key]
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
@@ -179,15 +238,20 @@ def _counted(thumbnails: Iterable[Thumbnail], total: int, progress: ProgressCall
 def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
     judged = [hit for hit in strip.hits if hit.verdict in (Verdict.RIGHT, Verdict.WRONG)]
     right = sum(hit.verdict is Verdict.RIGHT for hit in judged)
+    marked = _all_but_the_largest(strip, thumbnails) if strip.keep_largest else set()
     return {
-        "query": _show_image(strip.query, thumbnails),
+        "query": _show_image(strip.query, thumbnails, 0 in marked),
+        "may_mark_query": strip.keep_largest,
+        "short": len(strip.hits) <= _SHORT_STRIP,
         "note": strip.note,
         "empty": strip.empty,
         "score": f"{right} of {len(judged)} right" if judged else "",
         "hits": [
-            _show_image(hit.image, thumbnails)
+            _show_image(hit.image, thumbnails, number in marked)
             | {"similarity": similarity, "verdict": hit.verdict.value if hit.verdict else "", "note": hit.note}
-            for hit, similarity in zip(strip.hits, _show_similarities(strip.hits), strict=True)
+            for number, (hit, similarity) in enumerate(
+                zip(strip.hits, _show_similarities(strip.hits), strict=True), start=1
+            )
         ],
     }
 
@@ -199,10 +263,29 @@ def _show_similarities(hits: Sequence[SheetHit]) -> list[str]:
     return short if all_distinct else [f"{hit.similarity:.4f}" for hit in hits]
 
 
-def _show_image(image: SheetImage, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
-    return {"name": image.name, "label": image.label, "thumbnail": thumbnails[id(image)]}
+def _all_but_the_largest(strip: Strip, thumbnails: dict[int, Thumbnail]) -> set[int]:
+    """Return the numbers of the images to remove, the query being 0: of equally large ones the first is kept."""
+    made = [thumbnails[id(image)] for image in _images(strip)]
+    readable = [number for number, each in enumerate(made) if each.file_bytes]
+    sizes = {number: (made[number].whole[0] * made[number].whole[1], made[number].file_bytes) for number in readable}
+    return set(readable) - {max(readable, key=sizes.__getitem__, default=0)}
 
 
-def _show_chart(chart: Chart) -> dict[str, Any]:
-    uri = "data:image/png;base64," + base64.b64encode(chart.png).decode("ascii")
-    return {"title": chart.title, "caption": chart.caption, "uri": uri}
+def _show_image(image: SheetImage, thumbnails: dict[int, Thumbnail], marked: bool) -> dict[str, Any]:
+    thumbnail = thumbnails[id(image)]
+    return {
+        "name": image.name,
+        "label": image.label,
+        "thumbnail": thumbnail,
+        "place": image.place or Place(),
+        "key": image.key,
+        "size": _show_size(thumbnail) if thumbnail.file_bytes else "",
+        "marked": marked,
+    }
+
+
+def _show_size(thumbnail: Thumbnail) -> str:
+    width, height = thumbnail.whole
+    kilobytes = thumbnail.file_bytes / 1000
+    length = f"{kilobytes:,.1f} kB" if kilobytes < 1000 else f"{kilobytes / 1000:,.1f} MB"
+    return f"{width:,} × {height:,} px, {length}"

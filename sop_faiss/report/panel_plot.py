@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-import base64
-import io
-import warnings
-
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from sop_faiss.errors import one_line
-from sop_faiss.report.plots import COLORS, STYLE, draw_curve, finish_axes
+from sop_faiss.report.contact_sheet import Chart
+from sop_faiss.report.plots import COLORS, draw_curve, finish_axes
 from sop_faiss.report.run_panels import Panel, Reference
+from sop_faiss.report.themed_svg import MARK, themed_svg
 
-__all__ = ["plot_panel"]
+__all__ = ["panel_chart", "plot_panel"]
 
-_INK, _GRID, _MARK = "#1b1f26", "#e3e6ea", "#6d7480"
-_THEMED = {_INK: "ink", _GRID: "grid", _MARK: "mark", COLORS[0]: "first"}
-_THEMES = (
-    "<style>:root{--ink:#3a414c;--grid:#e3e6ea;--mark:#6d7480;--first:#0072b2}"
-    "@media(prefers-color-scheme:dark){:root{--ink:#c3cad5;--grid:#343a45;--mark:#98a1ae;--first:#4aa5e0}}</style>"
-)
+_HEIGHT = 2.4  # inches
 _LEGEND_LETTERS = 40
 _SHORT_NAME = 14
 """Letters; three names of this length fit side by side."""
 _DASHES = ("-", "--", "-.", ":")
-_STYLE = STYLE | {
-    "svg.fonttype": "none",  # text stays text: small, and drawn with the reader's fonts
-    "svg.hashsalt": "sop_faiss",  # equal curves give equal bytes
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _MARK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "grid.color": _GRID,
-    "axes.formatter.use_mathtext": False,
-}
+
+
+def panel_chart(panel: Panel) -> Chart:
+    """Draw a panel as a chart of a page, with its curves in words for screen readers."""
+    title = panel.heading(next(iter(panel.curves))) if len(panel.curves) == 1 else panel.title
+    return Chart(title, plot_panel(panel), alt=_describe(panel))
+
+
+def _describe(panel: Panel) -> str:
+    ends = [
+        f"{name} from {curve.values[0]:.4g} at step {curve.steps[0]:,.0f} to {curve.values[-1]:.4g} at step "
+        f"{curve.steps[-1]:,.0f}"
+        for name, curve in panel.curves.items()
+    ]
+    return f"{panel.title} ({panel.unit}): {'; '.join(ends)}" if panel.unit else f"{panel.title}: {'; '.join(ends)}"
 
 
 def plot_panel(panel: Panel) -> str:
@@ -46,24 +41,9 @@ def plot_panel(panel: Panel) -> str:
     The value of a score at step 0 is also a reference, which training has to beat.
 
     Returns:
-        A `data:image/svg+xml` URI. As an image it cannot run or fetch anything, whatever the names of the curves.
+        A `data:image/svg+xml` URI.
     """
-    with rc_context(_STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(4.4, 2.6), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.subplots()
-        _draw(axes, panel)
-        stream = io.StringIO()
-        figure.savefig(
-            stream, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
-    svg = stream.getvalue()
-    svg = svg[svg.index("<svg") :]
-    for color, name in _THEMED.items():
-        svg = svg.replace(f": {color}", f": var(--{name})")
-    svg = svg.replace("<defs>", f"{_THEMES}<defs>", 1)
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode("utf-8", "replace")).decode("ascii")
+    return themed_svg(_HEIGHT, lambda figure: _draw(figure.subplots(), panel))
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
@@ -87,7 +67,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def _draw_reference(axes: Axes, reference: Reference) -> None:
-    axes.axhline(reference.value, color=_MARK, linewidth=1, linestyle="--", zorder=1)
+    axes.axhline(reference.value, color=MARK, linewidth=1, linestyle="--", zorder=1)
     axes.annotate(
         reference.label,
         (1.0, reference.value),
@@ -96,8 +76,8 @@ def _draw_reference(axes: Axes, reference: Reference) -> None:
         textcoords="offset points",
         ha="right",
         va="bottom",
-        fontsize=7.5,
-        color=_MARK,
+        fontsize=8.5,
+        color=MARK,
         parse_math=False,
     )
 

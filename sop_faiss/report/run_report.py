@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.report.contact_sheet import SheetTable, Strip, show_strips
+from sop_faiss.report.contact_sheet import Commands, SheetTable, Strip, show_strips
 from sop_faiss.report.page import write_page
-from sop_faiss.report.panel_plot import plot_panel
+from sop_faiss.report.panel_plot import panel_chart
 from sop_faiss.report.run_panels import Panel
 
 __all__ = ["ImageSection", "RunPage", "write_run_report"]
 
 TEMPLATE = "run_report.html"
-_SHORT_STRIP = 2
-"""Strips of at most this many hits are placed side by side."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,8 @@ class RunPage:
 
     title: str
     subtitle: str
+    verdict: str = ""
+    """Whether the run got better, in a sentence: the first thing on the page."""
     notices: Sequence[str] = ()
     """What a reader should know first, one line each."""
     facts: Sequence[SheetTable] = ()
@@ -66,6 +66,8 @@ def write_run_report(path: Path, page: RunPage, progress: ProgressCallback | Non
     values = {
         "title": page.title,
         "subtitle": page.subtitle,
+        "verdict": page.verdict,
+        "commands": Commands(),
         "notices": page.notices,
         "facts": page.facts,
         "groups": _show_panels(page.panels),
@@ -86,35 +88,15 @@ def _show_section(section: ImageSection, strips: list[dict[str, Any]]) -> dict[s
         "text": section.text,
         "problem": section.problem,
         "strips": strips,
-        "short": all(len(strip["hits"]) <= _SHORT_STRIP for strip in strips),
     }
 
 
 def _show_panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     """Group the charts, in the order of the panels."""
     return [
-        {
-            "title": title,
-            "charts": [
-                {"title": _title(panel), "uri": plot_panel(panel), "alt": _describe(panel)} for panel in members
-            ],
-        }
+        {"title": title, "charts": [panel_chart(panel) for panel in members]}
         for title, members in itertools.groupby(panels, key=lambda panel: panel.group)
     ]
-
-
-def _title(panel: Panel) -> str:
-    return panel.heading(next(iter(panel.curves))) if len(panel.curves) == 1 else panel.title
-
-
-def _describe(panel: Panel) -> str:
-    """Describe the panel in words, for screen readers."""
-    ends = [
-        f"{name} from {curve.values[0]:.4g} at step {curve.steps[0]:,.0f} to {curve.values[-1]:.4g} at step "
-        f"{curve.steps[-1]:,.0f}"
-        for name, curve in panel.curves.items()
-    ]
-    return f"{panel.title} ({panel.unit}): {'; '.join(ends)}" if panel.unit else f"{panel.title}: {'; '.join(ends)}"
 
 
 def _show_values(panels: Sequence[Panel]) -> SheetTable:

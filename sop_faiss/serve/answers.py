@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-__all__ = ["FoundImage", "ImageFacts", "ImagePage", "IndexFacts", "Label", "Problem", "SearchAnswer"]
+__all__ = ["FoundImage", "ImageDetails", "ImageFacts", "ImagePage", "IndexFacts", "Label", "Problem", "SearchAnswer"]
 
 
 class Problem(BaseModel):
@@ -46,6 +46,17 @@ class ImageFacts(BaseModel):
     thumbnail: str = Field(description="Address of a small JPEG of the image.")
 
 
+class ImageDetails(ImageFacts):
+    """An image of the index with what is known of its file."""
+
+    path: str = Field(description="The file, or shard and member, below the folder of the images.")
+    folder: str = Field(description="Folder or shard that it is in, below the same; empty for that folder itself.")
+    folder_images: int = Field(description="Images of the index in that folder.")
+    width: int | None = Field(description="Pixels; null if the image cannot be read now.")
+    height: int | None = Field(description="Pixels; null if the image cannot be read now.")
+    file_bytes: int | None = Field(description="Length of the file; null if the image cannot be read now.")
+
+
 class FoundImage(ImageFacts):
     """A neighbor."""
 
@@ -60,11 +71,12 @@ class SearchAnswer(BaseModel):
     k: int = Field(description="Number of neighbors requested; fewer are found if there are no more.")
     label: str | None = Field(description="Only of this label.")
     threshold: float | None = Field(description="Only of at least this similarity.")
+    folder: str | None = Field(description="Only of this folder.")
     found: list[FoundImage]
 
 
 class ImagePage(BaseModel):
     """Some images of the index, in order of rows unless mixed."""
 
-    total: int = Field(description="Images of the index, or of the label.")
+    total: int = Field(description="Images of the index, or of the label and folder.")
     images: list[ImageFacts]

@@ -14,10 +14,22 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
+from sop_faiss.data.images.decode import open_image
+from sop_faiss.errors import DataError
 from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
-from sop_faiss.serve.answers import FoundImage, ImageFacts, ImagePage, IndexFacts, Label, Problem, SearchAnswer
+from sop_faiss.report.page import page_part
+from sop_faiss.serve.answers import (
+    FoundImage,
+    ImageDetails,
+    ImageFacts,
+    ImagePage,
+    IndexFacts,
+    Label,
+    Problem,
+    SearchAnswer,
+)
 from sop_faiss.serve.api_page import api_page
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.refused import Refused
@@ -36,7 +48,7 @@ _NAME_LENGTH = 4096
 
 _REASONS = {
     400: "The image is empty or damaged.",
-    404: "No such image or label.",
+    404: "No such image, label or folder.",
     408: "The image took too long to arrive.",
     409: "Served without an encoder.",
     413: "The image has too many bytes or pixels.",
@@ -54,6 +66,9 @@ _Row = Annotated[int, Path(ge=0, description="Row of the image in the index.")]
 _Size = Annotated[Literal["small", "large"], Query(description="At most 240 or 800 pixels per side.")]
 _K = Annotated[int, Query(ge=1, le=MAX_K, description="Number of neighbors to find.")]
 _LabelName = Annotated[str | None, Query(max_length=_NAME_LENGTH, description="Only images of this label.")]
+_Folder = Annotated[
+    str | None, Query(max_length=_NAME_LENGTH, description="Only images of this folder, as /api/images/{row} names it.")
+]
 _Threshold = Annotated[
     float | None, Query(ge=-1, le=1, allow_inf_nan=False, description="Only of at least this cosine similarity.")
 ]
@@ -110,12 +125,38 @@ class _Served:
             "thumbnail": f"/api/images/{row}/thumbnail?version={self.version}",
         }
 
+    def require_row(self, row: int) -> None:
+        """Refuse a row that the index does not have (404)."""
+        if row >= len(self.index):
+            raise Refused(404, f"row {row}: the index has {len(self.index)} images")
+
+    def details(self, row: int) -> ImageDetails:
+        folders, ids = self.searcher.folders, self.index.ids
+        folder = folders.folder_of(row)
+        try:
+            encoded = self.thumbnails.images.read(row)
+            with open_image(encoded) as image:
+                size: tuple[int | None, int | None] = image.size
+        except DataError:
+            encoded, size = b"", (None, None)
+        return ImageDetails(
+            **self.image(row),
+            path="/".join(part for part in (ids.sources[row], ids.members[row]) if part),
+            folder=folder,
+            folder_images=len(folders.rows(folder)),
+            width=size[0],
+            height=size[1],
+            file_bytes=len(encoded) or None,
+        )
+
     def answer(self, query: int | None, wanted: Wanted, hits: list[Hit]) -> SearchAnswer:
         found = [
             FoundImage(rank=rank, similarity=hit.similarity, **self.image(hit.row)) for rank, hit in enumerate(hits, 1)
         ]
         asked = None if query is None else ImageFacts(**self.image(query))
-        return SearchAnswer(query=asked, k=wanted.k, label=wanted.label, threshold=wanted.threshold, found=found)
+        return SearchAnswer(
+            query=asked, k=wanted.k, label=wanted.label, threshold=wanted.threshold, folder=wanted.folder, found=found
+        )
 
 
 def create_app(index: FeatureIndex, encoder: Encoder | None = None, options: ServeOptions | None = None) -> SecureApp:
@@ -159,9 +200,11 @@ def _application(served: _Served) -> FastAPI:
 def _add_page(app: FastAPI) -> None:
     types = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
     folder = files("sop_faiss.serve")
-    for ending, kind in types.items():
-        content = folder.joinpath(f"page.{ending}").read_bytes()
-        path = "/" if ending == "html" else f"/page.{ending}"
+    parts = {f"page.{ending}": folder.joinpath(f"page.{ending}").read_bytes() for ending in types}
+    parts |= {name: page_part(name).encode() for name in ("viewer.css", "viewer.js")}
+    for name, content in parts.items():
+        kind = types[name.rpartition(".")[2]]
+        path = "/" if name == "page.html" else f"/{name}"
         app.add_route(path, functools.partial(_static, content, kind), ["GET"], include_in_schema=False)
 
     @app.get("/docs", include_in_schema=False)
@@ -188,12 +231,20 @@ def _add_images(app: FastAPI, served: _Served) -> None:
             bool, Query(description="In an order whose first images come from all parts of the index.")
         ] = False,
         label: _LabelName = None,
+        folder: _Folder = None,
     ) -> ImagePage:
-        rows = range(facts.images) if label is None else served.searcher.labels.rows(label)
+        find = functools.partial(served.searcher.rows, label, folder)
+        chosen = find() if folder is None else await served.drawings.run(find)
+        rows = range(facts.images) if chosen is None else chosen
         step = _mixing_step(len(rows)) if mixed else 1
         places = range(min(offset, len(rows)), min(offset + limit, len(rows)))
         part = [int(rows[place * step % len(rows)]) for place in places]
         return ImagePage(total=len(rows), images=[ImageFacts(**served.image(row)) for row in part])
+
+    @app.get("/api/images/{row}", summary="What is known of an image", responses=_refusals(404, 422, 503))
+    async def details(row: _Row) -> ImageDetails:
+        served.require_row(row)
+        return await served.drawings.run(lambda: served.details(row))
 
     @app.get(
         "/api/images/{row}/thumbnail",
@@ -206,8 +257,7 @@ def _add_images(app: FastAPI, served: _Served) -> None:
         size: _Size = "small",
         version: Annotated[str | None, Query(description="Of the index, for caches.", max_length=64)] = None,
     ) -> Response:
-        if row >= facts.images:
-            raise Refused(404, f"row {row}: the index has {facts.images} images")
+        served.require_row(row)
         jpeg = served.thumbnails.kept(row, size)
         if jpeg is None:
             jpeg = await served.drawings.run(lambda: served.thumbnails.make(row, size))
@@ -222,8 +272,10 @@ def _mixing_step(count: int) -> int:
 
 def _add_searches(app: FastAPI, served: _Served) -> None:
     @app.get("/api/search", summary="Search by an image of the index", responses=_refusals(404, 422, 503))
-    async def by_key(key: _Key, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None) -> SearchAnswer:
-        row, wanted = served.searcher.row_of(key), Wanted(k, label, threshold)
+    async def by_key(
+        key: _Key, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None, folder: _Folder = None
+    ) -> SearchAnswer:
+        row, wanted = served.searcher.row_of(key), Wanted(k, label, threshold, folder)
         hits = await served.searches.run(lambda: served.searcher.near_row(row, wanted))
         return served.answer(row, wanted, hits)
 
@@ -234,10 +286,10 @@ def _add_searches(app: FastAPI, served: _Served) -> None:
         openapi_extra=_IMAGE_BODY,
     )
     async def by_image(
-        request: Request, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None
+        request: Request, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None, folder: _Folder = None
     ) -> SearchAnswer:
         served.searcher.require_encoder()
-        wanted = Wanted(k, label, threshold)
+        wanted = Wanted(k, label, threshold, folder)
         async with served.uploads.read(request) as encoded:
             hits = await served.searches.run(lambda: served.searcher.near_image(encoded, wanted))
         return served.answer(None, wanted, hits)

@@ -1,11 +1,10 @@
-"use strict";
-// One page, whose address says what it shows: ?key=KEY, ?upload=N (an image of this visit), or neither; &label=, &k=.
+// One page, whose address says what it shows: ?key=KEY, ?upload=N (an image of this visit), or neither; &label=, &folder=, &k=.
+// It stands on viewer.js.
 // All text is set by textContent: names of files and labels are never parsed as HTML.
 
 const at = (id) => document.getElementById(id);
 const uploads = new Map(); // number -> File; lost when the page is left
 const PAGE = 48;
-const MOST_COLUMNS_DIFFER = 4; // pixels
 let facts = null;
 let running = null; // AbortController of the pending request
 let previewAddress = "";
@@ -14,7 +13,7 @@ const DEFAULT_K = at("k").value;
 
 function asked() {
   const search = new URLSearchParams(location.search);
-  return { key: search.get("key"), upload: search.get("upload"), label: search.get("label") || "", k: search.get("k") || DEFAULT_K };
+  return { key: search.get("key"), upload: search.get("upload"), label: search.get("label") || "", folder: search.get("folder"), k: search.get("k") || DEFAULT_K };
 }
 
 function addressOf(view) {
@@ -22,6 +21,7 @@ function addressOf(view) {
   if (view.key !== null) search.set("key", view.key);
   if (view.upload !== null) search.set("upload", view.upload);
   if (view.label) search.set("label", view.label);
+  if (view.folder !== null) search.set("folder", view.folder);
   if (view.k !== DEFAULT_K) search.set("k", view.k);
   const text = search.toString();
   return text ? "/?" + text : "/";
@@ -50,11 +50,13 @@ async function ask(address, options) {
 function filterOf(view) {
   const search = new URLSearchParams({ k: view.k });
   if (view.label) search.set("label", view.label);
+  if (view.folder !== null) search.set("folder", view.folder);
   return search;
 }
 
 async function show() {
   if (running) running.abort();
+  viewer.leave();
   const mine = (running = new AbortController());
   const view = asked();
   showFilters(view);
@@ -77,13 +79,14 @@ async function showIndex(view, signal) {
   const page = await ask("/api/images?" + listOf(view, 0), { signal });
   showQuery(null, facts.accepts_images ? "No image yet" : "No image chosen", "");
   document.title = facts.name;
-  fill(page.images, `${count(page.total)} of the index: choose one as the query`);
+  fill(page.images, `${count(page.total)} of ${folderName(view) || "the index"}: choose one as the query`);
   showMore(page);
 }
 
 function listOf(view, offset) {
-  const search = new URLSearchParams({ offset, limit: PAGE, mixed: !view.label });
+  const search = new URLSearchParams({ offset, limit: PAGE, mixed: !view.label && view.folder === null });
   if (view.label) search.set("label", view.label);
+  if (view.folder !== null) search.set("folder", view.folder);
   return search;
 }
 
@@ -121,7 +124,7 @@ async function showUpload(view, signal) {
 }
 
 function showAnswer(answer) {
-  const within = answer.label === null ? "" : ` of ${answer.label}`;
+  const within = (answer.label === null ? "" : ` of ${answer.label}`) + (answer.folder === null ? "" : ` in ${folderName(answer)}`);
   fill(answer.found, `${answer.found.length} nearest${within}, by cosine similarity`, answer.query && answer.query.label);
   if (!answer.found.length) showEmpty("Nothing found.", false);
   at("more").hidden = true;
@@ -150,6 +153,12 @@ function showFilters(view) {
   at("label").value = view.label;
   if (![...at("k").options].some((option) => option.value === view.k)) at("k").add(new Option(view.k));
   at("k").value = view.k;
+  at("folder").hidden = view.folder === null;
+  at("folder").textContent = `${folderName(view)} ✕`;
+}
+
+function folderName(view) {
+  return view.folder === null ? "" : view.folder === "" ? "the top folder" : `folder ${view.folder}`;
 }
 
 function fill(images, heading, wantedLabel) {
@@ -159,19 +168,16 @@ function fill(images, heading, wantedLabel) {
   at("hits").replaceChildren(...images.map((image) => card(image, wantedLabel)));
 }
 
-function element(kind, name, text) {
-  const made = document.createElement(kind);
-  if (name) made.className = name;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
 function card(image, wantedLabel) {
   const item = element("li", "hit");
-  const link = element("a");
+  const link = element("a", "again", "⌕");
   link.href = addressOf({ ...asked(), key: image.key, upload: null });
-  link.dataset.key = image.key;
-  link.title = image.label ? `${image.key}\n${image.label}` : image.key;
+  link.title = "Search by it";
+  link.setAttribute("aria-label", `Search by ${image.key}`);
+  const tile = button("", () => viewer.open(tile), "open");
+  tile.title = image.label ? `${image.key}\n${image.label}` : image.key;
+  tile.dataset.key = link.dataset.key = image.key;
+  shownImages.set(tile, image);
   const frame = element("div", "frame");
   const shown = element("img");
   shown.loading = "lazy";
@@ -189,16 +195,52 @@ function card(image, wantedLabel) {
     mark.setAttribute("aria-label", right ? "same label" : "another label");
     frame.append(mark);
   }
-  link.append(frame);
+  tile.append(frame);
   if (image.similarity !== undefined) {
     const similarity = element("div", "similarity", image.similarity.toFixed(4));
     similarity.append(element("span", "rank", image.rank));
-    link.append(similarity);
+    tile.append(similarity);
   }
-  if (image.label) link.append(element("div", "label", image.label));
-  link.append(element("div", "name", image.key));
-  item.append(link);
+  if (image.label) tile.append(element("div", "label", image.label));
+  tile.append(element("div", "name", image.key));
+  item.append(tile, link);
   return item;
+}
+
+const shownImages = new WeakMap(); // tile -> what the server said of its image
+const tiles = () => [...at("hits").querySelectorAll(".open")];
+const viewer = makeViewer(tiles, (tile) => {
+  const image = shownImages.get(tile);
+  const facts = [
+    ["Key", image.key, true],
+    ["Label", image.label],
+    ["Similarity", image.similarity !== undefined && `${image.similarity.toFixed(4)}, rank ${image.rank}`],
+  ];
+  const actions = [button("Search by it", () => searchBy(image.key)), element("span", "folder-actions")];
+  actions[0].autofocus = true;
+  addDetails(tile, image, facts, actions[1]);
+  return { name: image.key, src: `${image.thumbnail}&size=large`, facts, actions };
+});
+
+async function addDetails(tile, image, facts, place) {
+  const details = await ask(`/api/images/${image.row}`).catch(() => null);
+  if (!details) return;
+  const size = details.width && `${details.width.toLocaleString("en")} × ${details.height.toLocaleString("en")} px, ${kilobytes(details.file_bytes)}`;
+  viewer.showFacts(tile, [["Path", details.path, true], ...facts, ["Size", size]]);
+  const { folder } = details;
+  place.append(
+    button(`Its folder: ${count(details.folder_images)}`, () => go({ key: null, upload: null, label: "", folder })),
+    button("Nearest in its folder", () => go({ key: image.key, upload: null, label: "", folder })),
+  );
+}
+
+function searchBy(key) {
+  go({ key, upload: null });
+  at("heading").focus({ preventScroll: true });
+}
+
+function kilobytes(bytes) {
+  return bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : megabytes(bytes);
 }
 
 function count(number) {
@@ -226,19 +268,19 @@ function listen() {
     const link = event.target.closest("a");
     if (!link || !followed(event)) return;
     event.preventDefault();
-    go({ key: link.dataset.key, upload: null });
-    at("heading").focus({ preventScroll: true });
+    searchBy(link.dataset.key);
   });
   at("home").addEventListener("click", (event) => {
     if (!followed(event)) return;
     event.preventDefault();
-    go({ key: null, upload: null, label: "" });
+    go({ key: null, upload: null, label: "", folder: null });
   });
   at("file").addEventListener("change", () => {
     upload(at("file").files[0]);
     at("file").value = ""; // so that the same file can be chosen again
   });
   at("label").addEventListener("change", () => go({ label: at("label").value }));
+  at("folder").addEventListener("click", () => go({ folder: null }));
   at("k").addEventListener("change", () => go({ k: at("k").value }));
   at("filters").addEventListener("submit", (event) => event.preventDefault());
   at("query-image").addEventListener("error", () => {
@@ -288,24 +330,11 @@ function pressed(event) {
   const key = event.key.toLowerCase();
   if (key === "o" && facts && facts.accepts_images) at("file").click();
   else if (key === "l" && !at("label-field").hidden) at("label").focus();
-  else if (key === "escape" && location.search) go({ key: null, upload: null, label: "" });
-  else if (key.startsWith("arrow")) move(event);
+  else if (key === "escape" && location.search) go({ key: null, upload: null, label: "", folder: null });
+  else if (key === "s" && shownImages.has(document.activeElement)) searchBy(document.activeElement.dataset.key);
+  else if (key.startsWith("arrow")) moveFocus(event, tiles());
   else return;
   if (!key.startsWith("arrow")) event.preventDefault();
-}
-
-function move(event) {
-  const links = [...at("hits").querySelectorAll("a")];
-  const here = links.indexOf(document.activeElement);
-  const tops = links.map((link) => link.getBoundingClientRect().top);
-  const next = tops.findIndex((top) => Math.abs(top - tops[0]) > MOST_COLUMNS_DIFFER);
-  const columns = next < 0 ? links.length : next;
-  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
-  if (here < 0 && (event.key === "ArrowUp" || event.key === "ArrowDown")) return; // scrolls
-  const target = links[here < 0 ? 0 : here + step];
-  if (!target) return;
-  event.preventDefault();
-  target.focus();
 }
 
 async function start() {

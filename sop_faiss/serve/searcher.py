@@ -16,11 +16,12 @@ from sop_faiss.index.search import FeatureIndex, Neighbors
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
 from sop_faiss.serve.refused import Refused, refused_image
+from sop_faiss.serve.row_sets import FolderRows, LabelRows
 
-__all__ = ["Hit", "LabelRows", "Searcher", "Wanted"]
+__all__ = ["Hit", "Searcher", "Wanted"]
 
 _SCORED_ROWS = 20_000
-"""Up to this many images of a label, each is compared; for more, the results of wider searches are filtered."""
+"""Up to this many images of a label or folder, each is compared; for more, the results of wider searches are sifted."""
 _BLOCK_ROWS = 4096
 
 
@@ -34,6 +35,8 @@ class Wanted:
     """Only images of this label."""
     threshold: float | None = None
     """Only those of at least this cosine similarity."""
+    folder: str | None = None
+    """Only images of this folder."""
 
 
 @dataclass(frozen=True)
@@ -43,42 +46,6 @@ class Hit:
     row: int
     similarity: float
     """Cosine."""
-
-
-class LabelRows:
-    """The rows of each label, by name; made once, then only read.
-
-    Args:
-        index: whose labels; one without labels has no names.
-    """
-
-    def __init__(self, index: FeatureIndex) -> None:
-        labels = index.ids.labels
-        self._rows: dict[str, Int64[np.ndarray, " n"]] = {}
-        if labels is None:
-            return
-        order = np.argsort(labels, kind="stable")  # rows of a label stay sorted
-        starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
-        for part in np.split(order, starts):
-            name = index.class_name(int(labels[part[0]])) if len(part) else None
-            if name is None:
-                continue
-            before = self._rows.get(name)  # two labels may have one name
-            self._rows[name] = part if before is None else np.sort(np.concatenate([before, part]))
-
-    def counts(self) -> dict[str, int]:
-        """Count the images of each label, sorted by name."""
-        return {name: len(self._rows[name]) for name in sorted(self._rows)}
-
-    def rows(self, name: str) -> Int64[np.ndarray, " n"]:
-        """Return the rows of a label, sorted.
-
-        Raises:
-            Refused: no image has it (404).
-        """
-        if name not in self._rows:
-            raise Refused(404, "no image of the index has this label")
-        return self._rows[name]
 
 
 class Searcher:
@@ -98,6 +65,7 @@ class Searcher:
             index.check_encoder(encoder)
         self.index = index
         self.labels = LabelRows(index)
+        self.folders = FolderRows(index)
         self.encoder = encoder
         self._max_pixels = max_pixels
         self._encoding = threading.Lock()
@@ -115,11 +83,23 @@ class Searcher:
             raise Refused(404, "no image of the index has this key")
         return self.index.row_of(key)
 
+    def rows(self, label: str | None, folder: str | None) -> Int64[np.ndarray, " n"] | None:
+        """Return the rows of a label, of a folder, or of both, sorted; None for all rows.
+
+        Raises:
+            Refused: no image has the label, or is in the folder (404).
+        """
+        of_label = None if label is None else self.labels.rows(label)
+        of_folder = None if folder is None else self.folders.rows(folder)
+        if of_label is None or of_folder is None:
+            return of_folder if of_label is None else of_label
+        return np.intersect1d(of_label, of_folder, assume_unique=True)
+
     def near_row(self, row: int, wanted: Wanted) -> list[Hit]:
         """Find the nearest other images of one in the index, nearest first; ties in order of rows.
 
         Raises:
-            Refused: no image has the label (404).
+            Refused: no image has the label, or is in the folder (404).
         """
         return self._find(
             lambda k: self.index.search_rows([row], k), lambda: self.index.features([row])[0], wanted, itself=row
@@ -132,8 +112,7 @@ class Searcher:
             Refused: it cannot be decoded or is too large (400, 413, 415), no image has the label (404), or there is
                 no encoder (409).
         """
-        if wanted.label is not None:
-            self.labels.rows(wanted.label)  # refused before the image is encoded
+        self.rows(wanted.label, wanted.folder)  # refused before the image is encoded
         feature = self._embed(encoded)
         return self._find(lambda k: self.index.search(feature, k), lambda: feature, wanted, itself=None)
 
@@ -170,10 +149,10 @@ class Searcher:
         itself: int | None,
     ) -> list[Hit]:
         most = len(self.index) - (itself is not None)
-        if wanted.label is None:
+        rows = self.rows(wanted.label, wanted.folder)
+        if rows is None:
             found = _as_rows(nearest(min(wanted.k, most))) if most else _nothing()
         else:
-            rows = self.labels.rows(wanted.label)
             rows = rows if itself is None else rows[rows != itself]
             if len(rows) <= _SCORED_ROWS:
                 found = self._scored(feature(), rows)

@@ -26,7 +26,7 @@ class Thumbnails:
     """
 
     def __init__(self, images: IndexImages, max_bytes: int) -> None:
-        self._images = images
+        self.images = images
         self._room = max_bytes
         self._kept: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._keeping = threading.Lock()
@@ -45,7 +45,7 @@ class Thumbnails:
             Refused: the image is missing or cannot be decoded (404); its path is not in the message.
         """
         try:
-            jpeg = shrink_image(self._images.read(row), SIDES[size])
+            jpeg = shrink_image(self.images.read(row), SIDES[size])
         except DataError as error:
             raise Refused(404, f"the image cannot be shown: {drop_reason(error)}") from None
         with self._keeping:

@@ -14,7 +14,6 @@ from sop_faiss.config import Config, load_config
 from sop_faiss.data.demo import write_digits
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource, open_source
-from sop_faiss.data.images.subset import Subset
 from sop_faiss.data.pack import pack
 from sop_faiss.errors import ConfigError, DataError, RunStoppedError
 from sop_faiss.evaluate.feature_sets import open_feature_set
@@ -29,8 +28,10 @@ from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback, Stage
-from sop_faiss.report.contact_sheet import Chart, SheetTable
-from sop_faiss.report.plots import plot_training
+from sop_faiss.report.contact_sheet import SheetTable, spread_places
+from sop_faiss.report.panel_plot import panel_chart
+from sop_faiss.report.plots import read_curves
+from sop_faiss.report.run_panels import RunConstants, panels_of_run
 from sop_faiss.verbs.finding.index_build import build
 from sop_faiss.verbs.finding.index_search import search_by_images, search_by_key
 from sop_faiss.verbs.finding.search_output import write_search_page
@@ -42,6 +43,8 @@ KNN_GAIN, MAP_GAIN = 10.0, 3.0
 """Points over random weights that the digits demo promises."""
 _K = 20
 _QUERIES_SHOWN = 20
+_QUERIES_TRIED = 200  # of photos, of which the shown ones are chosen
+_CHARTS = ("k-NN accuracy", "Loss over ln K", "Teacher entropy over ln K")
 _FEWEST_PHOTOS = 16
 _MARKER = "what is in this folder was made by make demo, which replaces it"
 
@@ -218,11 +221,11 @@ def _index_and_page(
         build(out / "index", encoder=encoder, data=gallery, progress=progress)
     index = FeatureIndex.open(out / "index")
     k = min(10, len(index) - 1)
-    shown = np.unique(np.linspace(0, len(index if queries is None else queries) - 1, _QUERIES_SHOWN).astype(np.int64))
     if queries is None:
-        result = search_by_key(index, [index.ids.keys[row] for row in shown], k)
+        result = search_by_key(index, [index.ids.keys[row] for row in spread_places(len(index), _QUERIES_TRIED)], k)
     else:
-        result = search_by_images(index, encoder_of_spec(encoder), Subset(queries, shown), k)
+        result = search_by_images(index, encoder_of_spec(encoder), queries, k)
+    panels, _ = panels_of_run(read_curves(out / "run"), RunConstants({}, 0))
     page = out / "results.html"
     with stage("drawing the page", "images") as progress:
         write_search_page(
@@ -231,7 +234,8 @@ def _index_and_page(
             result,
             title="What the encoder finds",
             summary=summary,
-            charts=[Chart("Training", plot_training({"": out / "run"}))],
+            queries=_QUERIES_SHOWN,
+            charts=[panel_chart(panel) for panel in panels if panel.title in _CHARTS],
             progress=progress,
         )
     return page

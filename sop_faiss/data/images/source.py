@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
@@ -21,7 +21,7 @@ from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
 from sop_faiss.paths import path_state
 
-__all__ = ["ImageSource", "find_shards", "find_streams", "open_source"]
+__all__ = ["ImageSource", "Place", "find_shards", "find_streams", "open_source", "place_below", "place_of"]
 
 _log = logging.getLogger(__name__)
 _LIST_SUFFIXES = (".txt", ".csv", ".tsv")
@@ -77,6 +77,25 @@ class ImageSource(Protocol):
     def offset_of(self, position: int) -> int:
         """Return where the image begins in its shard, in bytes; 0 for an image that is a file."""
         ...
+
+
+class Place(NamedTuple):
+    """Where an image is."""
+
+    path: str = ""
+    """The file, or the shard."""
+    member: str = ""
+    """Of the shard; empty for an image that is a file."""
+
+
+def place_of(source: ImageSource, position: int) -> Place:
+    """Return where an image of a source is."""
+    return place_below(source.root, source.source_of(position), source.member_of(position))
+
+
+def place_below(root: Path, shard: str, member: str) -> Place:
+    """Return where an image is by its shard, "" for an image that is a file, and its member, relative to `root`."""
+    return Place(str(root / shard), member) if shard else Place(str(root / member))
 
 
 def open_source(src: str | Path, settings: DataConfig | None = None) -> ImageSource:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sop_faiss.index.duplicates import DuplicateGroup
-from sop_faiss.index.images import index_images
+from sop_faiss.index.images import data_name, index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.contact_sheet import SheetHit, SheetImage, Strip, write_contact_sheet
+from sop_faiss.verbs.finding.search_output import index_commands, index_image
 
 __all__ = ["duplicates_as_csv", "duplicates_as_records", "write_duplicates_page"]
 
@@ -62,6 +64,8 @@ def write_duplicates_page(
 ) -> None:
     """Write the largest groups as a page: each group's first image on the left, the others next to it, nearest first.
 
+    All images of a group but the largest are marked for removal; the page makes lists of what is marked.
+
     Args:
         path: the HTML file.
         index: what was looked through.
@@ -74,7 +78,7 @@ def write_duplicates_page(
     images = index_images(index, images_root)
 
     def image(row: int) -> SheetImage:
-        return SheetImage(index.ids.keys[row], functools.partial(images.read, row), index.label_name(row) or "")
+        return index_image(index, images, row)
 
     strips = []
     for group in groups[:_MOST_GROUPS]:
@@ -82,7 +86,7 @@ def write_duplicates_page(
         others.sort(key=lambda other: -other[1])
         hits = [SheetHit(image(row), similarity) for row, similarity in others[: _MOST_IMAGES - 1]]
         cut = f", {_MOST_IMAGES} shown" if len(group.rows) > _MOST_IMAGES else ""
-        strips.append(Strip(image(first[0]), hits, f"{len(group.rows):,} alike{cut}"))
+        strips.append(Strip(image(first[0]), hits, f"{len(group.rows):,} alike{cut}", keep_largest=True))
     alike = sum(len(group.rows) for group in groups)
     shown = f" The {_MOST_GROUPS} largest groups are shown." if len(groups) > _MOST_GROUPS else ""
     subtitle = (
@@ -90,5 +94,10 @@ def write_duplicates_page(
         f"joined by pairs of similarity {threshold:g} or more.{shown}"
     )
     legend = "Each group's first image on the left, nearest to it first; the number is the cosine similarity to it."
-    title = "Near duplicates"
-    write_contact_sheet(path, title, strips, subtitle=subtitle, legend=legend, footer=footer, progress=progress)
+    legend += " All but the largest of a group (pixels, then bytes) are marked to be removed; nothing is until you do."
+    place = shlex.quote(str(index.directory.absolute()))
+    commands = replace(index_commands(index), marks="remove", with_keys=f"sop-index remove {place} --keys-from")
+    title = f"Near duplicates in {data_name(index)}"
+    write_contact_sheet(
+        path, title, strips, subtitle=subtitle, legend=legend, commands=commands, footer=footer, progress=progress
+    )

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from sop_faiss.data.images.listing import open_files
-from sop_faiss.data.images.source import ImageSource, open_source
+from sop_faiss.data.images.source import ImageSource, Place, open_source, place_of
 from sop_faiss.data.shards.shard_source import common_folder
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.features.extract import ExtractionOptions, extract_features
@@ -158,7 +158,7 @@ def search_by_images(
     store = extract_features(encoder, source, extraction, progress=progress)
     lines = _search(index, store.features, k, threshold)
     positions = {key: position for position, key in enumerate(source.keys)}
-    reads = [functools.partial(source.read, positions[key]) for key in store.keys]
+    reads = [(functools.partial(source.read, positions[key]), place_of(source, positions[key])) for key in store.keys]
     dropped = dict(store.manifest["dropped"]["reasons"])
     return SearchResult(_judged(index, store, source.class_names, lines, reads, threshold), dropped)
 
@@ -184,7 +184,7 @@ def search_by_features(
     require_same_space(index.manifest.space, described.space, "the index", "the store")
     lines = _search(index, store.features, k, threshold)
     images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
-    reads = [functools.partial(images.read, row) for row in range(len(store))]
+    reads = [(functools.partial(images.read, row), images.place(row)) for row in range(len(store))]
     return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {})
 
 
@@ -220,7 +220,7 @@ def search_by_key(
     for key, row, line in zip(keys, rows, lines, strict=True):
         name = index.label_name(row)
         found = _found(index, *line, name, threshold)
-        queries.append(SearchedQuery(key, name, found, functools.partial(images.read, row)))
+        queries.append(SearchedQuery(key, name, found, functools.partial(images.read, row), images.place(row), True))
     return SearchResult(queries, {})
 
 
@@ -239,7 +239,7 @@ def _judged(
     store: FeatureStore,
     class_names: Sequence[str] | None,
     lines: Sequence[tuple[Neighbors, int]],
-    reads: Sequence[Callable[[], bytes]],
+    reads: Sequence[tuple[Callable[[], bytes], Place]],
     threshold: float | None,
 ) -> list[SearchedQuery]:
     """Return the queries with their neighbors; right or wrong where both sides name their classes, or neither does."""
@@ -251,7 +251,7 @@ def _judged(
         if label is not None and class_names is not None and label < len(class_names):
             name = class_names[label]
         found = _found(index, *lines[number], name if comparable else None, threshold)
-        queries.append(SearchedQuery(key, name, found, reads[number]))
+        queries.append(SearchedQuery(key, name, found, *reads[number]))
     return queries
 
 

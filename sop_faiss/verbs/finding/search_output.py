@@ -5,18 +5,41 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sop_faiss.files import atomic_file
-from sop_faiss.index.images import index_images
+from sop_faiss.index.images import IndexImages, data_name, index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
-from sop_faiss.verbs.finding.search_result import SearchResult
+from sop_faiss.report.contact_sheet import (
+    Chart,
+    Commands,
+    SheetHit,
+    SheetImage,
+    SheetTable,
+    Strip,
+    Verdict,
+    spread_places,
+    write_contact_sheet,
+)
+from sop_faiss.verbs.finding.search_result import SearchedQuery, SearchResult
 
-__all__ = ["as_csv", "as_records", "write_search_csv", "write_search_page"]
+__all__ = [
+    "as_csv",
+    "as_records",
+    "index_commands",
+    "index_image",
+    "spread_queries",
+    "write_search_csv",
+    "write_search_page",
+]
+
+_PAGE_QUERIES = 100
+"""Of more queries a page shows this many, spread from the best to the worst; JSON and CSV have all."""
 
 
 def as_records(result: SearchResult) -> list[dict[str, Any]]:
@@ -66,45 +89,102 @@ def write_search_page(
     result: SearchResult,
     *,
     images_root: Path | None = None,
-    title: str = "Search results",
+    title: str = "",
+    queries: int = _PAGE_QUERIES,
     footer: str = "",
     summary: Sequence[SheetTable] = (),
     charts: Sequence[Chart] = (),
     progress: ProgressCallback | None = None,
 ) -> None:
-    """Write the search as a page of images.
+    """Write the search as a page of images; of many queries some, spread from the best to the worst.
 
     Args:
         path: the HTML file.
         index: what was searched.
         result: what was found.
         images_root: where the index's images are now; where they were when it was built, if None.
-        title: of the page.
+        title: of the page; the name of the data set, if empty.
+        queries: most that are shown.
         footer: how it was made.
         summary: tables above the images.
         charts: plots above the images.
         progress: called with images read and their total.
     """
     images = index_images(index, images_root)
+    shown, rule = spread_queries(result, queries)
     strips = [
         Strip(
-            SheetImage(query.key, query.read, query.label or ""),
+            SheetImage(
+                query.key, query.read, query.label or "", place=query.place, key=query.key if query.is_key else ""
+            ),
             [
                 SheetHit(
-                    SheetImage(found.key, functools.partial(images.read, found.row), found.label or ""),
+                    index_image(index, images, found.row),
                     found.similarity,
                     None if found.right is None else Verdict.RIGHT if found.right else Verdict.WRONG,
                 )
                 for found in query.found
             ],
         )
-        for query in result.queries
+        for query in shown.queries
     ]
     manifest = index.manifest
+    count = len(result.queries)
     subtitle = (
-        f"{len(strips):,} {'query' if len(strips) == 1 else 'queries'} in {len(index):,} images. "
-        f"Encoder {manifest.encoder['name']}; {manifest.factory} index, dimension {manifest.dimension}."
+        f"{count:,} {'query' if count == 1 else 'queries'} in {len(index):,} images. "
+        f"Encoder {manifest.encoder['name']}; {manifest.factory} index, dimension {manifest.dimension}.{rule}"
     )
     write_contact_sheet(
-        path, title, strips, subtitle=subtitle, summary=summary, charts=charts, footer=footer, progress=progress
+        path,
+        title or f"Nearest images in {data_name(index)}",
+        strips,
+        subtitle=subtitle,
+        commands=replace(index_commands(index), marks="selected"),
+        summary=summary,
+        charts=charts,
+        footer=footer,
+        progress=progress,
     )
+
+
+def index_image(index: FeatureIndex, images: IndexImages, row: int) -> SheetImage:
+    """Make the image of a row of an index."""
+    key = index.ids.keys[row]
+    read = functools.partial(images.read, row)
+    return SheetImage(key, read, index.label_name(row) or "", place=images.place(row), key=key)
+
+
+def index_commands(index: FeatureIndex) -> Commands:
+    """Return what can be done with images of an index."""
+    place = shlex.quote(str(index.directory.absolute()))
+    return Commands(search=f"sop-index search {place} --html neighbors.html --key=")
+
+
+def spread_queries(result: SearchResult, count: int) -> tuple[SearchResult, str]:
+    """Choose some of many queries, evenly spaced by rank from the best to the worst.
+
+    The best is the one with the largest share of right neighbors, where classes are known, and then with the largest
+    mean similarity.
+
+    Args:
+        result: what was found.
+        count: most queries to choose, 1 or more; no more than these are left in their order.
+
+    Returns:
+        The result of these queries, and a sentence for the reader after a space, empty if all were chosen.
+    """
+    total = len(result.queries)
+    if total <= count:
+        return result, ""
+    judged = any(found.right is not None for query in result.queries for found in query.found)
+    ranked = sorted(result.queries, key=_goodness, reverse=True)
+    shown = [ranked[place] for place in spread_places(total, count)]
+    by = "the share of right neighbors" if judged else "mean similarity"
+    rule = f" Shown are {count:,} of them, evenly spaced by rank from the best to the worst by {by}."
+    return replace(result, queries=shown), rule
+
+
+def _goodness(query: SearchedQuery) -> tuple[float, float]:
+    judged = [found.right for found in query.found if found.right is not None]
+    similarities = [found.similarity for found in query.found]
+    return sum(judged) / max(1, len(judged)), sum(similarities) / max(1, len(similarities))

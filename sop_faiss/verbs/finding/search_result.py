@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sop_faiss.data.images.source import Place
+
 __all__ = ["Found", "SearchResult", "SearchedQuery"]
 
 
@@ -34,6 +36,10 @@ class SearchedQuery:
     found: list[Found]
     read: Callable[[], bytes]
     """Encoded bytes of the query's image; raises DataError."""
+    place: Place | None = None
+    """Where the query's image is, if known."""
+    is_key: bool = False
+    """Whether it is an image of the index itself."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,15 @@ from sop_faiss.report.run_panels import Panel
 from sop_faiss.train.log.bad_samples import BAD_SAMPLES_FILE
 from sop_faiss.train.log.json_lines import read_lines
 
-__all__ = ["bad_sample_table", "run_table", "score_notices", "score_table", "settings_table", "stop_table"]
+__all__ = [
+    "bad_sample_table",
+    "run_table",
+    "run_verdict",
+    "score_notices",
+    "score_table",
+    "settings_table",
+    "stop_table",
+]
 
 _REASONS_SHOWN = 20
 _STOP_VALUES_SHOWN = 40
@@ -94,6 +102,21 @@ def score_notices(panels: Sequence[Panel]) -> list[str]:
         elif curve.values[-1] < curve.values[0]:
             notices.append(f"{name} is at {now} now, below {before} before the first step.")
     return notices
+
+
+def run_verdict(panels: Sequence[Panel]) -> str:
+    """Say in a sentence whether the run got better: its first notice, or how far its first score rose."""
+    notices = score_notices(panels)
+    if notices:
+        return notices[0]
+    for name, curve in _scores(panels):
+        if len(curve.steps) > 1 and curve.steps[0] == 0:
+            best = int(curve.values.argmax())
+            return (
+                f"{name} rose from {curve.values[0]:.2f} before the first step to {curve.values[best]:.2f} at step "
+                f"{curve.steps[best]:,.0f}."
+            )
+    return "It is not known whether the run got better: no score was measured before the first step and after it."
 
 
 def bad_sample_table(run: Path) -> SheetTable | None:

@@ -12,7 +12,7 @@ from sop_faiss.config import Config
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.stream import digest_images
 from sop_faiss.errors import DataError
-from sop_faiss.report.contact_sheet import SheetImage, Verdict
+from sop_faiss.report.contact_sheet import SheetImage, Verdict, source_image
 from sop_faiss.verbs.training.training_images import open_indexed_images, open_training_images
 
 __all__ = ["RunImages", "open_run_images"]
@@ -40,8 +40,7 @@ class RunImages:
             return _RENEWED if image is None else _RANDOM_ROW
         if image >= len(self.source):
             return SheetImage(f"image {image}", functools.partial(_unreadable, f"missing: there is no image {image}"))
-        label = self._label(image)
-        return SheetImage(self.source.keys[image], functools.partial(self.source.read, image), label)
+        return source_image(self.source, image, self._label(image))
 
     def same_class(self, image: int | None, other: int | None) -> Verdict | None:
         """Return whether two images are of one class; None if that is not known."""

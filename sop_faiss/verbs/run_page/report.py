@@ -20,6 +20,7 @@ from sop_faiss.train.log.prototype_log import read_prototypes
 from sop_faiss.verbs.run_page.facts import (
     bad_sample_table,
     run_table,
+    run_verdict,
     score_notices,
     score_table,
     settings_table,
@@ -79,7 +80,8 @@ def report_run(run: Path, out: Path, stage: Stage, options: ReportOptions | None
     page = RunPage(
         title=f"Training run {real_path(run).name}",
         subtitle=f"{run}: {config.model.backbone} on {hide_secrets(config.data.train)}",
-        notices=score_notices(panels) + damage + ([] if options.images else ["Images were left out."]),
+        verdict=run_verdict(panels),
+        notices=score_notices(panels)[1:] + damage + ([] if options.images else ["Images were left out."]),
         facts=[table for table in tables if table is not None],
         panels=panels,
         panels_left_out=left_out,

@@ -1,26 +1,35 @@
-"""What a retrieval evaluation found: tables, the queries as CSV, and a page with the best and the worst of them."""
+"""What a retrieval evaluation found: tables, the queries as CSV, and a page of queries from the best to the worst."""
 
 from __future__ import annotations
 
 import csv
-import functools
+import os
 from pathlib import Path
 
-from sop_faiss.data.images.listing import FileSource
-from sop_faiss.evaluate.ground_truth import PLAIN, QueryBox
+from sop_faiss.evaluate.ground_truth import PLAIN
 from sop_faiss.evaluate.published import PUBLISHED, protocol_differences
 from sop_faiss.evaluate.retrieval import KS, PLAIN_METRICS, Difficulty, QueryResult
 from sop_faiss.evaluate.retrieval_set import KNOWN_SETS
 from sop_faiss.files import atomic_file
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.ap_histogram import draw_ap_histogram
-from sop_faiss.report.contact_sheet import Chart, SheetHit, SheetImage, SheetTable, Strip, Verdict, write_contact_sheet
+from sop_faiss.report.contact_sheet import (
+    Chart,
+    Commands,
+    SheetHit,
+    SheetTable,
+    Strip,
+    Verdict,
+    source_image,
+    spread_places,
+    write_contact_sheet,
+)
 from sop_faiss.verbs.scoring.retrieve import RetrievalResult
 
 __all__ = ["PAGE_QUERIES", "metrics_table", "published_table", "write_per_query", "write_retrieval_page"]
 
-PAGE_QUERIES = 35
-"""Best queries on the page, and as many worst ones."""
+PAGE_QUERIES = 40
+"""Queries on the page."""
 
 
 def metrics_table(result: RetrievalResult) -> tuple[list[str], list[list[str]]]:
@@ -96,7 +105,7 @@ def _score_cells(query: QueryResult, difficulty: Difficulty, plain: tuple[str, .
 def write_retrieval_page(
     path: Path, result: RetrievalResult, *, footer: str = "", progress: ProgressCallback | None = None
 ) -> None:
-    """Write a page of the queries with the highest and the lowest AP, each with the head of its ranking.
+    """Write a page of queries, evenly spaced by rank from the highest AP to the lowest, each with its nearest images.
 
     Relevant, wrong and ignored images are distinguished at one difficulty: medium where there are several.
 
@@ -110,7 +119,7 @@ def write_retrieval_page(
     queries = result.scores.queries
     counted = [position for position, query in enumerate(queries) if difficulty.name in query.scores]
     counted.sort(key=lambda position: -queries[position].scores[difficulty.name].average_precision)
-    shown = counted if len(counted) <= 2 * PAGE_QUERIES else counted[:PAGE_QUERIES] + counted[-PAGE_QUERIES:]
+    shown = [counted[place] for place in spread_places(len(counted), PAGE_QUERIES)]
     columns, rows = metrics_table(result)
     histogram = draw_ap_histogram(
         {
@@ -118,19 +127,26 @@ def write_retrieval_page(
             for each in result.rules.difficulties
         }
     )
-    which = "All" if shown is counted else f"The {PAGE_QUERIES} best and the {PAGE_QUERIES} worst of"
+    which = f"{len(shown):,} of" if len(shown) < len(counted) else "All"
+    spread = ", evenly spaced by rank from the highest to the lowest" if len(shown) < len(counted) else " by falling"
     at = f" at difficulty {difficulty.name}" if difficulty.name else ""
     write_contact_sheet(
         path,
-        f"Retrieval on {result.data.name}",
+        f"Retrieval on {_set_name(result)}",
         [_strip(result, position, difficulty) for position in shown],
-        subtitle=f"{which} {len(counted)} queries by average precision{at}, protocol {result.rules.name}, "
+        subtitle=f"{which} {len(counted):,} queries{spread} average precision{at}. Protocol {result.rules.name}, "
         f"{len(result.data.gallery):,} images searched{_distractors(result)}. Encoder {result.encoder['name']}.",
+        commands=Commands(marks="selected"),
         summary=_tables(result, columns, rows),
         charts=[Chart("Queries by average precision", histogram)],
         footer=footer,
         progress=progress,
     )
+
+
+def _set_name(result: RetrievalResult) -> str:
+    """Return the data set's name without the folders above it."""
+    return os.path.basename(os.path.abspath(result.data.name)) or str(result.data.gallery.root)  # noqa: PTH100, PTH119
 
 
 def _tables(result: RetrievalResult, columns: list[str], rows: list[list[str]]) -> list[SheetTable]:
@@ -155,14 +171,9 @@ def _strip(result: RetrievalResult, position: int, difficulty: Difficulty) -> St
     verdicts = dict.fromkeys((int(i) for name in difficulty.relevant for i in truth.lists[name]), Verdict.RIGHT)
     verdicts |= dict.fromkeys((int(i) for name in difficulty.ignored for i in truth.lists[name]), Verdict.JUNK)
     hits = [
-        SheetHit(_image(result.data.gallery, image), similarity, verdicts.get(image, Verdict.WRONG))
+        SheetHit(source_image(result.data.gallery, image), similarity, verdicts.get(image, Verdict.WRONG))
         for image, similarity in zip(query.top.tolist(), query.top_similarities.tolist(), strict=True)
     ]
     note = f"AP {100 * score.average_precision:.1f} %, {score.relevant_count} relevant, first at {score.first_rank}"
     box = truth.box if result.rules.box != "ignored" else None
-    query_image = _image(result.data.whole_queries, position, box)
-    return Strip(query_image, hits, note)
-
-
-def _image(source: FileSource, position: int, box: QueryBox | None = None) -> SheetImage:
-    return SheetImage(source.keys[position], functools.partial(source.read, position), box=box)
+    return Strip(source_image(result.data.whole_queries, position, box=box), hits, note)
