@@ -36,7 +36,10 @@ def train(folder: Path, shards: Path, *overrides: str) -> tuple[list[dict[str, f
 
 
 def main(folder: Path, shards: Path) -> None:
-    cases = [*(KINDS[kind] for kind in ("massl", "dino", "ibot")), (*KINDS["ibot apart"], "train.accumulate=3", "train.views_apart=true")]
+    cases = [
+        *(KINDS[kind] for kind in ("massl", "dino", "ibot")),
+        (*KINDS["ibot apart"], "train.accumulate=3", "train.views_apart=true"),
+    ]
     alone = [train(folder, shards, *overrides) for overrides in cases]
     distributed.join_process_group("cpu")
     for overrides, (said, state) in zip(cases, alone, strict=True):

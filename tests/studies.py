@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import yaml
@@ -39,12 +39,12 @@ def study_file(folder: Path, images: Path, **changes: object) -> Path:
     return file
 
 
-def runs_here(before: Callable[[Job], None] = lambda job: None) -> Callable[..., Iterator[Ended]]:
+def runs_here(before: Callable[[Job], None] = lambda job: None) -> Callable[..., Generator[Ended, None, None]]:
     """Return a stand-in for `run_on_this_machine` that starts no processes; `before` may raise, as a failing run."""
 
     def run(
         jobs: Sequence[Job], at_once: int, threads: int, lock: int | None, waiting: object = None
-    ) -> Iterator[Ended]:
+    ) -> Generator[Ended, None, None]:
         for job in jobs:
             root = Path(job.command[job.command.index("--out") + 1])
             job.log.parent.mkdir(parents=True, exist_ok=True)

@@ -278,7 +278,7 @@ def test_two_studies_in_one_directory(whole, tmp_path, images, monkeypatch):
 
 def test_without_data_the_built_in_digits_are_used(tmp_path, images, made, monkeypatch):
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(verb, "run_on_this_machine", lambda *args: iter(()))
+    monkeypatch.setattr(verb, "run_on_this_machine", lambda *args: (each for each in ()))
     settings = {"data.decoded_cache_bytes": 10_000_000}
     file = study_file(tmp_path, images, base="digits_demo", made_data="digits", settings=settings, budget={"steps": 70})
     result = run(file, tmp_path / "out", 'final.tasks=["knn","retrieval"]')

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sop_faiss.config import flat_settings, load_run_config, to_yaml
 from sop_faiss.config.study import StudyConfig, load_study
@@ -134,14 +134,17 @@ class StudyFolder:
         if gone:
             raise ConfigError(f"{other} (with {gone[0]}): {remedy}; seeds and arms can be added, and none can go")
 
-    def write_plans(self, runs: Sequence[PlannedRun]) -> None:
-        """Write the planned configuration of each run, after checking that none has another one.
+    def require_same_runs(self, runs: Sequence[PlannedRun]) -> None:
+        """Refuse a run that was started with another configuration.
 
         Raises:
-            ConfigError: a run was started with another configuration.
+            ConfigError: there is one.
         """
         for planned in runs:
             self._require_same_run(planned)
+
+    def write_plans(self, runs: Sequence[PlannedRun]) -> None:
+        """Write the planned configuration of each run."""
         for planned in runs:
             with atomic_file(self.plan(planned.name)) as temporary:
                 temporary.write_text(to_yaml(planned.config), encoding="utf-8")
@@ -161,6 +164,8 @@ class StudyFolder:
 
 def _difference(old: Any, new: Any) -> str:
     """Say how two values of one part differ."""
+    if is_dataclass(old) and is_dataclass(new):
+        old, new = asdict(cast(Any, old)), asdict(cast(Any, new))
     if isinstance(old, dict) and isinstance(new, dict):
         key = next(key for key in {**old, **new} if old.get(key) != new.get(key))
         return f"with {key} = {old.get(key, 'not set')} instead of {new.get(key, 'not set')}"

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,7 @@ class Ended:
 
 def run_on_this_machine(
     jobs: Sequence[Job], at_once: int, threads: int, lock: int | None, waiting: Callable[[], None] = lambda: None
-) -> Iterator[Ended]:
+) -> Generator[Ended, None, None]:
     """Run processes, some at a time, in order; yield each when it has ended.
 
     If this is interrupted, all are asked to save and stop, and waited for.
@@ -124,7 +124,7 @@ def _last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
 
 
-def run_on_cluster(jobs: Sequence[Job], address: str, threads: int, gpus: int) -> Iterator[Ended]:
+def run_on_cluster(jobs: Sequence[Job], address: str, threads: int, gpus: int) -> Generator[Ended, None, None]:
     """Run processes as Ray tasks; yield each when it and those before it have ended.
 
     The workers see the current directory, the study's and the data under the same paths.

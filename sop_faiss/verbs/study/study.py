@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from sop_faiss.verbs.study.clock import read_clock
 from sop_faiss.verbs.study.final_tasks import open_final_tasks
 from sop_faiss.verbs.study.folder import DONE, FAILED, StudyFolder
 from sop_faiss.verbs.study.jobs import REQUEUE, Ended, Job, run_on_cluster, run_on_this_machine, write_slurm
-from sop_faiss.verbs.study.page import difference_table, mean_table, write_markdown, write_study_page
 from sop_faiss.verbs.study.plan import PlannedRun, arm_configs, plan_runs
-from sop_faiss.verbs.study.results import RunResult, collect, write_parquet
+from sop_faiss.verbs.study.run_results import RunResult, collect, write_parquet
+from sop_faiss.verbs.study.study_page import difference_table, mean_table, write_markdown, write_study_page
 from sop_faiss.verbs.training.training_images import training_device
 
 __all__ = ["StudyResult", "Where", "run_study"]
@@ -97,9 +98,11 @@ def run_study(
     open_final_tasks(study.final, next(iter(arms.values())))
     lock = folder.open(study)
     try:
-        folder.write_study(study)
         if runs is None:
+            folder.write_study(study)  # which the trials read
             runs = plan_runs(study, _step_seconds(study, folder, where, lock))
+        folder.require_same_runs(runs)
+        folder.write_study(study)
         folder.write_plans(runs)
         _make_runs(study, folder, runs, where, lock, progress)
         return _write_results(study, folder, runs, title, compare, footer())
@@ -133,7 +136,7 @@ def _job(folder: StudyFolder, where: Where, kind: str, name: str, log: Path) -> 
 
 def _start(
     jobs: Sequence[Job], study: StudyConfig, where: Where, lock: RunLock, waiting: Any = lambda: None
-) -> Iterator[Ended]:
+) -> Generator[Ended, None, None]:
     """Start processes on this machine or on the cluster."""
     if where.cluster is not None:
         gpus = int(any(training_device(config).type == "cuda" for config in arm_configs(study).values()))
@@ -148,9 +151,10 @@ def _step_seconds(study: StudyConfig, folder: StudyFolder, where: Where, lock: R
     if missing:
         _log.info("measuring the speed of %d arms", len(missing))
     jobs = [_job(folder, where, "--probe", arm, folder.probe(arm).with_suffix(".log")) for arm in missing]
-    for ended in _start(jobs, study, where, lock):
-        if ended.status != 0:
-            raise SopError(f"the trial of arm {ended.name}, which measures its speed, failed: {ended.line}")
+    with contextlib.closing(_start(jobs, study, where, lock)) as all_ended:
+        for ended in all_ended if jobs else ():
+            if ended.status != 0:
+                raise SopError(f"the trial of arm {ended.name}, which measures its speed, failed: {ended.line}")
     return {arm: float(read_json(folder.probe(arm))["seconds_per_step"]) for arm in arms}
 
 
@@ -179,15 +183,20 @@ def _make_runs(
         if progress is not None:
             progress(min(total, sum(_steps_done(folder, planned) for planned in runs)), total)
 
-    for number, ended in enumerate(_start(jobs, study, where, lock, report) if jobs else (), start=1):
-        if ended.status == 0:
-            _log.info("run %s is done (%d of %d)", ended.name, number, len(jobs))
-        elif ended.status == REQUEUE:
-            _log.warning("run %s was saved on a signal and is not finished", ended.name)
-        else:
-            _log.warning("run %s failed: %s", ended.name, ended.line)
-            write_json(folder.record_file(ended.name), {"status": FAILED, "error": ended.line, "exit": ended.status})
     report()
+    if not jobs:
+        return
+    with contextlib.closing(_start(jobs, study, where, lock, report)) as all_ended:  # closed, it stops the others
+        for number, ended in enumerate(all_ended, start=1):
+            if ended.status == 0:
+                _log.info("run %s is done (%d of %d)", ended.name, number, len(jobs))
+            elif ended.status == REQUEUE:
+                _log.warning("run %s was saved on a signal and is not finished", ended.name)
+            else:
+                _log.warning("run %s failed: %s", ended.name, ended.line)
+                record = {"status": FAILED, "error": ended.line, "exit": ended.status}
+                write_json(folder.record_file(ended.name), record)
+            report()
 
 
 def _steps_done(folder: StudyFolder, planned: PlannedRun) -> int:

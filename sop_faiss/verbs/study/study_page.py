@@ -12,12 +12,12 @@ import numpy as np
 from sop_faiss.config.study import StudyConfig
 from sop_faiss.evaluate.bootstrap import Interval
 from sop_faiss.files import atomic_file
-from sop_faiss.report.contact_sheet import SheetTable
+from sop_faiss.report.contact_sheet import Commands, SheetTable
 from sop_faiss.report.page import write_page
 from sop_faiss.report.plots import Curve
 from sop_faiss.report.study_figures import ArmCurves, AxisPoint, draw_axis, draw_curves
 from sop_faiss.verbs.study.folder import DONE
-from sop_faiss.verbs.study.results import RunResult, differences, means, score_names
+from sop_faiss.verbs.study.run_results import RunResult, differences, means, score_names
 
 __all__ = ["difference_table", "mean_table", "write_markdown", "write_study_page"]
 
@@ -100,6 +100,7 @@ def write_study_page(
     ]
     values: dict[str, Any] = {
         "title": title,
+        "commands": Commands(),
         "subtitle": f"{study.base}: {_counted(len(_arms(results)), 'arm')}, {_counted(len(study.seeds), 'seed')}, "
         f"{_budget(study)}.",
         "notices": _notices(results),
