@@ -36,15 +36,15 @@ def test_the_help_lists_the_packaged_studies():
 
 def test_a_study_prints_its_tables_and_says_what_failed(tmp_path, images, monkeypatch):
     def fail(job):
-        if job.name == "tasks=2/seed_1":
+        if job.name == "tasks=2/seed_0":
             raise DataError("no more images")
 
     monkeypatch.setattr(verb, "run_on_this_machine", runs_here(fail))
-    words = [str(study_file(tmp_path, images)), "--out", str(tmp_path / "out")]
+    words = [str(study_file(tmp_path, images)), "seeds=[0]", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1 and "Traceback" not in result.stderr
-    assert "failed: tasks=2/seed_1: error: no more images" in result.stderr
-    assert "tasks=1" in result.stdout and "2 of 2" in result.stdout and "1 of 2" in result.stdout
+    assert "failed: tasks=2/seed_0: error: no more images" in result.stderr
+    assert "tasks=1" in result.stdout and "1 of 1" in result.stdout and "0 of 1" in result.stdout
     monkeypatch.setattr(verb, "run_on_this_machine", runs_here())
     result = CliRunner().invoke(main, [*words, "--compare", "tasks=2"])
     assert result.exit_code == 0 and "Difference to tasks=2" in result.stdout

@@ -83,8 +83,8 @@ class StepClock:
             self._stop()
 
     def write(self) -> None:
-        """Write the time until the last step."""
-        if self.step > self._written_step:
+        """Write the time until the last step, unless some of it is not known yet."""
+        if self.step > self._written_step and not self._uncounted:
             with self._file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"step": self.step, "seconds": round(self.seconds, 4)}) + "\n")
             self._written_at, self._written_step = self._now(), self.step

@@ -21,6 +21,7 @@ from sop_faiss.config.study import StudyConfig, load_study
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.results import environment
 from sop_faiss.files import write_json
+from sop_faiss.model.checkpoint import find_checkpoint
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.study.clock import StepClock
@@ -99,10 +100,11 @@ def _record(study: StudyConfig, config: Config, run: Path, clock: StepClock) -> 
     for task in open_final_tasks(study.final, config):
         assert encoder is not None
         scores |= task.measure(encoder)
+    steps = int(find_checkpoint(run).name.removeprefix("step_"))
     return {
         "status": DONE,
-        "steps": clock.step,
-        "images": clock.step * config.train.batch_size,
+        "steps": steps,
+        "images": steps * config.train.batch_size,
         "seconds": round(clock.seconds, 3),
         "stopped_by_minutes": clock.is_over,
         "final_seconds": round(time.perf_counter() - started, 3),
