@@ -1,48 +1,48 @@
 # The two commands of the project: `make demo` and `make test`. Each sets up .venv first if it is missing.
 
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-USER   := $(VENV)/.installed
-DEV    := $(VENV)/.installed-dev
+PYTHON   ?= python3
+VENV     := .venv
+BIN      := $(VENV)/bin
+FOR_USE  := $(VENV)/.installed
+FOR_TEST := $(VENV)/.installed-dev
 
 .PHONY: demo test test-slow lint types setup clean
 .NOTPARALLEL:  # not two installations at once
 
-setup: $(USER)
+setup: $(FOR_USE)
 
 # What a user needs, and in addition what the checks need. Installed again only when what is installed has changed;
-# without an index reachable, an existing .venv goes on working. $(DEV) has all of $(USER), and so makes both.
-$(USER): EXTRAS := demo,serve,encoder
-$(DEV): EXTRAS := dev
-$(USER) $(DEV): pyproject.toml constraints.txt
+# without an index reachable, an existing .venv goes on working. $(FOR_TEST) has all of $(FOR_USE), and so makes both.
+$(FOR_USE): EXTRAS := demo,serve,encoder
+$(FOR_TEST): EXTRAS := dev
+$(FOR_USE) $(FOR_TEST): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit("sop_faiss needs Python 3.11 or newer; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing .[$(EXTRAS)] into $(VENV) (some minutes the first time: torch is large)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
-	@touch $(USER) $@
+	@touch $(FOR_USE) $@
 
 # make demo            the built-in digits
 # make demo IMAGES=dir your own images, no labels needed
 demo: setup
 	$(BIN)/python -m sop_faiss.cli.demo $(if $(IMAGES),--images "$(IMAGES)",) --out demo
 
-test: $(DEV) lint types
+test: $(FOR_TEST) lint types
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: $(DEV)
+test-slow: $(FOR_TEST)
 	$(BIN)/python -m pytest -m slow
 
-lint: $(DEV)
+lint: $(FOR_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@# not CHANGELOG.md, which names keys that were spelled otherwise
 	$(BIN)/codespell sop_faiss cli configs benchmarks tests docs README.md CONTRIBUTING.md Makefile pyproject.toml
 
-types: $(DEV)
-	@# mypy cannot see that cli/ and configs/ install below sop_faiss: show it the tree as it is installed
+types: $(FOR_TEST)
+	@# mypy cannot see that cli/, configs/ and studies/ install below sop_faiss: show it the tree as it is installed
 	@rm -rf build/types && mkdir -p build/types/sop_faiss
-	@ln -s $(CURDIR)/sop_faiss/* build/types/sop_faiss/ && ln -s $(CURDIR)/cli $(CURDIR)/configs build/types/sop_faiss/
+	@ln -s $(CURDIR)/sop_faiss/* build/types/sop_faiss/ && ln -s $(CURDIR)/cli $(CURDIR)/configs $(CURDIR)/studies build/types/sop_faiss/
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p sop_faiss
 
 clean:

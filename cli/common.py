@@ -38,6 +38,7 @@ from sop_faiss.progress import ProgressCallback
 __all__ = [
     "CONTEXT_SETTINGS",
     "EXIT_INTERRUPTED",
+    "EXIT_REQUEUE",
     "EXIT_STOPPED",
     "EXIT_USER",
     "log_to_stderr",
@@ -56,6 +57,8 @@ EXIT_USER = 1
 """A user's mistake, a full disk, too little memory."""
 EXIT_STOPPED = 3
 """The run stopped itself."""
+EXIT_REQUEUE = 75
+"""Training was saved on a signal; a scheduler may start the same command again."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C (128 + SIGINT, as shells say it)."""
 

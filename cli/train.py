@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
+from sop_faiss.cli.common import (
+    CONTEXT_SETTINGS,
+    EXIT_REQUEUE,
+    log_to_stderr,
+    one_line,
+    progress_reporter,
+    run_command,
+)
 from sop_faiss.cli.idle_options import refuse_idle
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
@@ -24,9 +31,6 @@ if TYPE_CHECKING:
     from sop_faiss.verbs.training.train import TrainingResult
 
 __all__ = ["main"]
-
-EXIT_REQUEUE = 75
-"""The run was saved on a signal; a scheduler may start the same command with --resume."""
 
 
 class _Command(click.Command):

@@ -67,6 +67,7 @@ def run(command: str, *arguments: object) -> tuple[str, int, list[str]]:
         ("linear",),
         ("report",),
         ("retrieve",),
+        ("study",),
         ("train",),
     ],
     ids=" ".join,
@@ -78,7 +79,7 @@ def test_help_loads_nothing_heavy(command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["data", "demo", "doctor", "embed", "export", "index", "knn", "linear", "retrieve", "train"]
+    "command", ["data", "demo", "doctor", "embed", "export", "index", "knn", "linear", "retrieve", "study", "train"]
 )
 def test_every_command_tells_its_version(command: str) -> None:
     main = importlib.import_module(f"sop_faiss.cli.{command}").main
@@ -86,7 +87,7 @@ def test_every_command_tells_its_version(command: str) -> None:
     assert result.exit_code == 0 and importlib.metadata.version("sop-faiss") in result.stdout
 
 
-@pytest.mark.parametrize("command", ["data", "embed", "export", "index", "knn", "linear", "retrieve", "train"])
+@pytest.mark.parametrize("command", ["data", "embed", "export", "index", "knn", "linear", "retrieve", "study", "train"])
 def test_a_bare_command_shows_its_help(command: str) -> None:
     main = importlib.import_module(f"sop_faiss.cli.{command}").main
     result = CliRunner().invoke(main, [])

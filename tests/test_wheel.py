@@ -16,6 +16,7 @@ COMMANDS = (
     *("sop-data", "sop-train", "sop-embed", "sop-index", "sop-knn", "sop-retrieve", "sop-linear", "sop-export"),
     "sop-report",
     "sop-doctor",
+    "sop-study",
 )
 
 pytestmark = pytest.mark.slow
@@ -63,8 +64,9 @@ def test_the_wheel_holds_everything_and_no_more(wheel):
             assert str(module.relative_to(ROOT)) in names
     for module in (ROOT / "cli").glob("*.py"):
         assert f"sop_faiss/cli/{module.name}" in names
-    for config in (ROOT / "configs").glob("*.yaml"):
-        assert f"sop_faiss/configs/{config.name}" in names
+    for folder in ("configs", "studies"):
+        for config in (ROOT / folder).glob("*.yaml"):
+            assert f"sop_faiss/{folder}/{config.name}" in names
     assert not [name for name in names if not name.startswith(("sop_faiss/", "sop_faiss-"))]
 
 

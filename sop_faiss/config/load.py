@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,18 @@ __all__ = [
     "config_of",
     "config_summary",
     "find_config",
+    "find_file",
     "flat_settings",
+    "flatten",
     "load_config",
+    "load_layers",
     "load_run_config",
     "packaged_configs",
     "packaged_settings",
+    "parse_overrides",
+    "read_mapping",
     "to_yaml",
+    "yaml_files",
 ]
 
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
@@ -82,20 +89,26 @@ def _reject_resolvers(value: Any, origin: str, name: str = "") -> None:
         )
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
-    single = f"config {path} has no sections: wanted some such as 'data:' and 'views:'"
+def read_mapping(path: Path, kind: str = "config") -> dict[str, Any]:
+    """Read a YAML file of sections; `kind` is what messages call it.
+
+    Raises:
+        ConfigError: it cannot be read, is not YAML, or has no sections.
+    """
+    example = "'data:' and 'views:'" if kind == "config" else "'base:' and 'axes:'"
+    single = f"{kind} {path} has no sections: wanted some such as {example}"
     try:
         loaded = OmegaConf.load(path)
-        _reject_resolvers(OmegaConf.to_container(loaded), f"config {path}")
+        _reject_resolvers(OmegaConf.to_container(loaded), f"{kind} {path}")
         content = OmegaConf.to_container(loaded, resolve=True)
     except ConfigError:
         raise
     except OSError as error:
         if error.errno is None:  # as OmegaConf says it
             raise ConfigError(single) from None
-        raise ConfigError(f"config {path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{kind} {path} cannot be read: {error.strerror}") from None
     except Exception as error:
-        raise ConfigError(f"config {path}: {_unreadable(error)}") from None
+        raise ConfigError(f"{kind} {path}: {_unreadable(error)}") from None
     if not isinstance(content, dict):
         raise ConfigError(single)
     return {str(key): value for key, value in content.items()}
@@ -120,7 +133,11 @@ def _unreadable(error: Exception) -> str:
 
 def packaged_configs() -> dict[str, Path]:
     """Return the configurations that come with the package, by name."""
-    folder = resources.files("sop_faiss.configs")
+    return yaml_files(resources.files("sop_faiss.configs"))
+
+
+def yaml_files(folder: Traversable) -> dict[str, Path]:
+    """Return the YAML files in a folder of the package, by name without suffix."""
     return {Path(str(entry)).stem: Path(str(entry)) for entry in folder.iterdir() if str(entry).endswith(".yaml")}
 
 
@@ -141,10 +158,18 @@ def find_config(name_or_file: str | Path) -> Path:
     Raises:
         ConfigError: it is neither; the nearest name is suggested.
     """
+    return find_file("config", name_or_file, packaged_configs())
+
+
+def find_file(kind: str, name_or_file: str | Path, packaged: Mapping[str, Path]) -> Path:
+    """Return a path that exists, else the packaged file of this name.
+
+    Raises:
+        ConfigError: it is neither; the nearest name is suggested.
+    """
     path = Path(name_or_file)
     if os.path.isfile(path):  # noqa: PTH113  # Path.is_file() raises on names too long
         return path
-    packaged = packaged_configs()
     if str(name_or_file) in packaged:
         return packaged[str(name_or_file)]
     near = difflib.get_close_matches(str(name_or_file), packaged, n=1)
@@ -153,12 +178,17 @@ def find_config(name_or_file: str | Path) -> Path:
     if str(name_or_file) and os.path.isfile(path / "config.yaml"):  # noqa: PTH113
         what += f" (it has {path / 'config.yaml'})"
     raise ConfigError(
-        f"config {str(name_or_file) or repr('')} {what}: wanted a file, or a packaged one of "
+        f"{kind} {str(name_or_file) or repr('')} {what}: wanted a file, or a packaged one of "
         f"{', '.join(sorted(packaged))}{hint}"
     )
 
 
-def _parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Parse dotted `key=value` strings into sections of fields.
+
+    Raises:
+        ConfigError: one is not of this form, or its value is not YAML.
+    """
     pairs = list(overrides)
     for pair in pairs:
         if "=" not in pair or not pair.split("=", 1)[0].strip():
@@ -179,7 +209,7 @@ def load_run_config(file: Path) -> Config:
     Raises:
         ConfigError: the file is damaged.
     """
-    return _built({f"config {file}": translate(_read_mapping(file))})
+    return _built({f"config {file}": translate(read_mapping(file))})
 
 
 def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weights: Path | None = None) -> Config:
@@ -194,10 +224,43 @@ def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weig
         ConfigError: an unknown key (the nearest is suggested), a wrong type, or an impossible value.
     """
     path = find_config(name_or_file)
-    layers = {f"config {path}": _read_mapping(path), "overrides": _parse_overrides(overrides)}
+    layers = {f"config {path}": read_mapping(path), "overrides": parse_overrides(overrides)}
     if weights is not None:
         layers["--weights"] = {"model": {"weights": str(weights)}}
     return _built(layers)
+
+
+def load_layers(name_or_file: str | Path, layers: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Read a configuration with layers of values over it, and check it.
+
+    Args:
+        name_or_file: as of `load_config`.
+        layers: dotted field -> value, by where they come from, for messages.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    path = find_config(name_or_file)
+    named = {f"config {path}": read_mapping(path)}
+    for origin, settings in layers.items():
+        nested = _nested(settings)
+        _reject_resolvers(nested, origin)
+        named[origin] = nested
+    return _built(named)
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted fields as sections; the reverse of `flatten`."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        *path, last = name.split(".")
+        place = nested
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{shown(name)} is set, and so is {shown(name.rpartition('.')[0])}: leave one out")
+        place[last] = value
+    return nested
 
 
 def config_of(content: dict[str, Any], origin: str) -> Config:
@@ -292,10 +355,15 @@ def to_yaml(config: Config) -> str:
 
 def flat_settings(config: Config) -> dict[str, Any]:
     """Return every field by its dotted name, as an override would name it."""
-    return dict(_flat(asdict(config)))
+    return flatten(asdict(config))
 
 
-def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections of fields as dotted fields; names that are dotted already stay."""
+    return dict(_flat(content))
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")

@@ -39,7 +39,7 @@ from sop_faiss.neighbors.disk.auto_factory import near_by_table
 from sop_faiss.neighbors.disk.factories import VectorIndex, empty_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["Run", "build_by_tasks", "build_on_cluster", "run_here"]
+__all__ = ["Run", "build_by_tasks", "build_on_cluster", "ray_tasks", "run_here"]
 
 _log = logging.getLogger(__name__)
 _JOINED = "joined.faiss"
@@ -83,7 +83,7 @@ def build_on_cluster(
         ConfigError: Ray is not there, or cannot be reached, or this kind of index cannot be made in parts.
         SopError: as `build_index`; or workers were lost again and again.
     """
-    with _ray_tasks(address) as run:
+    with ray_tasks(address) as run:
         return build_by_tasks(store, out, options, run=run, progress=progress)
 
 
@@ -228,8 +228,16 @@ def _require_answer(address: str) -> None:
 
 
 @contextmanager
-def _ray_tasks(address: str) -> Iterator[Run]:
-    """Run tasks on a cluster; a connection that was made here is closed afterwards."""
+def ray_tasks(address: str, **resources: float) -> Iterator[Run]:
+    """Run tasks on a cluster; a connection that was made here is closed afterwards.
+
+    Args:
+        address: as of `build_on_cluster`.
+        resources: what each task takes, as Ray names it: `num_cpus`, `num_gpus`.
+
+    Raises:
+        ConfigError: Ray is not there, or cannot be reached.
+    """
     try:
         import ray
     except ImportError:
@@ -243,7 +251,7 @@ def _ray_tasks(address: str) -> Iterator[Run]:
             raise ConfigError(f"no Ray cluster at {address!r} ({str(error).splitlines()[0]})") from None
 
     def run(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        task = ray.remote(max_retries=_RETRIES)(function)
+        task = ray.remote(max_retries=_RETRIES, **resources)(function)
         try:
             for reference in [task.remote(*each) for each in arguments]:
                 yield ray.get(reference)

@@ -22,7 +22,7 @@ from sop_faiss.errors import DataError
 from sop_faiss.files import GENERATOR, atomic_file
 from sop_faiss.paths import path_state
 
-__all__ = ["COLORS", "STYLE", "Curve", "draw_curve", "finish_axes", "plot_training", "read_curves"]
+__all__ = ["COLORS", "STYLE", "Curve", "colors_of", "draw_curve", "finish_axes", "plot_training", "read_curves"]
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -153,7 +153,7 @@ def plot_training(
     panels = [panel for panel in _PANELS if any(_has_panel(seed, panel) for seeds in curves.values() for seed in seeds)]
     if not panels:
         raise DataError(f"{', '.join(map(repr, runs)) or 'no run'}: no metrics to draw yet, train some steps first")
-    colors = _colors(len(curves))
+    colors = colors_of(len(curves))
     with rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(4.2 * len(panels), 3.4), dpi=120, layout="constrained")
@@ -226,7 +226,7 @@ def _add_legend(figure: Figure, names: list[str], colors: Sequence[str]) -> None
         text.set_text(name)
 
 
-def _colors(count: int) -> list[str]:
+def colors_of(count: int) -> list[str]:
     """Return one color per run; for more runs than the palette has, equally spaced along one color map."""
     if count <= len(COLORS):
         return list(COLORS[:count])

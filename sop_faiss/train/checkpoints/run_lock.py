@@ -46,6 +46,11 @@ class RunLock:
         """Return whether this object holds the lock."""
         return self._descriptor is not None
 
+    @property
+    def descriptor(self) -> int | None:
+        """Return the open file that holds the lock, for processes that keep it held; None if it is not held."""
+        return self._descriptor
+
     def acquire(self) -> None:
         """Take the lock, without waiting; a file system without locks is only a warning in the log.
 

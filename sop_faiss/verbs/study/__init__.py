@@ -1,0 +1,1 @@
+"""Studies: many runs that differ in few settings, and what they show together."""

@@ -1,0 +1,125 @@
+"""The runs of a study: each arm with each seed as a checked configuration of the length that the budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sop_faiss.config import Config, flat_settings
+from sop_faiss.config.load import load_layers
+from sop_faiss.config.study import Arm, StudyConfig
+from sop_faiss.errors import ConfigError
+from sop_faiss.verbs.training.training_images import open_training_images
+
+__all__ = ["PlannedRun", "arm_configs", "plan_runs"]
+
+_LENGTH = ("train.epochs", "train.stop_after_steps")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One arm with one seed."""
+
+    arm: Arm
+    seed: int
+    config: Config
+    steps: int
+    """That it makes; by its schedules, or until `train.stop_after_steps`."""
+
+    @property
+    def name(self) -> str:
+        """Return `ARM/seed_N`, its place in the study's directory."""
+        return f"{self.arm.name}/seed_{self.seed}"
+
+
+def arm_configs(study: StudyConfig) -> dict[str, Config]:
+    """Return the configuration of each arm with the first seed, before the budget.
+
+    Raises:
+        ConfigError: an axis names no field, a value is impossible, or two arms are the same run.
+    """
+    configs = {arm.name: _config_of(study, arm, study.seeds[0]) for arm in study.arms()}
+    has_budget = any((study.budget.steps, study.budget.images, study.budget.minutes))
+    seen: dict[tuple[tuple[str, str], ...], str] = {}
+    for name, config in configs.items():
+        settings = flat_settings(config)
+        for each in _LENGTH if has_budget else ():
+            del settings[each]  # which the budget sets
+        other = seen.setdefault(tuple((key, repr(value)) for key, value in settings.items()), name)
+        if other != name:
+            raise ConfigError(f"arms {other} and {name} are the same run: leave one out, or let them differ")
+    return configs
+
+
+def _config_of(study: StudyConfig, arm: Arm, seed: int) -> Config:
+    layers: dict[str, dict[str, Any]] = {
+        "settings": study.settings,
+        f"arm {arm.name}": arm.settings,
+        "seeds": {"train.seed": seed},
+    }
+    try:
+        return load_layers(study.base, {origin: settings for origin, settings in layers.items() if settings})
+    except ConfigError as error:
+        raise ConfigError(str(error) if f"arm {arm.name}: " in str(error) else f"arm {arm.name}: {error}") from None
+
+
+def plan_runs(study: StudyConfig, step_seconds: Mapping[str, float] | None = None) -> list[PlannedRun]:
+    """Plan every run, all arms with the first seed first, so that an early look at the results shows each arm.
+
+    Args:
+        study: what is asked for.
+        step_seconds: seconds per step of each arm, which a budget of minutes needs.
+
+    Raises:
+        ConfigError: as `arm_configs`, or an arm cannot meet the budget.
+        DataError: training images are missing.
+    """
+    arm_configs(study)
+    images: dict[str, int] = {}
+    return [
+        _planned(study, arm, seed, images, None if step_seconds is None else step_seconds[arm.name])
+        for seed in study.seeds
+        for arm in study.arms()
+    ]
+
+
+def _planned(study: StudyConfig, arm: Arm, seed: int, images: dict[str, int], step_seconds: float | None) -> PlannedRun:
+    config = _config_of(study, arm, seed)
+    key = repr(config.data)
+    if key not in images:  # a list of a million images takes a while
+        images[key] = len(open_training_images(config)[1])
+    steps_per_epoch = max(1, images[key] // config.train.batch_size)
+    steps = _budget_steps(study, arm.name, config, step_seconds)
+    if steps is None:
+        total = max(1, round(config.train.epochs * steps_per_epoch))
+        return PlannedRun(arm, seed, config, min(total, config.train.stop_after_steps or total))
+    try:
+        train = replace(config.train, epochs=steps / steps_per_epoch, stop_after_steps=0)
+        config = replace(config, train=train)
+    except ConfigError as error:
+        raise ConfigError(f"arm {arm.name} cannot meet the budget, {steps:,} steps of training: {error}") from None
+    return PlannedRun(arm, seed, config, steps)
+
+
+def _budget_steps(study: StudyConfig, arm: str, config: Config, step_seconds: float | None) -> int | None:
+    """Return the steps that an arm makes; None without a budget."""
+    budget, batch = study.budget, config.train.batch_size
+    if budget.steps:
+        return budget.steps
+    if budget.images:
+        if budget.images < batch:
+            raise ConfigError(
+                f"budget.images = {budget.images:,} is less than one batch of arm {arm} (train.batch_size = {batch:,}):"
+                " raise it, or lower the batch size"
+            )
+        return budget.images // batch
+    if not budget.minutes or step_seconds is None:
+        return None
+    steps = int(budget.minutes * 60 / step_seconds)
+    if steps < 1:
+        raise ConfigError(
+            f"budget.minutes = {budget.minutes:g} is less than one step of arm {arm} ({step_seconds:.1f} s): raise it, "
+            "or make the step smaller"
+        )
+    return steps

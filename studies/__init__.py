@@ -1,0 +1,1 @@
+"""The packaged studies; `sop-study NAME` finds them by name."""
