@@ -37,7 +37,7 @@ lint: $(FOR_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@# not CHANGELOG.md, which names keys that were spelled otherwise
-	$(BIN)/codespell sop_faiss cli configs benchmarks tests docs README.md CONTRIBUTING.md Makefile pyproject.toml
+	$(BIN)/codespell sop_faiss cli configs studies benchmarks tests docs README.md CONTRIBUTING.md Makefile pyproject.toml
 
 types: $(FOR_TEST)
 	@# mypy cannot see that cli/, configs/ and studies/ install below sop_faiss: show it the tree as it is installed

@@ -143,7 +143,7 @@ def yaml_files(folder: Traversable) -> dict[str, Path]:
 
 def packaged_settings() -> dict[str, dict[str, Any]]:
     """Return what each packaged configuration sets, by its name and the field's dotted name."""
-    return {name: dict(_flat(_read_mapping(path))) for name, path in sorted(packaged_configs().items())}
+    return {name: dict(_flat(read_mapping(path))) for name, path in sorted(packaged_configs().items())}
 
 
 def config_summary(path: Path) -> str:

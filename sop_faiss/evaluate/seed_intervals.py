@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sop_faiss.evaluate.bootstrap import LEVEL, Interval
+from sop_faiss.bootstrap import LEVEL, Interval
 
 __all__ = ["mean_interval", "paired_interval", "t_probability", "t_quantile"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from sop_faiss.bootstrap import Interval
 from sop_faiss.errors import one_line
-from sop_faiss.evaluate.bootstrap import Interval
 from sop_faiss.report.plots import Curve, colors_of
 from sop_faiss.report.themed_svg import themed_svg
 

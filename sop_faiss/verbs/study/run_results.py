@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Float64
 
+from sop_faiss.bootstrap import Interval
 from sop_faiss.config import flat_settings
-from sop_faiss.evaluate.bootstrap import Interval
 from sop_faiss.evaluate.seed_intervals import mean_interval, paired_interval
 from sop_faiss.files import atomic_file
 from sop_faiss.train.log.monitor import read_metrics

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from sop_faiss.bootstrap import Interval
 from sop_faiss.config.study import StudyConfig
-from sop_faiss.evaluate.bootstrap import Interval
 from sop_faiss.files import atomic_file
 from sop_faiss.report.contact_sheet import Commands, SheetTable
 from sop_faiss.report.page import write_page
