@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -60,7 +61,7 @@ class FolderRows:
     def __init__(self, index: FeatureIndex) -> None:
         self._index = index
         self._making = threading.Lock()
-        self._rows: dict[str, list[int]] = {}
+        self._rows: dict[str, array[int]] = {}  # 8 bytes a row
 
     def folder_of(self, row: int) -> str:
         """Return the folder of a row's image; "" for the folder of the images itself."""
@@ -75,7 +76,7 @@ class FolderRows:
         with self._making:
             if not self._rows:
                 for row in range(len(self._index)):
-                    self._rows.setdefault(self.folder_of(row), []).append(row)
+                    self._rows.setdefault(self.folder_of(row), array("q")).append(row)
         if folder not in self._rows:
             raise Refused(404, "no image of the index is in this folder")
         return np.array(self._rows[folder], np.int64)
