@@ -124,7 +124,8 @@ def test_a_network_without_drop_path_says_so(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("masks.kind=block",), "test_resnet has no tokens to mask: set masks.kind=none and sop.patch.weight=0"),
+        (("masks.kind=block",), "test_resnet has no tokens to mask: set masks.kind=none, or hide pixels"),
+        (("masks.kind=block", "sop.patch.weight=1"), "set masks.kind=none and sop.patch.weight=0, or hide pixels"),
         (("model.global_token=mean",), "model.global_token = mean does not apply to test_resnet"),
         (("train.accumulate=2",), "train.accumulate = 2 with model.batchnorm = auto"),
         (("train.checkpoint_activations=true",), "batch norms of test_resnet would count each batch twice"),
