@@ -661,8 +661,12 @@ def test_a_signal_stop_ends_with_the_verdict_and_a_resume_repeats_it(tmp_path, s
         if done == 5:
             os.kill(os.getpid(), number)
 
-    with contextlib.suppress(KeyboardInterrupt), caplog.at_level("INFO"):
-        assert not run_training(tiny_config(tmp_path, *overrides), tmp_path / "run", progress=stop).finished
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C
+    try:
+        with contextlib.suppress(KeyboardInterrupt), caplog.at_level("INFO"):
+            assert not run_training(tiny_config(tmp_path, *overrides), tmp_path / "run", progress=stop).finished
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     assert any("difference" in message or "step 0: " in message for message in caplog.messages[-2:])
     state = read_json(find_checkpoint(tmp_path / "run") / "state.json")
     assert state["step"] in (5, 6) and len(state["difference"]) == 3
