@@ -21,6 +21,7 @@ from sop_faiss.verbs.training.train import run_training
 from tests.images import write_folder, write_shards
 from tests.messages import command_fails
 from tests.pages import Page
+from tests.rivals import KINDS
 from tests.runs import tiny_config
 
 NAMES = ('"><img src=x onerror=alert(1)>.jpg', "<script>alert(2)<script>.jpg", "{{ 7 * 7 }}{% raw %}.jpg")
@@ -181,6 +182,13 @@ def test_a_run_that_read_in_sequence_has_no_images(tmp_path, no_curves):
     run_training(tiny_config(tmp_path, f"data.train={shards}", *sequential), tmp_path / "run")
     page, said = report(tmp_path / "run")
     assert "data.access = sequential" in said and not page.of("article", "strip")
+
+
+def test_a_rival_has_neighbors_and_no_prototypes(tmp_path, photos, no_curves):
+    overrides = (f"data.train={photos}", "train.stop_after_steps=1", *KINDS["dino"])
+    run_training(tiny_config(tmp_path, *overrides), tmp_path / "run")
+    page, said = report(tmp_path / "run")
+    assert "prototypes" not in said and page.of("article", "strip")
 
 
 def test_unreadable_and_unlabeled_images(run, photos, tmp_path):

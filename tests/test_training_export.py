@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import re
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 
 from sop_faiss import FeatureIndex, load_encoder
 from sop_faiss.cli.export import main  # type: ignore[import-not-found]
-from sop_faiss.config import Config, ModelConfig, ViewsConfig
+from sop_faiss.config import Config, MasksConfig, ModelConfig, ObjectiveConfig, ViewsConfig
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import CheckpointError, ConfigError, SopError
 from sop_faiss.features.extract import extract_features
@@ -230,6 +231,23 @@ def test_card_tells_how_to_load_it_and_what_was_measured(run: Path, exported: Pa
 def test_card_without_scores(tmp_path: Path) -> None:
     export_run(write_run(tmp_path / "run"), tmp_path / "out")
     assert "The run measured none" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "terms"),
+    [
+        ("massl", "MaSSL", ["memory of at most 131,072 rows, compared in blocks of 16,384"]),
+        ("dino", "DINO", ["65,536 learned prototypes"]),
+        ("ibot", "iBOT", ["weight 1, 8,192 learned prototypes"] * 2),
+    ],
+)
+def test_card_names_the_objective(tmp_path: Path, kind: str, method: str, terms: list[str]) -> None:
+    masks = MasksConfig(kind="block" if kind == "ibot" else "none")
+    config = dataclasses.replace(tiny_config(), objective=ObjectiveConfig(kind), masks=masks)
+    export_run(write_run(tmp_path / "run", config), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"*{method}*" in card and "Self-Organizing" not in card
+    assert re.findall(r"^\| .* loss \| (.*) \|$", card, re.MULTILINE) == terms
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
