@@ -126,7 +126,7 @@ def test_a_bad_study_is_one_line(tmp_path, change, parts):
         ({"sop.cls.num_anchor": [4, 8]}, ("sop.cls.num_anchor", "did you mean sop.cls.num_anchors")),
         ({"nonsense": [4, 8]}, ("nonsense",)),
         ({"sop.cls": [4, 8]}, ("sop.cls",)),
-        ({"sop.fill": ["random", "techer"]}, ("fill=techer", "teacher")),
+        ({"sop.fill": ["random", "nothing"]}, ("fill=nothing", "teacher")),
         ({"optim.base_lr": [0.1, "fast"]}, ("base_lr=fast", "optim.base_lr")),
         ({"sop.cls.num_anchors": [8, 4096]}, ("num_anchors=4096", "capacity")),
         ({"a": {"x": {}, "y": {"sop.cls.tasks": 1}}}, ("x", "y", "same run")),

@@ -222,7 +222,7 @@ def test_bad_studies_are_refused_before_anything_is_written(tmp_path, images, ma
         assert_one_line(error, *parts)
         assert not (tmp_path / "out").exists() and made == []
 
-    refused(ConfigError, "sop.cls.taks", "sop.cls.tasks", axes={"sop.cls.taks": [1, 2]})
+    refused(ConfigError, "sop.cls.task", "sop.cls.tasks", axes={"sop.cls.task": [1, 2]})
     refused(ConfigError, "same run", "first", "second", axes={"a": {"first": {}, "second": {"sop.cls.tasks": 2}}})
     refused(ConfigError, "one batch", "tasks=1", budget={"images": 3})
     refused(ConfigError, "cannot meet", "warmup_epochs", budget={"steps": 1})
