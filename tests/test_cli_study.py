@@ -58,7 +58,7 @@ def test_bad_words_are_one_line(tmp_path, images, monkeypatch):
     assert "num_sops" in command_fails(main, "num_sop", "--out", out)
     assert "seeds" in command_fails(main, file, "seeds=[1,1]", "--out", out)
     assert "--compare" in command_fails(main, file, "--out", out, "--compare", "tasks=7")
-    assert "tran.batch_size" in command_fails(main, file, "tran.batch_size=3", "--out", out)
+    assert "did you mean train" in command_fails(main, file, "tran.batch_size=3", "--out", out)
     assert "key=value" in command_fails(main, file, "nonsense", "--out", out)
     assert "quick" in command_fails(main, file, "--quick", "--out", out)
     assert "--slurm" in command_fails(main, file, "budget.minutes=1", "--out", out, "--slurm", tmp_path / "s")

@@ -61,7 +61,8 @@ def _config_of(study: StudyConfig, arm: Arm, seed: int) -> Config:
     try:
         return load_layers(study.base, {origin: settings for origin, settings in layers.items() if settings})
     except ConfigError as error:
-        raise ConfigError(str(error) if f"arm {arm.name}: " in str(error) else f"arm {arm.name}: {error}") from None
+        named = str(error).startswith((*layers, "config "))  # else a check of values, which are of several layers
+        raise ConfigError(str(error) if named else f"arm {arm.name}: {error}") from None
 
 
 def plan_runs(
