@@ -34,6 +34,7 @@ def test_the_help_lists_the_packaged_studies():
     assert "--driver" not in words and "--probe" not in words
 
 
+@pytest.mark.slow
 def test_a_study_prints_its_tables_and_says_what_failed(tmp_path, images, monkeypatch):
     def fail(job):
         if job.name == "tasks=2/seed_0":
