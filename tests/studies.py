@@ -35,7 +35,9 @@ def study_file(folder: Path, images: Path, **changes: object) -> Path:
         **changes,
     }
     file = folder / "tiny_study.yaml"
-    file.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
+    file.write_text(
+        yaml.safe_dump({key: value for key, value in content.items() if value is not None}, sort_keys=False)
+    )
     return file
 
 

@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def written(folder: Path, content: object) -> Path:
     file = folder / "study.yaml"
-    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
     return file
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("quick", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", sorted(packaged_studies()))
 def test_every_packaged_study_is_possible(name, quick):
     study = load_study(name, quick=quick)
@@ -93,7 +93,7 @@ def test_overrides_are_of_the_study_or_of_its_runs(tmp_path):
         ({"axes": {"a": {"x": {"sop.eps": 0.1}, "X": {"sop.eps": 0.2}}}}, ("X",)),
         ({"axes": {"a": {"x": {"train.seed": 1}}}}, ("train.seed", "seeds")),
         ({"axes": {"sop.eps": [0.1], "a": {"x": {"sop.eps": 0.2}}}}, ("two axes", "sop.eps")),
-        ({"axes": {f"a{n}": {f"c{m}": {} for m in range(50)} for n in range(4)}}, ("6,250,000", "runs")),
+        ({"axes": {f"a{n}": {f"c{m}": {} for m in range(50)} for n in range(4)}}, ("18,750,000", "runs")),
         ({"settings": {"train.seed": 3}}, ("settings", "train.seed")),
         ({"settings": 3}, ("settings",)),
         ({"budget": {"steps": 3, "minutes": 1}}, ("steps and minutes",)),
@@ -117,7 +117,8 @@ def test_overrides_are_of_the_study_or_of_its_runs(tmp_path):
 def test_a_bad_study_is_one_line(tmp_path, change, parts):
     with pytest.raises(ConfigError) as error:
         arm_configs(load_study(written(tmp_path, {"base": "digits_demo", **change})))
-    assert_one_line(error, *(part for part in parts if change != {"base": "\x1b[31mred\n" * 99}))
+    assert_one_line(error, *parts)
+    assert "\x1b" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_a_bad_study_is_one_line(tmp_path, change, parts):
         ({"sop.cls.num_anchor": [4, 8]}, ("sop.cls.num_anchor", "did you mean sop.cls.num_anchors")),
         ({"nonsense": [4, 8]}, ("nonsense",)),
         ({"sop.cls": [4, 8]}, ("sop.cls",)),
-        ({"sop.fill": ["random", "teachers"]}, ("fill=teachers", "teacher")),
+        ({"sop.fill": ["random", "nothing"]}, ("fill=nothing", "teacher")),
         ({"optim.base_lr": [0.1, "fast"]}, ("base_lr=fast", "optim.base_lr")),
         ({"sop.cls.num_anchors": [8, 4096]}, ("num_anchors=4096", "capacity")),
         ({"a": {"x": {}, "y": {"sop.cls.tasks": 1}}}, ("x", "y", "same run")),

@@ -113,11 +113,16 @@ def test_a_run_is_an_ordinary_run_directory(whole, tmp_path, images):
     assert alone == losses(whole, NAMES[0])
 
 
-def test_what_is_there_is_not_run_again_and_seeds_can_be_added(whole, tmp_path, images, made):
+def test_what_is_there_is_not_run_again(whole, tmp_path, images, made):
+    out = shutil.copytree(whole, tmp_path / "out")
+    result = run(study_file(tmp_path, images, base=str(whole.parent / "tiny.yaml")), out)
+    assert made == [] and result.unfinished == 0 and table_of(out) == table_of(whole)
+
+
+@pytest.mark.slow
+def test_seeds_can_be_added(whole, tmp_path, images, made):
     out = shutil.copytree(whole, tmp_path / "out")
     file = study_file(tmp_path, images, base=str(whole.parent / "tiny.yaml"))
-    result = run(file, out)
-    assert made == [] and result.unfinished == 0 and table_of(out) == table_of(whole)
     result = run(file, out, "seeds=[0,1,5]", compare="tasks=2")
     assert made == ["tasks=1/seed_5", "tasks=2/seed_5"]
     assert "Difference to tasks=2" in result.tables[1].caption and result.tables[1].rows[0][:2] == ["tasks=1", "3"]
@@ -155,6 +160,7 @@ def test_killed_it_goes_on(whole, tmp_path, images, monkeypatch):
             assert found[name][key] == wanted[name][key]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_saved_on_a_signal_is_not_finished(tmp_path, images, monkeypatch):
     real = StepClock.__call__
 
@@ -194,6 +200,7 @@ def test_a_failed_run_is_reported_and_the_rest_goes_on(whole, tmp_path, images, 
     assert table_of(out)[NAMES[1]]["steps"] == 4
 
 
+@pytest.mark.slow
 def test_a_budget_of_minutes_is_met_by_the_schedule_or_stopped(tmp_path, images, monkeypatch):
     """A trial of each arm sets the number of steps; an arm that is slower afterwards is stopped, and still scored."""
     monkeypatch.setattr(verb, "run_on_this_machine", runs_here())
@@ -222,7 +229,7 @@ def test_bad_studies_are_refused_before_anything_is_written(tmp_path, images, ma
         assert_one_line(error, *parts)
         assert not (tmp_path / "out").exists() and made == []
 
-    refused(ConfigError, "sop.cls.tassks", "sop.cls.tasks", axes={"sop.cls.tassks": [1, 2]})
+    refused(ConfigError, "sop.cls.task", "sop.cls.tasks", axes={"sop.cls.task": [1, 2]})
     refused(ConfigError, "same run", "first", "second", axes={"a": {"first": {}, "second": {"sop.cls.tasks": 2}}})
     refused(ConfigError, "one batch", "tasks=1", budget={"images": 3})
     refused(ConfigError, "cannot meet", "warmup_epochs", budget={"steps": 1})
@@ -284,6 +291,7 @@ def test_two_studies_in_one_directory(whole, tmp_path, images, monkeypatch):
     assert len(run(file, out, "seeds=[0,1,2]").failed) == 2
 
 
+@pytest.mark.slow
 def test_without_data_the_built_in_digits_are_used(tmp_path, images, made, monkeypatch):
     pytest.importorskip("sklearn")
     monkeypatch.setattr(verb, "run_on_this_machine", lambda *args: (each for each in ()))

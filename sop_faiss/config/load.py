@@ -27,7 +27,7 @@ from sop_faiss.config.rivals import OBJECTIVES
 from sop_faiss.config.schema import Config
 from sop_faiss.config.unknown_keys import known_keys, meant_by
 from sop_faiss.config.wanted import wanted
-from sop_faiss.errors import ConfigError
+from sop_faiss.errors import ConfigError, one_line
 from sop_faiss.paths import path_state
 
 __all__ = [
@@ -178,7 +178,7 @@ def find_file(kind: str, name_or_file: str | Path, packaged: Mapping[str, Path])
     if str(name_or_file) and os.path.isfile(path / "config.yaml"):  # noqa: PTH113
         what += f" (it has {path / 'config.yaml'})"
     raise ConfigError(
-        f"{kind} {str(name_or_file) or repr('')} {what}: wanted a file, or a packaged one of "
+        f"{kind} {one_line(str(name_or_file)) or repr('')} {what}: wanted a file, or a packaged one of "
         f"{', '.join(sorted(packaged))}{hint}"
     )
 

@@ -224,8 +224,8 @@ def _replaced(content: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a study with overrides: of `settings` and `final` by field, of others as a whole."""
     result = {**content, **other}
     for key in ("settings", "final"):
-        if key in other and isinstance(content.get(key), dict):
-            result[key] = {**flatten(content[key]), **flatten(_section(other[key], key))}
+        if key in other:
+            result[key] = {**flatten(_section(content.get(key), key)), **flatten(_section(other[key], key))}
     return result
 
 

@@ -228,7 +228,7 @@ def _require_answer(address: str) -> None:
 
 
 @contextmanager
-def ray_tasks(address: str, **resources: float) -> Iterator[Run]:
+def ray_tasks(address: str, **resources: int) -> Iterator[Run]:
     """Run tasks on a cluster; a connection that was made here is closed afterwards.
 
     Args:

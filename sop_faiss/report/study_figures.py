@@ -42,13 +42,16 @@ class ArmCurves:
     seeds: Sequence[Curve]
 
 
-def draw_axis(choices: Sequence[str], lines: Mapping[str, Sequence[AxisPoint]], unit: str) -> str:
+def draw_axis(
+    choices: Sequence[str], lines: Mapping[str, Sequence[AxisPoint]], unit: str, connected: bool = True
+) -> str:
     """Draw a score along an axis: the mean with its 95 % interval, and each seed as a small dot.
 
     Args:
         choices: names along the axis.
         lines: name in the legend (the choices of all other axes) -> its points.
         unit: label of the score's axis.
+        connected: whether lines connect the means, as is right for numbers.
 
     Returns:
         A `data:image/svg+xml` URI.
@@ -68,7 +71,9 @@ def draw_axis(choices: Sequence[str], lines: Mapping[str, Sequence[AxisPoint]], 
                 if math.isfinite(point.mean.low):
                     axes.plot([place] * 2, [point.mean.low, point.mean.high], color=color, linewidth=2.2, alpha=0.6)
             places = [point.choice + shift for point in points]
-            axes.plot(places, [point.mean.mean for point in points], "-o", color=color, linewidth=1.2, markersize=5)
+            axes.plot(
+                places, [point.mean.mean for point in points], "-o" if connected else "o", color=color, lw=1.2, ms=5
+            )
         axes.set_xticks(range(len(labels)), labels, parse_math=False, rotation=35 if tilted else 0)
         if tilted:
             for label in axes.get_xticklabels():

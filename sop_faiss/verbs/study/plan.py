@@ -61,31 +61,45 @@ def _config_of(study: StudyConfig, arm: Arm, seed: int) -> Config:
     try:
         return load_layers(study.base, {origin: settings for origin, settings in layers.items() if settings})
     except ConfigError as error:
-        raise ConfigError(str(error) if f"arm {arm.name}: " in str(error) else f"arm {arm.name}: {error}") from None
+        named = str(error).startswith((*layers, "config "))  # else a check of values, which are of several layers
+        raise ConfigError(str(error) if named else f"arm {arm.name}: {error}") from None
 
 
-def plan_runs(study: StudyConfig, step_seconds: Mapping[str, float] | None = None) -> list[PlannedRun]:
+def plan_runs(
+    study: StudyConfig, configs: Mapping[str, Config], step_seconds: Mapping[str, float] | None = None
+) -> list[PlannedRun]:
     """Plan every run, all arms with the first seed first, so that an early look at the results shows each arm.
 
     Args:
         study: what is asked for.
+        configs: what `arm_configs` returns.
         step_seconds: seconds per step of each arm, which a budget of minutes needs.
 
     Raises:
-        ConfigError: as `arm_configs`, or an arm cannot meet the budget.
+        ConfigError: an arm cannot meet the budget.
         DataError: training images are missing.
     """
-    arm_configs(study)
     images: dict[str, int] = {}
     return [
-        _planned(study, arm, seed, images, None if step_seconds is None else step_seconds[arm.name])
+        _planned(
+            study,
+            arm,
+            _with_seed(configs[arm.name], seed),
+            images,
+            None if step_seconds is None else step_seconds[arm.name],
+        )
         for seed in study.seeds
         for arm in study.arms()
     ]
 
 
-def _planned(study: StudyConfig, arm: Arm, seed: int, images: dict[str, int], step_seconds: float | None) -> PlannedRun:
-    config = _config_of(study, arm, seed)
+def _with_seed(config: Config, seed: int) -> Config:
+    return replace(config, train=replace(config.train, seed=seed))
+
+
+def _planned(
+    study: StudyConfig, arm: Arm, config: Config, images: dict[str, int], step_seconds: float | None
+) -> PlannedRun:
     key = repr(config.data)
     if key not in images:  # a list of a million images takes a while
         images[key] = len(open_training_images(config)[1])
@@ -93,13 +107,13 @@ def _planned(study: StudyConfig, arm: Arm, seed: int, images: dict[str, int], st
     steps = _budget_steps(study, arm.name, config, step_seconds)
     if steps is None:
         total = max(1, round(config.train.epochs * steps_per_epoch))
-        return PlannedRun(arm, seed, config, min(total, config.train.stop_after_steps or total))
+        return PlannedRun(arm, config.train.seed, config, min(total, config.train.stop_after_steps or total))
     try:
         train = replace(config.train, epochs=steps / steps_per_epoch, stop_after_steps=0)
         config = replace(config, train=train)
     except ConfigError as error:
         raise ConfigError(f"arm {arm.name} cannot meet the budget, {steps:,} steps of training: {error}") from None
-    return PlannedRun(arm, seed, config, steps)
+    return PlannedRun(arm, config.train.seed, config, steps)
 
 
 def _budget_steps(study: StudyConfig, arm: str, config: Config, step_seconds: float | None) -> int | None:

@@ -94,13 +94,13 @@ def run_study(
     folder.check(study)
     if makes_data and not (out / "data").exists():
         write_digits(out / "data")
-    runs = None if study.budget.minutes else plan_runs(study)
+    runs = None if study.budget.minutes else plan_runs(study, arms)
     open_final_tasks(study.final, next(iter(arms.values())))
     lock = folder.open(study)
     try:
         if runs is None:
             folder.write_study(study)  # which the trials read
-            runs = plan_runs(study, _step_seconds(study, folder, where, lock))
+            runs = plan_runs(study, arms, _step_seconds(study, folder, where, lock))
         folder.require_same_runs(runs)
         folder.write_study(study)
         folder.write_plans(runs)

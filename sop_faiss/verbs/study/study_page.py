@@ -148,6 +148,8 @@ def _axis_charts(study: StudyConfig, results: Sequence[RunResult], number: int) 
     """One chart per score: a line for each combination of the choices of the other axes."""
     axis = list(study.axes)[number]
     choices = list(study.axes[axis])
+    values = [value for settings in study.axes[axis].values() for value in settings.values()]
+    connected = len(values) == len(choices) and all(type(value) in (int, float) for value in values)
     short = choices[0].partition("=")[0]  # the name of the field, where the choices are its values
     charts = []
     for score in score_names(results):
@@ -164,7 +166,7 @@ def _axis_charts(study: StudyConfig, results: Sequence[RunResult], number: int) 
             for point in ps
         )
         labels = [choice.removeprefix(f"{short}=") for choice in choices]
-        charts.append(_chart(score, draw_axis(labels, lines, "%"), said))
+        charts.append(_chart(score, draw_axis(labels, lines, "%", connected), said))
     return charts
 
 
