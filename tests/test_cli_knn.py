@@ -300,7 +300,7 @@ def test_model_missing_or_idle(stores: tuple[Path, Path], tmp_path: Path) -> Non
     images = write_folder(tmp_path / "images", prefix="")
     assert "give --model" in fails("--train", stores[0], "--test", images)
     assert "leave the encoder's options out" in fails(*RESNET, "--train", stores[0], "--test", stores[1])
-    assert "no --model" in fails("--size", 32, "--train", stores[0], "--test", stores[1])
+    assert "encoder's options" in fails("--size", 32, "--train", stores[0], "--test", stores[1])
 
 
 def test_bad_values_are_refused_between_two_stores(stores: tuple[Path, Path]) -> None:

@@ -116,7 +116,7 @@ def test_killed_for_real_it_goes_on(tmp_path, images):
     driver = start()
     wait_for(lambda: steps("tasks=1/seed_1") > 5)
     found = subprocess.run(
-        ["pgrep", "-f", f"--run tasks=1/seed_1 --driver {driver.pid}"], capture_output=True, text=True
+        ["pgrep", "-f", "--", f"--run tasks=1/seed_1 --driver {driver.pid}"], capture_output=True, text=True
     )
     os.kill(int(found.stdout.split()[0]), signal.SIGKILL)
     _, said = driver.communicate(timeout=400)

@@ -110,7 +110,7 @@ def test_overrides_are_of_the_study_or_of_its_runs(tmp_path):
         ({"jobs": 0}, ("jobs",)),
         ({"threads": 10**6}, ("threads",)),
         ({"made_data": "cats"}, ("made_data", "digits")),
-        ({"base": "\x1b[31mred\n" * 99}, ("base",)),
+        ({"base": "\x1b[31mred\n" * 99}, ("config",)),
     ],
     ids=str,
 )

@@ -55,7 +55,7 @@ def test_kind_default_accepted_values_configurations_and_old_names():
     assert first.startswith("- `data.access` = auto (text: one of auto, cached, sequential). How shards are read.")
     text = explain("sop.cls.weight")
     assert "= 1 (a number: 0 or more)" in text and "loss.cls_weight" in text
-    assert "digits_demo: 32" in explain("views.global_size") and "8 to 4096" in explain("views.global_size")
+    assert "photos_demo: 96" in explain("views.global_size") and "8 to 4096" in explain("views.global_size")
     assert "a whole number, or null: 1 to 512" in explain("model.depth")
     assert "(true or false)" in explain("masks.pixels")
 
