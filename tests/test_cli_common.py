@@ -376,7 +376,6 @@ def leaf_commands() -> dict[str, click.Command]:
 
 @pytest.mark.parametrize(("name", "command"), leaf_commands().items(), ids=str)
 def test_help_spells_the_method_out(name: str, command: click.Command) -> None:
-    shown = " ".join(CliRunner().invoke(command, ["--help"]).stdout.split()).replace(
-        "- ", "-"
-    )  # a line may end in "Self-"
+    words = CliRunner().invoke(command, ["--help"]).stdout.split()
+    shown = " ".join(words).replace("- ", "-")  # a line may end in "Self-"
     assert not re.search(r"\bSOP\b", shown) or "SOP (Self-Organizing Visual Prototypes)" in shown

@@ -237,9 +237,7 @@ def test_hostile_ground_truth_is_not_executed(plain: Path, tmp_path: Path) -> No
 
 def test_protocols_that_do_not_fit(plain: Path, graded: Path) -> None:
     assert "choose --protocol plain" in fails(*RESNET, "--dataset", plain, "--protocol", "revisitop")
-    assert "choose --protocol revisitop or --protocol dino" in fails(
-        *RESNET, "--dataset", graded, "--protocol", "plain"
-    )
+    assert "--protocol revisitop or --protocol dino" in fails(*RESNET, "--dataset", graded, "--protocol", "plain")
     assert "wanted one of revisitop, dino, plain" in fails(*RESNET, "--dataset", plain, "--protocol", "gldv2")
 
 
