@@ -173,7 +173,7 @@ def test_drop_and_what_is_no_image(place: Path, address: str) -> None:
 
 
 def test_without_an_encoder_the_page_says_so(place: Path) -> None:
-    with serve_index(place / "index") as (address, _), open_browser(**DESK) as page:
+    with serve_index(place / "index", "--no-encoder") as (address, _), open_browser(**DESK) as page:
         page.goto(address)
         page.wait_for_selector("#hits a")
         assert page.locator("#choose").is_hidden() and "--model" in page.locator("#no-encoder").inner_text()
