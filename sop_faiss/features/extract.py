@@ -39,6 +39,7 @@ from sop_faiss.model.encoders.forward import (
 )
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
+from sop_faiss.train.allocator import keep_freed_memory
 
 __all__ = ["ExtractionOptions", "extract_each", "extract_features"]
 
@@ -98,6 +99,8 @@ def extract_features(
     encoder.check_preprocess(seen)
     drops = Drops(source, options.max_bad_fraction)
     threads = options.workers or min(8, os.cpu_count() or 1)
+    if next(encoder.parameters()).device.type == "cpu":
+        keep_freed_memory()
     states: dict[int, FileState] = {}
 
     def own_rows() -> dict[int, Float32[np.ndarray, " d"]]:

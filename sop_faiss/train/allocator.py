@@ -1,4 +1,4 @@
-"""Keep freed memory in the process while training on a CPU."""
+"""Keep freed memory in the process while a CPU trains or encodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRIM_THRESHOLD_BYTES = 2**30  # more than a step frees
 def keep_freed_memory() -> bool:
     """Make glibc reuse freed blocks instead of returning them to the system and faulting them in again.
 
-    A CPU training step allocates and frees tensors of the same few megabytes again and again; by default each costs a
+    A pass on a CPU allocates and frees tensors of the same few megabytes again and again; by default each costs a
     system call and a page fault for every 4 KiB. Results do not change.
 
     Returns:

@@ -18,6 +18,9 @@ from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["batches_of_equal_shape", "exact_inference", "features_of_batch", "finished_features", "require_usable"]
 
+_CPU_IMAGES = 8
+"""Images per forward pass on a CPU: the buffers of more are too large for its caches and for malloc to use again."""
+
 
 def batches_of_equal_shape(
     images: Iterator[tuple[int, np.ndarray]], batch_size: int
@@ -74,7 +77,15 @@ def features_of_batch(
     encoder: Encoder, preprocess: Preprocess, batch: UInt8[Tensor, "b h w 3"]
 ) -> Float32[np.ndarray, "b d"]:
     """Unit-norm features of one batch, before any whitening; a zero feature stays zero, for the caller to refuse."""
-    images = preprocess.normalize(batch.to(_device_of(encoder)))
+    device = _device_of(encoder)
+    parts = batch.split(_CPU_IMAGES if device.type == "cpu" else len(batch))
+    return np.concatenate([_features_of_part(encoder, preprocess, part.to(device)) for part in parts])
+
+
+def _features_of_part(
+    encoder: Encoder, preprocess: Preprocess, part: UInt8[Tensor, "b h w 3"]
+) -> Float32[np.ndarray, "b d"]:
+    images = preprocess.normalize(part)
     of_scales = [
         functional.normalize(encoder(preprocess.scaled(images, scale)).double(), dim=1) for scale in preprocess.scales
     ]
