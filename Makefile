@@ -44,6 +44,7 @@ types: $(FOR_TEST)
 	@rm -rf build/types && mkdir -p build/types/sop_faiss
 	@ln -s $(CURDIR)/sop_faiss/* build/types/sop_faiss/ && ln -s $(CURDIR)/cli $(CURDIR)/configs $(CURDIR)/studies build/types/sop_faiss/
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p sop_faiss
+	cd build/types && MYPYPATH=.:$(CURDIR)/benchmarks $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/benchmarks/*.py
 
 clean:
 	rm -rf demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -33,6 +33,7 @@ from sop_faiss.config import Config, DataConfig, TrainConfig, ViewsConfig
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
+from sop_faiss.data.shards.shard_source import ShardSource
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.data.views.color import UNCHANGED, Colors, augment_colors
 from sop_faiss.data.views.crops import View, draw_view, view_generator, write_view
@@ -86,8 +87,9 @@ def drawn_views(photos: Path, count: int) -> list[tuple[np.ndarray, View, np.nda
     source, config, made = open_source(photos), ViewsConfig(), []
     for position in range(min(count, len(source))):
         image = decode_image(source.read(position))
+        height, width, _ = image.shape
         for index in range(config.count):
-            view = draw_view(*image.shape[:2], index, config, view_generator(0, 0, position, index))
+            view = draw_view(height, width, index, config, view_generator(0, 0, position, index))
             side = config.global_size if index < config.global_count else config.local_size
             out = np.empty((side, side, 3), np.uint8)
             write_view(image, view, out, colored=False)
@@ -129,14 +131,14 @@ def pixel_rows(photos: Path, count: int) -> list[Row]:
     crops, jitters, blurs = [], [], []
     for image, view, crop in drawn_views(photos, count):
         crops.append(difference(crop, pillow_crop(image, view, len(crop))))
-        image, colors = Image.fromarray(crop), view.colors
+        pillow, colors = Image.fromarray(crop), view.colors
         if colors[:4] != UNCHANGED[:4]:
             jitter = UNCHANGED._replace(**dict(zip(Colors._fields[:8], colors[:8], strict=True)))
-            theirs = pillow_jitter(image, jitter)
+            theirs = pillow_jitter(pillow, jitter)
             jitters.append([difference(make(crop, jitter), theirs) for make in (colored, colored_on_device)])
         if colors.blur_sigma:
             blur = UNCHANGED._replace(blur_sigma=colors.blur_sigma)
-            theirs = image.filter(ImageFilter.GaussianBlur(colors.blur_sigma))
+            theirs = pillow.filter(ImageFilter.GaussianBlur(colors.blur_sigma))
             blurs.append([difference(make(crop, blur), theirs) for make in (colored, colored_on_device)])
     mean = statistics.fmean(crops)
     rows = [
@@ -178,6 +180,7 @@ def read_row(shards: Path, repeats: int) -> Row:
     import webdataset
 
     source = open_source(shards)
+    assert isinstance(source, ShardSource)
     order = np.random.default_rng(0).permutation(len(source)).tolist()
     paths = sorted(str(path) for path in shards.glob("*.tar"))
 

@@ -47,19 +47,21 @@ def main(dino: Path | None, quick: bool, json_file: Path | None, record: bool) -
         finish("knn", rows, json_file=json_file, record=record)
         return
     module, (train, labels), (test, truth) = load_dino(dino), clusters(TRAIN, 0), clusters(TEST, 1)
-    tensors = [torch.from_numpy(array) for array in (train, labels, test, truth)]
+    gallery = torch.from_numpy(train), torch.from_numpy(labels)
+    queries, classes = torch.from_numpy(test), torch.from_numpy(truth)
     repeats = 2 if quick else 7
     seconds = interleaved_medians(
         {
             "ours": lambda: knn_scores(train, labels, test, truth),
-            "dino": lambda: dino_knn(module, *tensors, KS, CLASSES),
+            "dino": lambda: dino_knn(module, *gallery, queries, classes, KS, CLASSES),
         },
         repeats,
     )
     ratio = seconds["dino"] / seconds["ours"]
     own = knn_scores(train, labels, test, truth)
     # Asked for our predictions instead of the truth, DINO's loop tells how many of them are its own.
-    agreed = {k: dino_knn(module, *tensors[:3], torch.from_numpy(own.predicted[k]), [k], CLASSES)[k][0] for k in KS}
+    predicted = {k: torch.from_numpy(own.predicted[k]) for k in KS}
+    agreed = {k: dino_knn(module, *gallery, queries, predicted[k], [k], CLASSES)[k][0] for k in KS}
     differing = 100 - min(agreed.values())
     detail = {f"{name}_seconds": value for name, value in seconds.items()} | {"repeats": repeats}
     top1 = {f"top1_k{k}": own.metrics[f"top1_k{k}"] for k in KS}

@@ -13,9 +13,11 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -54,7 +56,7 @@ def product_and_topk(queries: Tensor, rows: Tensor) -> torch.return_types.topk:
 def search_time(quick: bool) -> Row:
     """Time the search, and the product alone, which every exact search needs: by numpy's BLAS and by torch's."""
     mirror, queries = search_inputs()
-    functions = {
+    functions: dict[str, Callable[[], object]] = {
         "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
         "torch": lambda: product_and_topk(queries, mirror.rows),
         "numpy_product_alone": lambda: queries.numpy() @ mirror.rows.numpy().T,
@@ -88,7 +90,10 @@ def gpu_search_times(quick: bool) -> list[Row]:
         (f"GPU search: {size}, engine auto in bf16", "engine auto in float32", ""),
     ]
     if not torch.cuda.is_available():
-        return [Row(*words, None, target, None, {"not measured": "no CUDA device"}) for *words, target in comparisons]
+        return [
+            Row(what, peer, None, target, None, {"not measured": "no CUDA device"})
+            for what, peer, target in comparisons
+        ]
     device = torch.device("cuda")
     mirrors = {name: RingMirror(CAPACITY, DIM, device, precision=name) for name in ("float32", "bf16")}
     for mirror in mirrors.values():
@@ -103,15 +108,15 @@ def gpu_search_times(quick: bool) -> list[Row]:
         "torch_engine": lambda: search_by_blocks(queries, rows, SUPPORTS + 1),
     }
     seconds = interleaved_medians(functions, 5 if quick else 25)
-    detail = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
+    detail: dict[str, Any] = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
     detail |= {f"{name}_engine": mirror.engine for name, mirror in mirrors.items()}
     ratios = (
         seconds["float32"] / min(seconds["plain"], seconds["plain_by_tasks"]),
         seconds["bf16"] / seconds["float32"],
     )
     return [
-        Row(*words, ratio, target, meets(ratio, target), detail)
-        for (*words, target), ratio in zip(comparisons, ratios, strict=True)
+        Row(what, peer, ratio, target, meets(ratio, target), detail)
+        for (what, peer, target), ratio in zip(comparisons, ratios, strict=True)
     ]
 
 
@@ -123,7 +128,7 @@ def status_bytes(field: str) -> int:
 def extra_bytes() -> dict[str, int]:
     """Return how far the peak of this new process rises above the memory it uses before each search."""
     mirror, queries = search_inputs()
-    functions = {
+    functions: dict[str, Callable[[], object]] = {
         "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
         "torch": lambda: product_and_topk(queries, mirror.rows),
     }
@@ -300,7 +305,7 @@ def store_in_place(quick: bool) -> Row:
     seconds = interleaved_medians({"store": store, "refill": refill}, 15 if quick else 101)
     seconds["store"] /= stores
     ratio, target = seconds["refill"] / seconds["store"], ">= 100"
-    detail = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
+    detail: dict[str, Any] = {f"{name}_milliseconds": 1000 * value for name, value in seconds.items()}
     what = f"store 512 of {CAPACITY} rows, with their ids, so that the index sees them"
     return Row(what, "reset + add", ratio, target, meets(ratio, target), detail)
 
@@ -312,7 +317,7 @@ def store_in_place(quick: bool) -> Row:
 @click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
 def main(quick: bool, run: Path | None, json_file: Path | None, record: bool) -> None:
     """Measure neighbors and stores on the CPU."""
-    benchmarks = {
+    benchmarks: dict[str, Callable[[], Row]] = {
         "store": lambda: store_in_place(quick),
         "search time": lambda: search_time(quick),
         "torch engine": lambda: torch_engine_time(quick),

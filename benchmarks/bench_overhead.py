@@ -39,10 +39,9 @@ TARGET = "<= 1.03"
 IMAGES = 1_281_167  # of ImageNet-1k: the memories keep their full size
 HEALTH = (
     (Prototypes, "health"),
-    (health._Watch, "_see_features"),
-    (health._Watch, "_before_update"),
-    (health._Watch, "_after_update"),
-    (health._Watch, "numbers"),
+    (health.Watch, "_before_update"),
+    (health.Watch, "_after_update"),
+    (health.Watch, "numbers"),
     (records, "check_finite"),
     (records, "check_alarms"),
     (Monitor, "log"),
@@ -57,9 +56,9 @@ def bare_steps(state: RunState, batch: Batch, steps: int) -> None:
 
 def recorded_steps(state: RunState, batch: Batch, steps: int, monitor: Monitor) -> None:
     for _ in range(steps):
-        with watching(state) as seen:
-            metrics = train_step(state, batch).metrics
-        keep_records(state, batch, metrics, seen, monitor, monitor.run, IMAGES)
+        with watching(state) as watch:
+            step = train_step(state, batch)
+        keep_records(state, batch, step.metrics, watch.numbers(step.learned), monitor, monitor.run, IMAGES)
 
 
 @contextlib.contextmanager

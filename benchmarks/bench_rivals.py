@@ -27,12 +27,14 @@ import torch.distributed as dist
 from bench_loss import resident_bytes
 from report import Row, finish, interleaved_medians, meets
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 
 from sop_faiss.config import Config, load_config
 from sop_faiss.data.batch import Batch
 from sop_faiss.model.networks import Network, Networks, Student, build_student_and_teacher, update_teacher
 from sop_faiss.objectives.centering import Center, targets_of, views_loss
 from sop_faiss.objectives.choose import choose_objective
+from sop_faiss.objectives.massl import MasslObjective
 from sop_faiss.objectives.objective import StepSettings
 
 EQUAL, AS_FAST, AS_SMALL = "<= 1e-5", ">= 1", "<= 1"
@@ -99,7 +101,8 @@ class Ours:
         masks[0, 3] = False
         if self.config.masks.kind == "none":
             masks[:] = False
-        return Batch(*views, *colors, masks, torch.arange(IMAGES) + step * IMAGES, [])
+        ids = torch.arange(IMAGES) + step * IMAGES
+        return Batch(views[0], views[1], colors[0], colors[1], masks, ids, [])
 
     def step(self, batch: Batch) -> dict[str, Tensor]:
         """Learn from a batch, and return the loss and all gradients; weights are updated by `follow`."""
@@ -121,7 +124,7 @@ class Ours:
         """Move the student along its gradients, and the teacher after it."""
         for parameter in self.student.parameters():
             if parameter.grad is not None:
-                parameter -= 0.05 * parameter.grad / (parameter.grad.norm() + 1e-6)
+                parameter.sub_(0.05 * parameter.grad / (parameter.grad.norm() + 1e-6))
         update_teacher(self.teacher, self.student, 0.9)
 
 
@@ -129,7 +132,7 @@ def named(network: Network) -> list[tuple[str, nn.Parameter]]:
     return list(network.named_parameters())
 
 
-def copy_head(official: nn.Module, heads: nn.ModuleDict) -> dict[str, nn.Parameter]:
+def copy_head(official: Any, heads: nn.ModuleDict) -> dict[str, nn.Parameter]:
     """Copy our weights into an official head, and return its parameters by our names."""
     names = {f"shared.mlp.{name}": p for name, p in official.mlp.named_parameters()}
     layers = {"last": "last_layer"} if "last" in heads else {"cls": "last_layer", "patch": "last_layer2"}
@@ -208,7 +211,9 @@ def official_massl(checkout: Path, ours: Ours) -> Callable[[Tensor, Tensor, Tens
     sizes = {"hidden_dim": model.projector_hidden, "bottleneck_dim": model.embedding_dim}
     student, teacher = (heads.ProjectionHead(model.embed_dim, **sizes) for _ in range(2))
     bank = memory_bank.MemoryBank(crops, settings.capacity, model.embedding_dim)
-    bank.queue = ours.objective.memory.embeddings.T.clone()
+    objective = ours.objective
+    assert isinstance(objective, MasslObjective)
+    bank.queue = objective.memory.embeddings.T.clone()
     partition = random_partition.RandomPartition(SimpleNamespace(ncrops=crops, out_dim=settings.capacity))
     loss_of, koleo_of = criterion.Criterion(), koleo.KoLeoLoss()
 
@@ -216,7 +221,7 @@ def official_massl(checkout: Path, ours: Ours) -> Callable[[Tensor, Tensor, Tens
         head = copy_head(student, ours.student.heads)
         copy_head(teacher, ours.teacher.heads)
         clear(ours, student)
-        rows = ours.objective._blocks.anchor_rows.flatten()  # the official code would draw its own
+        rows = objective._blocks.anchor_rows.flatten()  # the official code would draw its own
         features = [ours.tokens(ours.student, views)[:, 0] for views in (global_views, local_views)]
         embeddings = student(torch.cat(features))
         # per part of 4 images, as the benchmark's parts are; the official code takes a rank's batch
@@ -333,7 +338,7 @@ def main(
     side: str | None,
 ) -> None:
     """Compare the rivals with their official code: equality in three steps, time and memory of DINO's loss."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # which the official codes call
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)  # which the official codes call
     if side is not None and dino is not None:
         print(measure(side, dino))
         return

@@ -41,6 +41,8 @@ from sop_faiss.config import Config, load_config
 from sop_faiss.data.batch import Batch
 from sop_faiss.data.views.device_color import normalize
 from sop_faiss.data.views.masks import draw_mask
+from sop_faiss.objectives import sop
+from sop_faiss.objectives.sop_terms import Term
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, Prototypes
 from sop_faiss.train import loop
@@ -58,7 +60,7 @@ MEMORIES = {"N_C 16384, K 1024, T 1": (*SMALL, APART), "N_C 65536, K 4096, T 4":
 
 TIMED = {
     "prototypes": ((PrototypeMaker, "draw"), (Prototypes, "health")),
-    "losses": ((loop, "cls_loss"), (loop, "patch_loss")),
+    "losses": ((sop, "cls_loss"), (sop, "patch_loss")),
     "optimizer_and_ema": ((loop, "clip_each_gradient"), (torch.optim.AdamW, "step"), (loop, "update_teacher")),
     "store": ((Memory, "store"),),
 }
@@ -88,18 +90,15 @@ def make_batch(config: Config, patch_size: int) -> Batch:
 
 def networks_alone(state: RunState, batch: Batch) -> None:
     """Run the teacher forward, and the student forward and backward, on the same views and masks."""
-    config, device = state.config, state.device
-    batch = batch.to(device)
-    global_views = normalize(batch.global_views, batch.global_colors, config.views, device)
-    local_views = normalize(batch.local_views, batch.local_colors, config.views, device)
+    networks = state.networks
+    batch = batch.to(state.device)
+    global_views = networks.normalized(batch.global_views, batch.global_colors)
+    local_views = networks.normalized(batch.local_views, batch.local_colors)
     masked = batch.masks.flatten().nonzero().squeeze(1)
     state.optimizer.zero_grad(set_to_none=True)
-    dtype = state.autocast_dtype
-    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        with torch.no_grad():
-            state.teacher(global_views.flatten(0, 1), None, masked)
-        _, _, cls, patches = state.networks.shared_student(global_views, local_views, batch.masks, masked, True)
-    (cls.sum() + patches.sum()).backward()
+    networks.teach(global_views.flatten(0, 1), masked, wants_cls=True)
+    student = networks.study(global_views, local_views, batch.masks, masked, wants_cls=True)
+    (student.cls.sum() + student.patches.sum()).backward()
 
 
 def synchronize() -> None:
@@ -161,10 +160,15 @@ def device_here() -> torch.device:
 def make_state(device: torch.device, overrides: list[str]) -> RunState:
     """Make a run of `vits16` before its first step, with its neighbor lists."""
     state = RunState(load_config("vits16", overrides), device, IMAGES)
-    for parts in state.objective.terms.values():
-        if parts.maker.incremental:
-            parts.memory.nearest_others(torch.arange(parts.memory.capacity, device=device))
+    for term in terms_of(state).values():
+        if term.maker.incremental:
+            term.memory.nearest_others(torch.arange(term.memory.capacity, device=device))
     return state
+
+
+def terms_of(state: RunState) -> dict[str, Term]:
+    assert isinstance(state.objective, sop.SopObjective)
+    return state.objective.terms
 
 
 def step_row(quick: bool, batch_size: int | None) -> Row:
@@ -174,7 +178,7 @@ def step_row(quick: bool, batch_size: int | None) -> Row:
     print(f"{name}, batch {images}, {device.type}: networks and memories ...", file=sys.stderr, flush=True)
     state = make_state(device, [f"model.backbone={backbone}", f"train.batch_size={images}"])
     batch = make_batch(state.config, state.student.backbone.patch_size)
-    kept = any(parts.maker.incremental for parts in state.objective.terms.values())
+    kept = any(term.maker.incremental for term in terms_of(state).values())
 
     print("steps ...", file=sys.stderr, flush=True)
     functions: dict[str, Callable[[], object]] = {
@@ -199,7 +203,7 @@ def step_row(quick: bool, batch_size: int | None) -> Row:
 
 
 def precision(state: RunState) -> str:
-    return "bf16" if state.autocast_dtype else "float32"
+    return "bf16" if state.networks.autocast_dtype else "float32"
 
 
 def our_step(device: torch.device, overrides: list[str]) -> tuple[RunState, Batch, Callable[[], object]]:

@@ -10,12 +10,14 @@ downloaded. On a machine without CUDA the GPU tests are skipped and the rest run
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -152,9 +154,9 @@ def main(out: Path, minutes: float | None, quick: bool, config: str, overrides: 
     out.mkdir(parents=True, exist_ok=True)
     out = out.resolve()
     minutes = minutes or (1.0 if quick else 10.0)
-    stages = {
+    stages: dict[str, Callable[[], Outcome]] = {
         "gpu tests": lambda: gpu_tests(out),
-        **{f"bench_{topic}": lambda topic=topic: benchmark(topic, out, quick) for topic in BENCHMARKS},
+        **{f"bench_{topic}": functools.partial(benchmark, topic, out, quick) for topic in BENCHMARKS},
         "training": lambda: training(out, config, overrides, minutes),
     }
     outcomes = []

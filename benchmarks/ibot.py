@@ -82,7 +82,7 @@ def peer_step(
         device: where images and masks are.
     """
     main, _ = load_ibot(checkout)
-    main.dist = SimpleNamespace(all_reduce=lambda _: None, get_world_size=lambda: 1)
+    vars(main)["dist"] = SimpleNamespace(all_reduce=lambda _: None, get_world_size=lambda: 1)
     crops, epochs = len(images), 800
     student, teacher = (_peer_network(main, arch, teacher, device) for teacher in (False, True))
     teacher.load_state_dict(student.state_dict(), strict=False)
@@ -122,7 +122,7 @@ def peer_step(
         with torch.no_grad():
             for param_q, param_k in pairs:
                 param_k.data.mul_(momentum).add_((1 - momentum) * param_q.detach().data)
-        return loss.item()
+        return float(loss)
 
     return step
 

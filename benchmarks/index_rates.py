@@ -9,6 +9,7 @@ index would have, since the cost of adding a vector is that of finding its list.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from collections.abc import Callable
@@ -54,12 +55,12 @@ def main(features: Path, rows: int, lists: tuple[int, ...]) -> None:
         for number in lists:
             index = make_approximate_index(f"IVF{number},SQ8", dimension)
             trained = gallery[: min(count, 4 * number)]
-            seconds = core_seconds(lambda index=index, trained=trained: index.train(trained))
+            seconds = core_seconds(functools.partial(index.train, trained))
             per_step = seconds / len(trained) / number * 1e9
             print(
                 f"train {number} lists on {len(trained)} vectors: {seconds:.1f} s, {per_step:.1f} ns a vector and list"
             )
-            say(f"add to {number} lists, SQ8", core_seconds(lambda index=index: index.add(gallery)))
+            say(f"add to {number} lists, SQ8", core_seconds(functools.partial(index.add, gallery)))
         build_index(store, place / "index", IndexOptions(f"IVF{lists[0] // 8},SQ8"))
         files = {path.name: path.stat().st_size / count for path in (place / "index").iterdir()}
         print("bytes per vector on disk:", {name: round(size, 1) for name, size in files.items()})

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib import metadata
@@ -58,7 +58,7 @@ def meets(ratio: float | None, target: str) -> bool | None:
 
 
 def interleaved_medians(
-    functions: dict[str, Callable[[], object]],
+    functions: Mapping[str, Callable[[], object]],
     repeats: int,
     *,
     warm_up: bool = True,
