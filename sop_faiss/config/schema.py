@@ -56,10 +56,10 @@ class Config:
     def term_weights(self) -> dict[str, float]:
         """Return the weight of each loss term of the objective, `cls` and `patch`; 0: it has no such term."""
         kind = self.objective.kind
-        if kind in ("massl", "dino"):
-            return {"cls": 1.0, "patch": 0.0}
-        settings = self.sop if kind == "sop" else self.ibot
-        return {"cls": settings.cls.weight, "patch": settings.patch.weight}
+        if kind in ("sop", "ibot"):
+            settings = self.sop if kind == "sop" else self.ibot
+            return {"cls": settings.cls.weight, "patch": settings.patch.weight}
+        return {"cls": 1.0, "patch": 0.0}
 
     def _check_objective(self) -> None:
         """Check that only the chosen objective is configured, and that the masks suit it."""

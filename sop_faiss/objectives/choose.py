@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sop_faiss.config import Config
 from sop_faiss.objectives.dino import DinoObjective
 from sop_faiss.objectives.ibot import IbotObjective
@@ -12,13 +14,14 @@ from sop_faiss.objectives.sop import SopObjective
 __all__ = ["choose_objective"]
 
 
+_OBJECTIVES: dict[str, Callable[[Config], Objective]] = {
+    "sop": SopObjective,
+    "massl": MasslObjective,
+    "dino": DinoObjective,
+    "ibot": IbotObjective,
+}
+
+
 def choose_objective(config: Config) -> Objective:
     """Return the objective that a run learns, by `objective.kind`; nothing is allocated before `Objective.open`."""
-    match config.objective.kind:
-        case "massl":
-            return MasslObjective(config)
-        case "dino":
-            return DinoObjective(config)
-        case "ibot":
-            return IbotObjective(config)
-    return SopObjective(config)
+    return _OBJECTIVES[config.objective.kind](config)

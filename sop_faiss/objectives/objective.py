@@ -73,7 +73,8 @@ class Needs(NamedTuple):
     target_columns: dict[str, int]
     """By loss term: length of the teacher's distribution (K)."""
     sizes: dict[str, Any]
-    """Rows and bytes that the objective keeps, as the dry run shows them."""
+    """Rows and bytes that the objective keeps, as the dry run shows them; among them `memories_bytes` and
+    `neighbor_lists_bytes`, 0 if it has none, which checkpoints hold."""
     keeps_logits: bool = False
     """Whether the K logits of all rows of a part are in memory at once, with their gradients."""
 

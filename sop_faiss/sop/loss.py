@@ -47,7 +47,7 @@ class _Assigned(NamedTuple):
 
     log_assigned: Float[Tensor, "n K"]
     """log P_a."""
-    part: Float[Tensor, "n S K"]
+    relative: Float[Tensor, "n S K"]
     """p_m / p_top, where top is the member of a with the largest logit."""
     log_top: Float[Tensor, "n K"]
     """log p_top."""
@@ -74,12 +74,13 @@ def _assign_block(embeddings: Float[Tensor, "n d"], member_weights: MemberWeight
     shared = (shared - peak).exp()
     total = shared.sum((1, 2), keepdim=True)
     top = logits.amax(1)
-    part = (logits - top.unsqueeze(1)).exp()
+    relative = (logits - top.unsqueeze(1)).exp()
     del logits  # as large as the block
-    lse = (top + part.sum(1).log()).logsumexp(1, keepdim=True)
-    log_own = top - lse + (part * member_weights.log_own.exp()).sum(1).clamp_min(torch.finfo(top.dtype).tiny).log()
+    lse = (top + relative.sum(1).log()).logsumexp(1, keepdim=True)
+    from_members = (relative * member_weights.log_own.exp()).sum(1).clamp_min(torch.finfo(top.dtype).tiny)
+    log_from_members = top - lse + from_members.log()
     log_shared = (peak + total.log()).squeeze(2) - lse
-    return _Assigned(torch.logaddexp(log_own, log_shared), part, top - lse, shared, total, log_shared)
+    return _Assigned(torch.logaddexp(log_from_members, log_shared), relative, top - lse, shared, total, log_shared)
 
 
 def _float32_or_more(embeddings: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -139,14 +140,14 @@ def _cross_entropy_by_blocks(
         block = slice(start, start + rows_at_once)
         target, weight = targets[block], row_weights[block, None]
         assigned = _assign_block(embeddings[block], member_weights, temperature)
-        log_assigned, part, log_top, shared, total, log_shared = assigned
+        log_assigned, relative, log_top, shared, total, log_shared = assigned
         loss -= (weight * target * log_assigned).sum()
         if gradient is not None:
             top = log_top.exp() * target.sum(1, keepdim=True)
             top_own = (log_top - log_assigned).exp() * target
             by_all = ((log_shared - log_assigned).exp() * target).sum(1).view(-1, 1, 1) / total
             slope = torch.addcmul(top.unsqueeze(1), own, top_own.unsqueeze(1), value=-1)
-            slope = slope.mul_(part).addcmul_(shared, by_all, value=-1)
+            slope = slope.mul_(relative).addcmul_(shared, by_all, value=-1)
             gradient[block] = (slope.flatten(1) @ members) * (weight / temperature)
     return loss, gradient
 
@@ -209,7 +210,8 @@ class TermLoss:
 
     loss: Float[Tensor, ""]
     weight: Float[Tensor, ""]
-    """Sum of the weights of the rows compared: 1, or less where views have no masked patch or are in another part."""
+    """Sum of the weights of the rows compared: 1, or less where views have no masked patch, or where the student embeds
+    some of the views in another pass (`train.views_apart`)."""
     entropies: Float[Tensor, ""]
     """Sum of the entropies of the teacher's assignments, in nats, without gradient; a row at ln K is uniform."""
     rows: int
@@ -270,9 +272,9 @@ def cls_loss(
     pairs = global_views * ((all_views or views) - 1)
     counts = torch.tensor([len(others) for others in partners], dtype=torch.float64, device=student.device)
     weights = counts / (pairs * images)
-    seen = [i for i in range(views) if partners[i]]
-    rows = student[seen].flatten(0, 1)
-    row_weights = weights[seen].repeat_interleave(images)
+    compared = [i for i in range(views) if partners[i]]
+    rows = student[compared].flatten(0, 1)
+    row_weights = weights[compared].repeat_interleave(images)
 
     losses, entropies = [], []
     for task in range(prototypes.tasks):
@@ -282,7 +284,7 @@ def cls_loss(
             entropies.append(_entropy(log_targets).sum())
             by_view = log_targets.exp().view(global_views, images, -1)
             # The empty slice gives the shape where no view has a partner.
-            targets = torch.cat([by_view[0, :0], *(by_view[partners[i]].mean(0) for i in seen)])
+            targets = torch.cat([by_view[0, :0], *(by_view[partners[i]].mean(0) for i in compared)])
         losses.append(assignment_cross_entropy(rows, targets, row_weights, member_weights, student_temp))
         del member_weights  # D is large: free it before the next task's is gathered
     weight, summed, count = weights.sum() * images, torch.stack(entropies).mean(), global_views * images

@@ -30,7 +30,7 @@ class Memory:
     Args:
         capacity: number of rows, n (the paper's N_C or N_P).
         dim: dimension d of an embedding.
-        generator: draws the first contents (a CPU generator, the same on all ranks).
+        generator: draws the first contents (a CPU generator, the same on all ranks), and later the anchors.
         device: where the rows are stored and searched.
         engine: what searches: `auto`, `faiss` or `torch`.
         precision: of the search: `float32`, or `bf16` with candidates scored again in float32.

@@ -37,7 +37,7 @@ class Prototypes:
     support_rows: Int64[Tensor, "T K k"]
     support_similarities: Float32[Tensor, "T K k"]
     contributions: Float32[Tensor, "T K S"]
-    """w, what each member gives to its own prototype."""
+    """w, the fraction of each member's probability that its own prototype gets."""
 
     @property
     def tasks(self) -> int:
@@ -66,9 +66,8 @@ class Prototypes:
         when its index was last built.
         """
         used = torch.zeros(self.memory.capacity, device=self.anchors.device)
-        used[self.anchor_rows.flatten()] = (
-            self.holds_anchor.flatten().float()
-        )  # a row that lost its anchor is not a member
+        # A row that lost its anchor is not a member.
+        used[self.anchor_rows.flatten()] = self.holds_anchor.flatten().float()
         used[self.support_rows.flatten()] = 1.0
         metrics = {
             "memory_fill": used.new_full((), self.memory.fill),
@@ -87,7 +86,7 @@ class Prototypes:
 
 
 def contributions(support_similarities: Float32[Tensor, "T K k"], kind: str, eps: float) -> Float32[Tensor, "T K S"]:
-    """Return w, what each member gives to its own prototype; it gives (1 - w)/(K - 1) to each other one.
+    """Return w, the fraction of a member's probability that its own prototype gets; each other gets (1 - w)/(K - 1).
 
     `similarity`: the anchor gives 1 - eps, a support its similarity to the anchor, clamped to [1/K, 1]. `smooth`: all
     members give 1 - eps, as in the paper's pseudo-code. `one_hot`: all give 1.
@@ -116,7 +115,7 @@ class PrototypeMaker:
         anchors: `random`: drawn again every step; `fixed_rows`: the rows of the first draw, whose contents the FIFO
             overwrites; `fixed_vectors`: the embeddings of the first draw.
         exclude_same_image: leave rows of the anchor's own image out of its supports.
-        generator: draws the anchors; the same on all ranks.
+        generator: draws the anchors; the same on all ranks. It is the memory's, which drew the first contents.
         incremental: take supports from the lists of nearest rows that the memory keeps from step to step, instead of
             searching in each step. `fixed_vectors`, which may no longer be rows, are searched for in any case.
     """

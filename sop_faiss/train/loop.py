@@ -48,7 +48,7 @@ def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -
     """
     config, objective = state.config, state.objective
     settings = state.schedules.at(state.step)
-    _global_views, images, patches = batch.masks.shape
+    _, images, patches = batch.masks.shape  # G, b, n
     batch = batch.to(state.device)
 
     # 1. Prototypes for the whole step, drawn from the memories as the last step left them (section 3.2).
@@ -145,6 +145,7 @@ def train_steps(
             keep_records(state, batch, step.metrics, health, monitor, run, len(batches.positions))
             scoring.after_step()
             stopping = stop.anywhere(state.device, saver.failed)  # also when a score failed
+            # A run that may be lost must not push out its last good checkpoint.
             due = state.step % config.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon
             if stopping or state.step == last or due:
                 saver.save(wait=stopping or state.step == last)
