@@ -9,8 +9,10 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import encoder_options
+from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import STDOUT
 
 
 @click.command(
@@ -55,7 +57,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
     show_default=True,
     help="Unusable images up to this share are dropped and listed; more is an error.",
 )
-@click.option("--json", "result_json", type=NamedPath(), metavar="FILE", help="Write what was done as JSON, too.")
+@json_option
 @force_option
 @run_command
 def main(
@@ -69,7 +71,7 @@ def main(
     whiten: str | None,
     whiten_dim: int | None,
     max_bad_fraction: float,
-    result_json: Path | None,
+    json_file: Path | None,
     force: bool,
 ) -> None:
     """Write unit-norm features of images: a feature store of Parquet files and a manifest.
@@ -96,12 +98,16 @@ def main(
     options = EmbedOptions(extraction, feature_dtype, whole, whiten, whiten_dim)
     with progress_reporter("embedding", "images") as progress:
         try:
-            manifest = embed(encoder, data, out, options, result_json=result_json, force=force, progress=progress)
+            done = embed(encoder, data, out, options, result_json=json_file, force=force, progress=progress)
         finally:
             leave_process_group()
     if int(os.environ.get("RANK", "0")) > 0:
         return
-    dropped = manifest["dropped"]
+    if json_file is not None:
+        put_json(json_file, done.measurement)
+    if json_file == STDOUT:
+        return
+    manifest, dropped = done.manifest, done.manifest["dropped"]
     reasons = ", ".join(f"{reason} {count}" for reason, count in dropped["reasons"].items())
     click.echo(
         one_line(
@@ -110,7 +116,7 @@ def main(
             + f"; encoder {manifest['encoder']['name']}, fingerprint {manifest['encoder']['fingerprint'][:12]}"
         )
     )
-    say_written("JSON", result_json)
+    say_written("JSON", json_file)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ def test_run_embeds_a_folder(run: Path, photos: Path, tmp_path: Path) -> None:
     assert written["encoder"] == store.manifest["encoder"]
     assert (written["metrics"]["images"], written["metrics"]["dropped"]) == (12, 0)
     assert written["protocol"]["pooling"] == "cls"
+    again = invoke("--model", run, "--data", photos, "--out", tmp_path / "again", "--json", "-")
+    assert json.loads(again.stdout)["metrics"]["images"] == 12  # nothing else on stdout
 
 
 def test_timm_weights_and_all_options(tmp_path: Path) -> None:

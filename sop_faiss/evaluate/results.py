@@ -7,12 +7,9 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from sop_faiss.files import write_json
-
-__all__ = ["environment", "result_content", "write_result"]
+__all__ = ["environment", "result_content"]
 
 FAISS_PACKAGES = ("faiss-gpu", "faiss-cpu", "faiss-gpu-cu12", "faiss-gpu-cu11")
 """PyPI packages that install the module faiss."""
@@ -69,11 +66,6 @@ def result_content(
         "seconds": round(seconds, 3),
         **(details or {}),
     }
-
-
-def write_result(path: Path, *args: Any, **kwargs: Any) -> None:
-    """Write one measurement as JSON, atomically; the arguments are those of `result_content`."""
-    write_json(path, result_content(*args, **kwargs))
 
 
 def _version(package: str) -> str | None:

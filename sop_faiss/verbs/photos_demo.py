@@ -237,7 +237,6 @@ def _tables(config: Config, usable: int, result: TrainingResult, commands: Seque
 def _commands(images: str, out: Path, usable: int, pretrained: bool, is_better: bool) -> list[str]:
     """Return what to run next, each after a few words and a colon."""
     shown = out / ("index" if is_better or not pretrained else "before")
-    model = [str(out / "run")] if shown.name == "index" else [_PRETRAINED, "--size", str(_SIZE), "--pooling", "pooled"]
     recipe = ["continue_conv"] if pretrained else ["photos_demo", "train.epochs=200"]
     if usable // 4 < 256:  # K of the recipes
         terms = ("cls",) if pretrained else ("cls", "patch")
@@ -246,7 +245,7 @@ def _commands(images: str, out: Path, usable: int, pretrained: bool, is_better: 
         recipe.append(f"train.batch_size={usable}")
     longer = out.parent / f"{out.name}-longer"
     lines = {
-        "search these photos in a browser": ["sop-index", "serve", str(shown), "--model", *model],
+        "search these photos in a browser": ["sop-index", "serve", str(shown)],
         "train with the complete recipe": ["sop-train", *recipe, f"data.train={images}", "--output", str(longer)],
         "see this training": ["sop-report", str(out / "run")],
     }

@@ -10,12 +10,12 @@ import hashlib
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sop_faiss import distributed
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.results import write_result
+from sop_faiss.evaluate.results import result_content
 from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
@@ -28,7 +28,7 @@ from sop_faiss.model.encoders.whitening import Whitening, WhiteningOrigin, learn
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
-__all__ = ["EmbedOptions", "embed"]
+__all__ = ["EmbedOptions", "Embedded", "embed"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,15 @@ class EmbedOptions:
     """How many directions it keeps; None: all that the images span."""
 
 
+class Embedded(NamedTuple):
+    """What was written."""
+
+    manifest: dict[str, Any]
+    """Of the store."""
+    measurement: dict[str, Any]
+    """Counts and speed, as `result_content`."""
+
+
 def embed(
     encoder: EncoderSpec,
     data: str,
@@ -56,7 +65,7 @@ def embed(
     result_json: Path | None = None,
     force: bool = False,
     progress: ProgressCallback | None = None,
-) -> dict[str, Any]:
+) -> Embedded:
     """Write the feature store of the images of a source.
 
     Args:
@@ -64,12 +73,9 @@ def embed(
         data: SRC: shards, a folder of images, or a list.
         out: the store's directory, new or empty; checked before anything is computed.
         options: batch size and the like.
-        result_json: also write the measurement (counts and speed) there.
+        result_json: where the caller will write the measurement; checked before anything is computed.
         force: let it replace a file that is not a result; see `check_outputs`.
         progress: called with the number of images read.
-
-    Returns:
-        The manifest of the store.
 
     Raises:
         SopError: the output is occupied, or as `encoder_of_spec`, `open_source` and `extract_features`.
@@ -90,9 +96,7 @@ def embed(
         store = _extract(loaded, source, options, _shifted(progress, images - len(source), images))
         seconds = time.perf_counter() - started
         manifest = distributed.decide(lambda: store.write(out, feature_dtype=options.feature_dtype))
-    if result_json is not None and distributed.is_main():
-        _write_result(result_json, data, encoder, options, manifest, images, seconds)
-    return manifest
+    return Embedded(manifest, _measurement(data, encoder, options, manifest, images, seconds))
 
 
 def _check_request(
@@ -109,7 +113,7 @@ def _check_request(
         raise ConfigError(f"`whiten_dim` {options.whiten_dimension}: wanted 1 or more")
     learned_on = [] if options.whiten is None else source_files(options.whiten)
     read = [out, *source_files(data), *learned_on, *encoder_files(encoder)]
-    check_outputs({"--json": result_json}, read, force=force)
+    check_outputs({"--json": result_json}, read, to_stdout=["--json"], force=force)
 
 
 def _join_ranks(encoder: EncoderSpec) -> EncoderSpec:
@@ -153,17 +157,15 @@ def _shifted(progress: ProgressCallback | None, before: int, total: int) -> Prog
     return None if progress is None else lambda done, _: progress(before + done, total)
 
 
-def _write_result(
-    path: Path,
+def _measurement(
     data: str,
     encoder: EncoderSpec,
     options: EmbedOptions,
     manifest: dict[str, Any],
     images: int,
     seconds: float,
-) -> None:
-    write_result(
-        path,
+) -> dict[str, Any]:
+    return result_content(
         command="sop-embed",
         dataset=data,
         protocol={
