@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sop_faiss.evaluate.results import environment, write_result
+from sop_faiss.evaluate.results import environment, result_content
+from sop_faiss.files import write_json
 
 
 def test_environment_says_versions_but_neither_host_nor_paths() -> None:
@@ -25,7 +26,7 @@ def test_environment_says_versions_but_neither_host_nor_paths() -> None:
 def test_result_has_the_contracts_keys(tmp_path: Path) -> None:
     file = tmp_path / "new" / "result.json"
     encoder = {"name": "made", "fingerprint": "f" * 64, "more": "is left out"}
-    write_result(file, "sop-knn", "photos", {"k": 20}, {"top1_k20": 70.0}, encoder, 1.23456)
+    write_json(file, result_content("sop-knn", "photos", {"k": 20}, {"top1_k20": 70.0}, encoder, 1.23456))
     content = json.loads(file.read_text())
     assert list(content) == ["command", "dataset", "protocol", "metrics", "encoder", "environment", "seconds"]
     assert content["encoder"] == {"name": "made", "fingerprint": "f" * 64}
@@ -36,9 +37,9 @@ def test_nan_is_not_written_and_leaves_the_old_file(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     choices: dict[str, Any] = {"command": "sop-knn", "dataset": "photos", "protocol": {}, "seconds": 1.0}
     choices["encoder"] = {"name": "", "fingerprint": ""}
-    write_result(file, metrics={"top1_k20": 1.0}, **choices)
+    write_json(file, result_content(metrics={"top1_k20": 1.0}, **choices))
     before = file.read_bytes()
     with pytest.raises(ValueError, match="JSON"):
-        write_result(file, metrics={"top1_k20": float("nan")}, **choices)
+        write_json(file, result_content(metrics={"top1_k20": float("nan")}, **choices))
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
