@@ -151,6 +151,7 @@ def test_resolving_twice_changes_nothing_and_explicit_values_stand(tmp_path, wei
         (("model.init=config:digits_demo",), ConfigError, "model.init = config:digits_demo"),
         (("model.init=no/such/run",), CheckpointError, "model.init = no/such/run does not exist: wanted lite0"),
         (("model.init=no/such/run", "model.weights=x"), ConfigError, "`weights` does not apply to no/such/run"),
+        (("model.init=lite0", "model.weights=x"), ConfigError, "model.init=timm:resnet50"),
         (("model.init=.",), CheckpointError, "neither a checkpoint nor a run"),
         (("model.init=dino:no.pth",), CheckpointError, "no.pth does not exist"),
         (("model.init=timm:test_resnet", "model.weights={conv}"), CheckpointError, "does not fit model.backbone"),

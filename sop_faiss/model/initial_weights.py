@@ -109,6 +109,11 @@ def _spec(model: ModelConfig, weights_needed: bool = True) -> EncoderSpec:
         raise ConfigError(
             f"model.init = {model.init} would be random weights, which a run has without it: wanted {_INIT_FORMS}"
         )
+    if spec.kind == "packaged" and spec.weights is not None:
+        raise ConfigError(
+            f"model.init = {model.init} has its own weights, and `weights={spec.weights}` (model.weights) are others: "
+            "name their network, as model.init=timm:resnet50, or leave them out"
+        )
     spec.refuse_idle_options()
     if spec.kind == "timm" and spec.weights is None and weights_needed:
         raise ConfigError(f"model.init = {model.init} comes without weights: give `weights=FILE` (model.weights)")
