@@ -157,10 +157,10 @@ def device_here() -> torch.device:
     return device
 
 
-def make_state(device: torch.device, overrides: list[str]) -> RunState:
-    """Make a run of `vits16` before its first step, with its neighbor lists."""
-    state = RunState(load_config("vits16", overrides), device, IMAGES)
-    for term in terms_of(state).values():
+def make_state(device: torch.device, overrides: list[str], name: str = "vits16") -> RunState:
+    """Make a run of a packaged configuration before its first step, with its neighbor lists."""
+    state = RunState(load_config(name, overrides), device, IMAGES)
+    for term in terms_of(state).values() if state.config.objective.kind == "sop" else ():
         if term.maker.incremental:
             term.memory.nearest_others(torch.arange(term.memory.capacity, device=device))
     return state
@@ -206,8 +206,10 @@ def precision(state: RunState) -> str:
     return "bf16" if state.networks.autocast_dtype else "float32"
 
 
-def our_step(device: torch.device, overrides: list[str]) -> tuple[RunState, Batch, Callable[[], object]]:
-    state = make_state(device, overrides)
+def our_step(
+    device: torch.device, overrides: list[str], name: str = "vits16"
+) -> tuple[RunState, Batch, Callable[[], object]]:
+    state = make_state(device, overrides, name)
     batch = make_batch(state.config, state.student.backbone.patch_size)
     return state, batch, lambda: loop.train_step(state, batch)
 
@@ -225,19 +227,22 @@ def ibot_step(checkout: Path, device: torch.device, images: int) -> Callable[[],
     return peer_step(checkout, "vit_small", [view.contiguous() for view in views], masks, device)
 
 
-def peak_of(side: str, checkout: Path, images: int, overrides: tuple[str, ...]) -> float:
-    """Return the largest number of mebibytes that a separate process uses for two steps of one side."""
+def peak_of(images: int, overrides: tuple[str, ...], name: str = "vits16", checkout: Path | None = None) -> float:
+    """Return the largest number of mebibytes that a separate process uses for two steps of a configuration of ours.
+
+    With `checkout` the steps are those of iBOT's own code.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_here, (side, checkout, images, overrides))
+        return pool.apply(_peak_here, (images, overrides, name, checkout))
 
 
-def _peak_here(side: str, checkout: Path, images: int, overrides: tuple[str, ...]) -> float:
-    if side == "ibot":
+def _peak_here(images: int, overrides: tuple[str, ...], name: str, checkout: Path | None) -> float:
+    if checkout is not None:
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         step = ibot_step(checkout, device, images)
     else:
         device = device_here()
-        step = our_step(device, [f"train.batch_size={images}", *overrides])[2]
+        step = our_step(device, [f"train.batch_size={images}", *overrides], name)[2]
     for _ in range(2):
         step()
     if device.type == "cuda":
@@ -253,7 +258,8 @@ def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> lis
     whats = {name: f"a training step, ViT-S/16, {images} images, 2 + 10 views, {name}" for name in MEMORIES}
     if checkout is None:
         return [Row(what, "iBOT's step", None, targets[name], None, MISSING) for name, what in whats.items()]
-    peaks = {name: peak_of(name, checkout, images, MEMORIES.get(name, ())) for name in ("ibot", *MEMORIES)}
+    peaks = {name: peak_of(images, overrides) for name, overrides in MEMORIES.items()}
+    peaks["ibot"] = peak_of(images, (), checkout=checkout)
     device, batch = device_here(), f"train.batch_size={images}"
     print("iBOT's step and ours ...", file=sys.stderr, flush=True)
     sides = {name: our_step(device, [batch, *overrides])[2] for name, overrides in MEMORIES.items()}
@@ -281,6 +287,29 @@ def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> lis
     return rows
 
 
+def method_rows(quick: bool, batch_size: int | None) -> list[Row]:
+    """Compare a step of the four methods at the size of their papers (as table C.1 of SOP's), all in this package."""
+    images = batch_size or (CUDA_BATCH if torch.cuda.is_available() else PEER_CPU_BATCH)
+    names = {"SOP": "vits16", "MaSSL": "massl_vits16", "DINO": "dino_vits16", "iBOT": "ibot_vits16"}
+    overrides = (f"train.batch_size={images}", "views.local_count=10", APART)
+    peaks = {method: peak_of(images, overrides, name) for method, name in names.items()}
+    device = device_here()
+    steps = {method: our_step(device, list(overrides), name)[2] for method, name in names.items()}
+    repeats = 3 if quick else 7
+    seconds = interleaved_medians(steps, repeats)
+    rows = []
+    for method in ("SOP", "MaSSL", "DINO"):
+        what, target = (
+            f"a step of {method}, ViT-S/16, {images} images, 2 + 10 views",
+            "<= 1.0" if method == "SOP" else "",
+        )
+        for kind, figures, unit in (("time", seconds, "seconds"), ("peak memory", peaks, "MiB")):
+            ratio = figures[method] / figures["iBOT"]
+            detail = {unit: figures[method], f"iBOT_{unit}": figures["iBOT"], "repeats": repeats}
+            rows.append(Row(f"{what}: {kind}", "our iBOT's step", ratio, target, meets(ratio, target), detail))
+    return rows
+
+
 @click.command()
 @click.option(
     "--quick",
@@ -294,9 +323,15 @@ def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> lis
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the figures here.")
 @click.option("--record", is_flag=True, help="Append the figures to benchmarks/RESULTS.md.")
+@click.option("--methods", is_flag=True, help="Compare SOP, MaSSL, DINO and iBOT of this package instead.")
 @click.option("--ibot", "checkout", type=click.Path(path_type=Path, file_okay=False), help="A checkout of iBOT.")
-def main(quick: bool, batch_size: int | None, json_file: Path | None, record: bool, checkout: Path | None) -> None:
+def main(
+    quick: bool, batch_size: int | None, json_file: Path | None, record: bool, methods: bool, checkout: Path | None
+) -> None:
     """Measure a training step at the paper's size against its networks alone, and against iBOT's step."""
+    if methods:
+        finish("step of four methods", method_rows(quick, batch_size), json_file=json_file, record=record)
+        return
     rows = [*ibot_rows(checkout, quick, batch_size), step_row(quick, batch_size)]
     finish("step", rows, json_file=json_file, record=record)
 
