@@ -43,7 +43,9 @@ def test_the_residual_network_keeps_the_size_then_halves_it_twice() -> None:
     assert weights(network) == 307_360 and backbone.patch_size == 4
     maps = {}
     for name in ("act1", "layer1", "layer2", "layer3"):
-        network.get_submodule(name).register_forward_hook(lambda _, __, made, name=name: maps.update({name: made.shape}))
+        network.get_submodule(name).register_forward_hook(
+            lambda _, __, made, name=name: maps.update({name: made.shape})
+        )
     tokens = backbone(random_images(32, 2))
     assert list(maps.values()) == [(2, 32, 32, 32), (2, 32, 32, 32), (2, 64, 16, 16), (2, 128, 8, 8)]
     torch.testing.assert_close(tokens.patches.mean(1), tokens.cls)
