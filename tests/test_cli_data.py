@@ -99,13 +99,6 @@ def test_preview(tmp_path: Path) -> None:
     assert not (tmp_path / "no.png").exists()
 
 
-def test_demo_of_scenes(tmp_path: Path) -> None:
-    result = run("demo", "--set", "scenes", tmp_path / "scenes")
-    assert result.exit_code == 0 and "1,416 images of 177 things" in result.stdout
-    assert (tmp_path / "scenes" / "retrieval" / "gnd.json").is_file()
-    assert run("demo", "--set", "photos", tmp_path / "other").exit_code == 2 and not (tmp_path / "other").exists()
-
-
 def test_demo(tmp_path: Path) -> None:
     result = run("demo", tmp_path / "digits")
     assert result.exit_code == 0 and "1,397 images" in result.stdout and "100 queries" in result.stdout
