@@ -1,4 +1,4 @@
-"""sop-data demo: the built-in digits as labeled shards and as a retrieval set."""
+"""sop-data demo: a built-in set as labeled shards and as a retrieval set."""
 
 from __future__ import annotations
 
@@ -9,22 +9,43 @@ import click
 from sop_faiss.cli.common import run_command
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.data.demo import write_digits
+from sop_faiss.data.demo_scenes import write_scenes
 
 __all__ = ["demo_command"]
 
 
-@click.command("demo", short_help="Write the built-in digits, labeled, 32 px.")
+@click.command("demo", short_help="Write a built-in labeled set: digits or scenes.")
 @click.argument("out", type=NamedPath())
+@click.option(
+    "--set",
+    "name",
+    type=click.Choice(["digits", "scenes"]),
+    default="digits",
+    show_default=True,
+    help="Scanned digits of 32 px, or cuttings of color photos, each photographed again several times, of 48 px.",
+)
 @run_command
-def demo_command(out: Path) -> None:
-    """Write the built-in demo set into the new folder OUT: scikit-learn's 1,797 scanned digits, 32 px.
+def demo_command(out: Path, name: str) -> None:
+    """Write a built-in demo set into the new folder OUT; nothing is downloaded.
 
-    OUT/train and OUT/test hold labeled shards, OUT/retrieval queries and a database with their ground truth.
+    digits: OUT/train and OUT/test hold labeled shards of scikit-learn's 1,797 scanned digits, OUT/retrieval queries and
+    a database with their ground truth.
+
+    scenes: OUT/train holds photographs of some things; OUT/known and OUT/asked, labeled by thing, those of others, and
+    OUT/retrieval the ones asked for as queries in the known ones.
 
     \b
-    Example:
+    Examples:
       sop-data demo digits/ && sop-data check digits/train
+      sop-data demo --set scenes scenes/
     """
+    if name == "scenes":
+        scenes = write_scenes(out)
+        click.echo(f"train      {out / 'train'}: {scenes.train:,} images of {scenes.train_things:,} things")
+        click.echo(f"known      {out / 'known'}: {scenes.known:,} images of {scenes.test_things:,} other things")
+        click.echo(f"asked      {out / 'asked'}: {scenes.asked:,} images of the same {scenes.test_things:,} things")
+        click.echo(f"retrieval  {out / 'retrieval'}: {scenes.asked:,} queries, {scenes.known:,} database images")
+        return
     summary = write_digits(out)
     click.echo(f"train      {out / 'train'}: {summary.train:,} images")
     click.echo(f"test       {out / 'test'}: {summary.test:,} images")

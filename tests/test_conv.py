@@ -118,7 +118,7 @@ def test_a_network_without_drop_path_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("timm.create_model", refuse)
     with pytest.raises(ConfigError) as error:
         build_backbone(conv("test_resnet"), 64, drop_path=0.1)
-    assert_one_line(error, "test_resnet cannot be made: unexpected keyword argument, 0.1; set model.drop_path=0")
+    assert_one_line(error, "test_resnet with no overrides: unexpected keyword argument, 0.1; set model.drop_path=0")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,10 @@ class ModelConfig:
     """Backbone and projector."""
 
     backbone: str = "vit_small_patch16_224"
-    """A timm ViT (also with registers, RoPE or SwiGLU: DINOv2, DINOv3, Eva), Swin or convolutional network. Leave it at
-    its default if `init` names the network."""
+    """A timm ViT (also with registers, RoPE or SwiGLU: DINOv2, DINOv3, Eva), Swin or convolutional network, or one of
+    two for images of 32 to 64 pixels: `resnet_small`, residual, 307,360 weights, stride 4; `vit_tiny_convstem`, a ViT
+    whose patches of 8 pixels come from 3 x 3 convolutions, so that a patch also sees the edges of its neighbors, masked
+    ones too. Leave it at its default if `init` names the network."""
     init: str = ""
     """Weights that the backbone starts with; the projector's are always random. Empty: random ones from `train.seed`.
     `lite0`, `lite1` or `lite2`, whose weights the extra `encoder` installs; `timm:NAME` with `weights`; `dino:FILE`, an
@@ -43,16 +45,17 @@ class ModelConfig:
     recipes. `auto`: that of `init`, which is `dino` for `dino:FILE` of a ViT without registers; else `timm`. It belongs
     to the encoder: exports keep it, and features and indices of one are not compared with those of the other."""
     batchnorm: str = "auto"
-    """Of convolutional networks. `frozen`: normalize with the running statistics, which stay as they are; scale and
-    shift still learn. `batch`: with each group of views' own, as in training from scratch; the teacher then uses
-    running ones, and only one process with the batch in one part is possible. `auto`: `frozen` with `init`, else
-    `batch`."""
+    """Of convolutional networks, and of the stem of `vit_tiny_convstem`. `frozen`: normalize with the running
+    statistics, which stay as they are; scale and shift still learn. `batch`: as in training from scratch, the student
+    normalizes all global views of a step together, whatever image and crop they are of, and all local views together;
+    the teacher uses the student's running statistics, and only one process with the batch in one part is possible.
+    `auto`: `frozen` with `init`, else `batch`."""
     patch_size: int | None = None
     """Overrides the backbone's own (ViT)."""
     embed_dim: int | None = None
-    """Overrides the width (ViT)."""
+    """Overrides the width (ViT; `resnet_small`: of the last stage, 128)."""
     depth: int | None = None
-    """Overrides the number of blocks (ViT)."""
+    """Overrides the number of blocks (ViT; `resnet_small`: of each stage, 1)."""
     num_heads: int | None = None
     """Overrides the attention heads (ViT)."""
     window_size: int | None = None

@@ -1,4 +1,4 @@
-"""The built-in demo set: scikit-learn's 1,797 scanned digits, as shards and as a retrieval set.
+"""The built-in demo set `digits`: scikit-learn's 1,797 scanned digits, as shards and as a retrieval set.
 
 Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998
 (CC BY 4.0), test part, as shipped with scikit-learn: no download.
@@ -7,6 +7,7 @@ Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from sop_faiss.data.shards.shard_writer import Sample, ShardWriter, write_manife
 from sop_faiss.errors import DataError
 from sop_faiss.files import atomic_directory, write_json
 
-__all__ = ["DigitsSummary", "write_digits"]
+__all__ = ["DigitsSummary", "write_digits", "write_labeled_part", "write_retrieval_part"]
 
 SIDE_PIXELS = 32
 TEST_COUNT = 400
@@ -56,11 +57,13 @@ def write_digits(out: Path) -> DigitsSummary:
     images, labels = _load()
     train, test = split_stratified(labels, TEST_COUNT)
     with atomic_directory(out) as folder:
-        _write_part(folder / "train", images, labels, train)
-        _write_part(folder / "test", images, labels, test)
+        pngs = [_png(image) for image in images]
+        for name, part in (("train", train), ("test", test)):
+            keys = [f"{position:04d}" for position in part]
+            write_labeled_part(folder / name, "digits", [pngs[position] for position in part], labels[part], keys)
         queries = np.sort(np.concatenate([test[labels[test] == digit][:QUERIES_PER_DIGIT] for digit in range(10)]))
         database = np.setdiff1d(test, queries)
-        _write_retrieval(folder / "retrieval", images, labels, queries, database)
+        write_retrieval_part(folder / "retrieval", pngs, labels, queries, database)
     return DigitsSummary(out, len(train), len(test), len(queries), len(database))
 
 
@@ -105,22 +108,22 @@ def _png(image: Float64[np.ndarray, "h w"]) -> bytes:
     return stream.getvalue()
 
 
-def _write_part(
-    folder: Path,
-    images: Float64[np.ndarray, "n 8 8"],
-    labels: Int64[np.ndarray, " n"],
-    positions: Int64[np.ndarray, " m"],
+def write_labeled_part(
+    folder: Path, name: str, pngs: Sequence[bytes], labels: Int64[np.ndarray, " n"], keys: Sequence[str] = ()
 ) -> None:
+    """Write a folder of shards with labels; without keys the images are numbered."""
     folder.mkdir()
-    with ShardWriter(folder, f"digits-{folder.name}", _SHARD_SAMPLES) as writer:
-        for position in positions:
-            writer.write(Sample(f"{position:04d}", "png", _png(images[position]), int(labels[position])))
-    write_manifest(folder, writer.entries, [str(digit) for digit in range(10)], labeled=len(positions))
+    keys = keys or [f"{number:04d}" for number in range(len(pngs))]
+    with ShardWriter(folder, f"{name}-{folder.name}", _SHARD_SAMPLES) as writer:
+        for key, png, label in zip(keys, pngs, labels, strict=True):
+            writer.write(Sample(key, "png", png, int(label)))
+    classes = [str(label) for label in range(int(labels.max()) + 1)]
+    write_manifest(folder, writer.entries, classes, labeled=len(labels))
 
 
-def _write_retrieval(
+def write_retrieval_part(
     folder: Path,
-    images: Float64[np.ndarray, "n 8 8"],
+    pngs: Sequence[bytes],
     labels: Int64[np.ndarray, " n"],
     queries: Int64[np.ndarray, " q"],
     database: Int64[np.ndarray, " m"],
@@ -131,7 +134,7 @@ def _write_retrieval(
         (folder / part).mkdir(parents=True)
         names[part] = [f"{position:04d}_is_{labels[position]}.png" for position in positions]
         for name, position in zip(names[part], positions, strict=True):
-            (folder / part / name).write_bytes(_png(images[position]))
+            (folder / part / name).write_bytes(pngs[position])
     relevant = [np.flatnonzero(labels[database] == labels[query]).tolist() for query in queries]
     gnd = [{"ok": ok, "junk": []} for ok in relevant]
     write_json(folder / "gnd.json", {"imlist": names["database"], "qimlist": names["query"], "gnd": gnd})

@@ -68,13 +68,14 @@ def timm_config(
         weights_sha256: of model.safetensors.
     """
     known: Any = getattr(model, "pretrained_cfg", {})
+    pooling: Any = getattr(model, "global_pool", "avg")  # a name, or in timm's ResNets the module itself
     arguments = model_arguments(model, config)
     side = preprocess.crop
     return {
         "architecture": config.model.backbone,
         "num_classes": 0,
         "num_features": int(getattr(model, "num_features", 0)),
-        "global_pool": arguments.get("global_pool", getattr(model, "global_pool", "avg")),
+        "global_pool": arguments.get("global_pool", getattr(pooling, "pool_type", pooling)),
         "model_args": arguments,
         "pretrained_cfg": {
             "tag": "sop",

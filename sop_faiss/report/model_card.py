@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sop_faiss.config import Config, TermConfig
+from sop_faiss.model.backbones.small import SMALL_SIZES
 
 __all__ = ["ModelFacts", "write_card"]
 
@@ -60,7 +61,7 @@ def write_card(
         f"An image encoder ({config.model.backbone}, {facts.parameters:,} parameters, features of dimension "
         f"{facts.feature_dim}) pretrained without labels by sop_faiss {facts.version}: "
         f"{_METHODS[config.objective.kind]}. It computes features, not classes.",
-        _how_to_load(facts, preprocess),
+        _how_to_load(facts, config, preprocess),
         _training(facts, config),
         _scores(metrics, facts.step),
         "## What is left out\n\nThe mask token and the projector of the training: no feature depends on them. Training "
@@ -71,12 +72,18 @@ def write_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _how_to_load(facts: ModelFacts, preprocess: Mapping[str, Any]) -> str:
+def _registers(backbone: str) -> list[str]:
+    """Return the line of code by which timm learns of a network that is not its own."""
+    return [f"import sop_faiss.model.backbones  # has {backbone}"] if backbone in SMALL_SIZES else []
+
+
+def _how_to_load(facts: ModelFacts, config: Config, preprocess: Mapping[str, Any]) -> str:
     side = preprocess["crop"]
     lines = [
         "## How to load it\n",
         "```python",
         "import timm, torch",
+        *_registers(config.model.backbone),
         "from PIL import Image",
         'image = Image.open("photo.jpg").convert("RGB")',
         f'model = timm.create_model("local-dir:{facts.folder}", pretrained=True).eval()  # or "hf-hub:USER/NAME"',

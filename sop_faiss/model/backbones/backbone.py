@@ -12,8 +12,10 @@ from timm.models.eva import Eva
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from sop_faiss import distributed
 from sop_faiss.config import Config
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.last_block import block_on_rows, works_on_rows
@@ -41,9 +43,14 @@ class Backbone(nn.Module):
     """d: width of the tokens."""
     patch_size: int
     """Side of a patch token's square, in pixels; the unit of the masks."""
+    freezes_batchnorm: bool
+    """Whether batch norms use their running statistics while training, too."""
 
-    def __init__(self, model: nn.Module, feature_dim: int, patch_size: int, mask_dim: int) -> None:
+    def __init__(
+        self, model: nn.Module, feature_dim: int, patch_size: int, mask_dim: int, *, freezes_batchnorm: bool = False
+    ) -> None:
         super().__init__()
+        self.freezes_batchnorm = freezes_batchnorm
         self.trunk = model
         self.feature_dim = feature_dim
         self.patch_size = patch_size
@@ -58,8 +65,31 @@ class Backbone(nn.Module):
                 f"set {name}={near}"
             )
 
+    def train(self, mode: bool = True) -> Backbone:
+        """Set the mode as of any module, except that frozen batch norms stay in evaluation mode."""
+        super().train(mode)
+        for module in self._batch_norms() if self.freezes_batchnorm else ():
+            module.eval()
+        return self
+
+    def _batch_norms(self) -> list[nn.Module]:
+        return [module for module in self.trunk.modules() if isinstance(module, _BatchNorm)]
+
+    def check_batch_norms(self, config: Config) -> None:
+        """Raise ConfigError if batch norms that follow the batch would see only parts of it."""
+        if self.freezes_batchnorm or not self._batch_norms():
+            return
+        for what, parts in (("train.accumulate", config.train.accumulate), ("ranks", distributed.world_size())):
+            if parts > 1:
+                raise ConfigError(
+                    f"{what} = {parts} with model.batchnorm = {config.model.batchnorm}: {config.model.backbone} would "
+                    "normalize each part of the batch by itself, which is another step; set model.batchnorm=frozen or "
+                    "take one"
+                )
+
     def check_settings(self, config: Config) -> None:
         """Raise ConfigError where the configuration asks for what this kind of backbone does not have."""
+        self.check_batch_norms(config)
         if config.masks.pixels:
             raise ConfigError(
                 f"masks.pixels is for convolutional backbones, and {config.model.backbone} has tokens to hide: leave "
@@ -128,12 +158,13 @@ class VitBackbone(Backbone):
     Positions are interpolated to the size of the view.
     """
 
-    def __init__(self, model: VisionTransformer | Eva) -> None:
+    def __init__(self, model: VisionTransformer | Eva, *, freezes_batchnorm: bool = False) -> None:
         if model.cls_token is None or not isinstance(model.fc_norm, nn.Identity):
             raise ConfigError("model.backbone has no [CLS] token of its own: choose another, as vit_small_patch16_224")
         if not isinstance(model.patch_embed, PatchEmbed):
             raise ConfigError("model.backbone cuts its patches from a convolutional stem: choose a plain timm ViT")
-        super().__init__(model, model.embed_dim, model.patch_embed.patch_size[0], model.embed_dim)
+        width, side = model.embed_dim, model.patch_embed.patch_size[0]
+        super().__init__(model, width, side, width, freezes_batchnorm=freezes_batchnorm)
         self._checkpoints = False
         self._reads_rows = works_on_rows(model.blocks[-1])
 

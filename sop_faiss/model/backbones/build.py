@@ -17,8 +17,9 @@ from torch import nn
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.backbone import Backbone, SwinBackbone, VitBackbone
-from sop_faiss.model.backbones.conv import build_conv_backbone
+from sop_faiss.model.backbones.conv import ConvBackbone
 from sop_faiss.model.backbones.positions import resize_as_dino
+from sop_faiss.model.backbones.small import SMALL_SIZES
 
 __all__ = ["build_backbone", "seeded_backbone"]
 
@@ -49,37 +50,42 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
     is_eva = timm.models.model_entrypoint(config.backbone).__module__ == Eva.__module__
     swin, is_vit = config.backbone.startswith("swin_"), is_eva or config.backbone.startswith(("vit_", "deit"))
     for name in overrides:
-        if not (swin if name == "window_size" else is_vit):
+        if name not in SMALL_SIZES.get(config.backbone, ()) and not (swin if name == "window_size" else is_vit):
             raise ConfigError(f"model.{name} does not apply to {config.backbone}: remove it")
     if config.position_resize == "dino" and not is_vit:
         raise ConfigError(
             f"model.position_resize = dino does not apply to {config.backbone}, which has no position embeddings to "
             "resize: set model.position_resize=auto"
         )
-    if not (swin or is_vit):
-        return build_conv_backbone(config, drop_path)
-    sizes: dict[str, Any] = {"strict_img_size": False} if swin else {"img_size": image_size, "dynamic_img_size": True}
+    options: dict[str, Any] = {"drop_path_rate": drop_path} if swin or is_vit or drop_path else {}
+    if swin:
+        options["strict_img_size"] = False
+    elif is_vit:
+        options |= {"img_size": image_size, "dynamic_img_size": True}
     if is_eva:
-        sizes["global_pool"] = "token"  # so that timm's final norm comes before pooling, on every token
-    if not swin and "patch_size" in overrides and image_size < overrides["patch_size"]:
+        options["global_pool"] = "token"  # so that timm's final norm comes before pooling, on every token
+    if "patch_size" in overrides and image_size < overrides["patch_size"]:
         raise ConfigError(f"model.patch_size = {overrides['patch_size']} exceeds views.global_size = {image_size}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # timm warns of features that are not used here
-            model = timm.create_model(
-                config.backbone, pretrained=False, num_classes=0, drop_path_rate=drop_path, **sizes, **overrides
-            )
+            model = timm.create_model(config.backbone, pretrained=False, num_classes=0, **options, **overrides)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, RuntimeError) and re.search(r"alloc|memory|overflow", reason, re.IGNORECASE):
             reason = "there is not enough memory for it; lower model.embed_dim or model.depth"
         if "class token" in reason:
             reason = "it has no [CLS] token of its own; choose another, as vit_small_patch16_224"
+        if drop_path and not (swin or is_vit) and isinstance(error, TypeError):
+            reason += "; set model.drop_path=0"
         raise ConfigError(f"model.backbone = {config.backbone} with {overrides or 'no overrides'}: {reason}") from None
+    freezes = config.batchnorm == "frozen" or (config.batchnorm == "auto" and bool(config.init))
+    if not (swin or is_vit):
+        return ConvBackbone(model, freezes_batchnorm=freezes)
     if config.position_resize == "dino":
         resize_as_dino(model, config.backbone)
     if isinstance(model, VisionTransformer | Eva):
-        backbone = VitBackbone(model)
+        backbone = VitBackbone(model, freezes_batchnorm=freezes)
         if config.cls_token_std != _TIMM_CLS_TOKEN_STD:
             nn.init.trunc_normal_(model.cls_token, std=config.cls_token_std)
         return backbone

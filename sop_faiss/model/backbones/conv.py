@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-import timm
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from sop_faiss import distributed
-from sop_faiss.config import Config, ModelConfig
+from sop_faiss.config import Config
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.backbone import Backbone, Tokens
 
-__all__ = ["ConvBackbone", "build_conv_backbone"]
+__all__ = ["ConvBackbone"]
 
 _PROBE_SIDE = 128
 """Pixels of the black image that shows what a model makes: four rows at the usual stride of 32."""
@@ -40,16 +36,8 @@ class ConvBackbone(Backbone):
     def __init__(self, model: nn.Module, *, freezes_batchnorm: bool) -> None:
         feature_dim, stride = _probe(model)
         # Images come in channels-last, the layout that convolutions like best.
-        super().__init__(model.to(memory_format=torch.channels_last), feature_dim, stride, mask_dim=3)  # type: ignore[call-overload]
-        self.freezes_batchnorm = freezes_batchnorm
-
-    def train(self, mode: bool = True) -> ConvBackbone:
-        """Set the mode as of any module, except that frozen batch norms stay in evaluation mode."""
-        super().train(mode)
-        for module in self.trunk.modules() if self.freezes_batchnorm else ():
-            if isinstance(module, _BatchNorm):
-                module.eval()
-        return self
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        super().__init__(model, feature_dim, stride, mask_dim=3, freezes_batchnorm=freezes_batchnorm)
 
     def check_settings(self, config: Config) -> None:
         """See `Backbone.check_settings`."""
@@ -63,19 +51,12 @@ class ConvBackbone(Backbone):
             raise ConfigError(
                 f"model.global_token = mean does not apply to {name}, which pools by itself: leave it out"
             )
-        if not self.freezes_batchnorm and any(isinstance(module, _BatchNorm) for module in self.trunk.modules()):
-            if config.train.checkpoint_activations:
-                raise ConfigError(
-                    f"train.checkpoint_activations = true with model.batchnorm = {config.model.batchnorm}: the batch "
-                    f"norms of {name} would count each batch twice; set model.batchnorm=frozen or leave it out"
-                )
-            for what, parts in (("train.accumulate", config.train.accumulate), ("ranks", distributed.world_size())):
-                if parts > 1:
-                    raise ConfigError(
-                        f"{what} = {parts} with model.batchnorm = {config.model.batchnorm}: {name} would normalize "
-                        "each part of the batch by itself, which is another step; set model.batchnorm=frozen or take "
-                        "one"
-                    )
+        if config.train.checkpoint_activations and not self.freezes_batchnorm and self._batch_norms():
+            raise ConfigError(
+                f"train.checkpoint_activations = true with model.batchnorm = {config.model.batchnorm}: the batch norms "
+                f"of {name} would count each batch twice; set model.batchnorm=frozen or leave it out"
+            )
+        self.check_batch_norms(config)
 
     def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
         """See `Backbone.forward`."""
@@ -113,25 +94,3 @@ def _probe(model: Any) -> tuple[int, int]:
         ) from None
     model.train(was_training)
     return features.shape[1], _PROBE_SIDE // last_map.shape[3]
-
-
-def build_conv_backbone(config: ModelConfig, drop_path: float) -> ConvBackbone:
-    """Make a convolutional backbone with fresh random weights from torch's global generator.
-
-    Args:
-        config: which network, and what its batch norms do.
-        drop_path: stochastic depth; 0 for a teacher.
-
-    Raises:
-        ConfigError: the network cannot be made with this drop path, or is not convolutional.
-    """
-    options = {"drop_path_rate": drop_path} if drop_path else {}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # timm warns of features that are not used here
-            model = timm.create_model(config.backbone, pretrained=False, num_classes=0, **options)
-    except TypeError as error:
-        hint = "; set model.drop_path=0" if drop_path else ""
-        raise ConfigError(f"model.backbone = {config.backbone} cannot be made: {error}{hint}") from None
-    freezes = config.batchnorm == "frozen" or (config.batchnorm == "auto" and bool(config.init))
-    return ConvBackbone(model, freezes_batchnorm=freezes)
