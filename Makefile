@@ -13,7 +13,7 @@ setup: $(FOR_USE)
 
 # What a user needs, and in addition what the checks need. Installed again only when what is installed has changed;
 # without an index reachable, an existing .venv goes on working. $(FOR_TEST) has all of $(FOR_USE), and so makes both.
-$(FOR_USE): EXTRAS := demo,serve,encoder
+$(FOR_USE): EXTRAS := demo,serve,encoder,heic
 $(FOR_TEST): EXTRAS := dev
 $(FOR_USE) $(FOR_TEST): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit("sop_faiss needs Python 3.11 or newer; name one: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'

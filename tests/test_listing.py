@@ -57,11 +57,11 @@ def test_files_that_are_not_readable_images_are_counted_by_kind(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_folder(tmp_path, classes=1, per_class=2)
-    for name in ("a.HEIC", "class_0/b.heic", "c.dng", ".d.heic", "notes.txt", "film.MP4", "README"):
+    for name in ("a.JXL", "class_0/b.jxl", "c.dng", ".d.jxl", "notes.txt", "film.MP4", "README"):
         (tmp_path / name).write_bytes(b"x")
     assert len(open_folder("photos/", tmp_path).keys) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "folder photos/: 6 files of other kinds skipped (2 .heic, 1 without a suffix, 1 .dng, 1 .mp4, 1 .txt): "
+        "folder photos/: 6 files of other kinds skipped (2 .jxl, 1 without a suffix, 1 .dng, 1 .mp4, 1 .txt): "
         "save images among them as JPEG"
     ]
 

@@ -38,7 +38,7 @@ def change(clone: Path) -> None:
 
 
 def test_a_user_gets_no_tools_of_the_checks(clone: Path) -> None:
-    assert installed(clone, "demo") == ["demo,serve,encoder"]
+    assert installed(clone, "demo") == ["demo,serve,encoder,heic"]
     assert installed(clone, "demo", "setup") == []
     assert installed(clone, "lint") == ["dev"]
     assert installed(clone, "lint", "demo") == []
@@ -47,6 +47,6 @@ def test_a_user_gets_no_tools_of_the_checks(clone: Path) -> None:
 def test_the_checks_install_what_a_user_needs_too(clone: Path) -> None:
     assert installed(clone, "lint", "demo") == ["dev"]
     change(clone)
-    assert installed(clone, "demo") == ["demo,serve,encoder"]
+    assert installed(clone, "demo") == ["demo,serve,encoder,heic"]
     assert installed(clone, "lint") == ["dev"]
     assert installed(clone, "demo", "lint") == []

@@ -30,7 +30,7 @@ SAMPLES_PER_SHARD = 10_000
 DUPLICATES_NAME = "duplicates.json"
 
 _KEPT = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}  # stored byte for byte; MPO: a phone's JPEG
-_LOSSY = ("JPEG", "MPO", "WEBP", "AVIF")  # re-encoded as JPEG, all others as PNG
+_LOSSY = ("JPEG", "MPO", "WEBP", "AVIF", "HEIF")  # re-encoded as JPEG, all others as PNG
 _JPEG_QUALITY = 95
 
 

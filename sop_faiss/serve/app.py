@@ -77,7 +77,7 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _IMAGE_BODY = {
     "requestBody": {
         "required": True,
-        "description": "The bytes of an image file: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF.",
+        "description": "The bytes of an image file: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF or HEIC.",
         "content": {"application/octet-stream": _BINARY, "image/*": _BINARY},
     }
 }

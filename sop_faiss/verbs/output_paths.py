@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from sop_faiss.data.images.heif import HEIF_SUFFIXES
 from sop_faiss.data.images.keys import IMAGE_SUFFIXES
 from sop_faiss.errors import ConfigError
 from sop_faiss.files import GENERATOR, require_writable
@@ -17,7 +18,10 @@ __all__ = ["STDOUT", "check_outputs", "encoder_files", "ground_truth_files", "is
 STDOUT = Path("-")
 """Stands for stdout."""
 
-_DATA_SUFFIXES = (*IMAGE_SUFFIXES, ".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl")
+_DATA_SUFFIXES = (
+    *(*IMAGE_SUFFIXES, *HEIF_SUFFIXES),
+    *(".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl"),
+)
 """Suffixes of data files, for messages."""
 _DATA_FILES = ("features-*.parquet", "*.tar", "state.json")
 """A directory with such a file belongs together with its manifest: nothing is written into it."""

@@ -16,6 +16,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sop_faiss.data.images.deep_grayscale import DeepImage, deep_to_rgb, measure_deep
+from sop_faiss.data.images.heif import is_heif, open_heif
 from sop_faiss.data.images.jpeg import decode_plain_jpeg, plain_jpeg_size
 from sop_faiss.errors import DataError
 
@@ -60,16 +61,16 @@ def decode_image(encoded: bytes, max_pixels: int = MAX_PIXELS, top_value: float 
     """Decode one image to RGB as a person sees it.
 
     EXIF orientation is applied, transparency is composited on white, palettes, CMYK, gray and 16 bits are converted; of
-    an animation the first frame is taken.
+    an animation the first frame is taken, of a HEIC file its primary image.
 
     Args:
-        encoded: the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF, PPM or AVIF file.
+        encoded: the bytes of a JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF or HEIC file.
         max_pixels: larger images are refused before anything is decoded.
         top_value: white in grayscale of more than 8 bits; 0: what the file states, else the largest value of its type.
 
     Raises:
-        DataError: the first word is the reason: `empty`, `not-an-image`, `too-many-pixels`, `elongated`, `truncated`,
-            `damaged`.
+        DataError: the first word is the reason: `empty`, `not-an-image`, `no-heic-reader`, `too-many-pixels`,
+            `elongated`, `truncated`, `damaged`.
     """
     size = plain_jpeg_size(encoded)
     if size is not None and not size_problem(*size, max_pixels):
@@ -126,17 +127,20 @@ def open_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read the header of one image, for its format and size; nothing is decoded.
 
     Raises:
-        DataError: `not-an-image`, `too-many-pixels`, `elongated`, `truncated` in the header, or `damaged`, as one
-            that has no pixels.
+        DataError: `not-an-image`, `no-heic-reader`, `too-many-pixels`, `elongated`, `truncated` in the header, or
+            `damaged`, as one that has no pixels.
     """
     try:
         with _quiet():
-            image = Image.open(io.BytesIO(encoded), formats=_known_formats())
+            if is_heif(encoded):
+                image = open_heif(encoded)
+            else:
+                image = Image.open(io.BytesIO(encoded), formats=_known_formats())
     except Image.DecompressionBombError:
         raise DataError(f"too-many-pixels: wanted at most {max_pixels}") from None
     except UnidentifiedImageError:
         raise DataError("not-an-image: the bytes are not an image of a known format") from None
-    except MemoryError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:
         raise _damage(error) from None
@@ -180,6 +184,8 @@ def _quiet() -> Iterator[None]:
 
 def _upright(image: Image.Image) -> Image.Image:
     """Apply the EXIF orientation of a loaded image; damaged EXIF does not make the image unusable."""
+    if image.format == "HEIF":  # upright as decoded, by its own turns: its EXIF only repeats them
+        return image.copy()
     with _quiet(), contextlib.suppress(Exception):
         return ImageOps.exif_transpose(image)
     return image

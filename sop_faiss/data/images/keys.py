@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from sop_faiss.data.images.heif import HEIF_SUFFIXES, READS_HEIF
 from sop_faiss.errors import DataError
 
 __all__ = [
@@ -22,10 +23,11 @@ __all__ = [
 SHARD_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 """Image members of a shard, in lower case."""
 
-IMAGE_SUFFIXES = (*SHARD_SUFFIXES, ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+_OTHER_SUFFIXES = (".jfif", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+IMAGE_SUFFIXES = (*SHARD_SUFFIXES, *_OTHER_SUFFIXES, *(HEIF_SUFFIXES if READS_HEIF else ()))
 """Image files of a folder, in lower case."""
 
-UNREAD_SUFFIXES = (".heic", ".heif", ".hif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
+UNREAD_SUFFIXES = (".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
 """Image files of phones and cameras that are not read, in lower case."""
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.data.images.class_numbers import whole_numbers
+from sop_faiss.data.images.heif import HEIF_REMEDY, HEIF_SUFFIXES
 from sop_faiss.data.images.keys import (
     IMAGE_SUFFIXES,
     UNREAD_SUFFIXES,
@@ -138,15 +139,15 @@ def open_folder(description: str, folder: Path) -> FileSource:
     root = folder.absolute()
     members, shards, unread = _walk_folder(root)
     if unread:
-        remedy = ": save images among them as JPEG" if unread.keys() & set(UNREAD_SUFFIXES) else ""
         count, kinds = unread.total(), _kinds_of(unread)
-        _log.warning("folder %s: %d files of other kinds skipped (%s)%s", description, count, kinds, remedy)
+        _log.warning("folder %s: %d files of other kinds skipped (%s)%s", description, count, kinds, _remedy_of(unread))
     if shards:
         what = "both images and shards" if members else "shards only"
         raise DataError(f"folder {description} has {what} in its sub-folders: name one, such as {min(shards)}")
     if not members:
         wanted = f"wanted {', '.join(IMAGE_SUFFIXES)}, or .tar shards"
-        raise DataError(f"folder {description} {'holds no image' if any(root.iterdir()) else 'is empty'}: {wanted}")
+        what = "holds no image" if any(root.iterdir()) else "is empty"
+        raise DataError(f"folder {description} {what}{_remedy_of(unread)}: {wanted}")
     members.sort()
     tops = [name.partition("/")[0] if "/" in name else None for name in utf8_names(members)]
     members = [member.removesuffix("/") for member in members]  # of folders without read permission
@@ -208,6 +209,12 @@ def _kinds_of(unread: Counter[str]) -> str:
     kinds = [f"{count:,} {suffix[:_LONGEST_SUFFIX] or 'without a suffix'}" for suffix, count in shown]
     rest = unread.total() - sum(count for _, count in shown)
     return ", ".join(kinds + ([f"{rest:,} others"] if rest else []))
+
+
+def _remedy_of(unread: Counter[str]) -> str:
+    """Return what makes the images among these readable."""
+    heic = f": to read HEIC, {HEIF_REMEDY}" if unread.keys() & set(HEIF_SUFFIXES) else ""
+    return heic + (": save images among them as JPEG" if unread.keys() & set(UNREAD_SUFFIXES) else "")
 
 
 class _Line(NamedTuple):

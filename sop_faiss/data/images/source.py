@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.config import DataConfig
+from sop_faiss.data.images.heif import HEIF_REMEDY, HEIF_SUFFIXES
 from sop_faiss.data.images.keys import IMAGE_SUFFIXES
 from sop_faiss.data.images.listing import open_files, open_folder, open_list
 from sop_faiss.data.shards.address import hide_secrets, is_address, path_of_file_address, refuse_commands
@@ -177,6 +178,8 @@ def _open_file(text: str, path: Path) -> ImageSource:
         return open_list(text, path)
     if suffix in IMAGE_SUFFIXES:
         return open_files(text, path.absolute().parent, [path.name], None, None)
+    if suffix in HEIF_SUFFIXES:
+        raise DataError(f"source {text} is a HEIC image, which needs pillow-heif: {HEIF_REMEDY}")
     if path.name.lower().endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
         raise DataError(f"source {text} is a compressed tar, which has no random access: unpack it to a .tar")
     raise DataError(f"source {text} is of an unknown kind: wanted .tar, .txt, .csv, an image or a folder")
