@@ -27,7 +27,7 @@ __all__ = ["main"]
     "--images",
     metavar="SRC",
     callback=refuse_empty,
-    help="Your own images (folder, shards or list) instead of the built-in digits.",
+    help="Your own images (folder, shards or list) instead of the built-in photographs.",
 )
 @click.option(
     "--out",
@@ -41,9 +41,10 @@ __all__ = ["main"]
 def main(images: str | None, out: Path) -> None:
     """Train, build an index, and write a page of images found by similarity.
 
-    On the built-in digits it compares raw pixels, random weights and the trained encoder, and exits with 3 unless the
-    promised gains were reached. On your own images it needs no labels: it continues a pretrained encoder for some
-    steps, and shows what was found before and after, and whether a difference is shown.
+    On built-in photographs of things seen again, it compares raw pixels, random weights, the pretrained encoder and
+    its continuation, and exits with 3 unless the promised gains were reached. On your own images it needs no labels: it
+    continues a pretrained encoder for some steps, and shows what was found before and after, and whether a difference
+    is shown.
     """
     log_to_stderr(logging.WARNING)
     if images is not None:
@@ -53,16 +54,18 @@ def main(images: str | None, out: Path) -> None:
         for line in (shown.verdict, f"page: {shown.page}", *shown.commands):
             click.echo(one_line(line))
         return
-    from sop_faiss.verbs.demo import KNN_GAIN, MAP_GAIN, digits_demo
+    from sop_faiss.verbs.demo import KNN_GAIN, MAP_GAIN, scenes_demo
 
-    result = digits_demo(out, progress_reporter)
+    result = scenes_demo(out, progress_reporter)
     click.echo(f"{'features':26}{'k-NN top-1':>12}{'mAP':>10}")
     for scores in result.scores:
         click.echo(f"{scores.name:26}{scores.knn_top1:>10.1f} %{scores.mean_average_precision:>8.1f} %")
+    click.echo(one_line(result.verdict))
     click.echo(one_line(f"page: {result.page}"))
     if not result.reached:
         click.echo(
-            f"the gains over random weights are under {KNN_GAIN:g} points (k-NN) or {MAP_GAIN:g} (mAP)", err=True
+            f"the gains over pixels and random weights are under {KNN_GAIN:g} points (k-NN) or {MAP_GAIN:g} (mAP)",
+            err=True,
         )
         sys.exit(EXIT_STOPPED)
 

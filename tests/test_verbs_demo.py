@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from sop_faiss.cli.demo import main
 from sop_faiss.cli.train import main as train
 from sop_faiss.config import load_config
+from sop_faiss.data import demo_scenes
 from sop_faiss.data.stream import split_holdout
 from sop_faiss.errors import CheckpointError
 from sop_faiss.train.log.monitor import read_metrics
@@ -24,25 +25,28 @@ def run(*arguments):
 
 
 @pytest.fixture
-def few_steps(monkeypatch):
-    """The demo's configurations with three steps."""
-    monkeypatch.setattr(
-        demo, "load_config", lambda name, overrides: load_config(name, [*overrides, "train.stop_after_steps=3"])
-    )
+def few_scenes(monkeypatch):
+    """The demo on four photos, with few steps and small views."""
+    monkeypatch.setattr(demo_scenes, "_PHOTOS", demo_scenes._PHOTOS[:4])
+    monkeypatch.setattr(demo, "_SIZE", 64)
+    monkeypatch.setattr(demo, "_STEPS", 3)
 
 
-def test_digits_demo_scores_indexes_and_writes_the_page(tmp_path, few_steps):
-    result = run("--out", tmp_path / "demo")
-    assert result.exit_code == 3, result.output  # three steps do not reach the promise, and it says so
-    for name in ("raw pixels", "before (random weights)", "after (trained)"):
+def test_the_demo_scores_indexes_and_writes_the_page(tmp_path, few_scenes, monkeypatch):
+    monkeypatch.setattr(demo, "KNN_GAIN", 101.0)
+    made = tmp_path / "demo"
+    made.mkdir()
+    (made / ".made-by-demo").touch()
+    (made / "results.html").write_text("of an earlier demo, which is replaced")
+    result = run("--out", made)
+    assert result.exit_code == 3 and "the gains over pixels and random weights are under 101" in result.stderr
+    for name in ("raw pixels", "random weights", "lite0 as installed", "after training"):
         assert name in result.stdout
-    assert "gains over random weights" in result.stderr
+    assert "3 steps of training" in result.stdout and "of mAP" in result.stdout
     page = (tmp_path / "demo" / "results.html").read_text()
-    assert "before (random weights)" in page and "centered and aligned" in page
+    assert "lite0 as installed" in page and "pixels of the same place differ" in page
     assert page.count("data:image/") > 100
     assert (tmp_path / "demo" / "index" / "manifest.json").is_file()
-    again = run("--out", tmp_path / "demo")  # its own folder is made anew
-    assert again.exit_code == 3
 
 
 @pytest.fixture
@@ -118,7 +122,7 @@ def test_sizes_suit_any_number_of_photos(tmp_path, usable, pretrained):
         assert config.train.epochs * per_epoch >= steps == config.evaluate.every_steps
 
 
-def test_a_stopped_demo_says_that_it_starts_over(tmp_path, monkeypatch):
+def test_a_stopped_demo_says_that_it_starts_over(tmp_path, few_scenes, monkeypatch):
     monkeypatch.setattr(demo, "run_training", lambda *_, **__: TrainingResult(False, 3, 850, {}))
     result = run("--out", tmp_path / "demo")
     assert result.exit_code == 3
