@@ -18,6 +18,7 @@ from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.verbs.study import study as verb
 from sop_faiss.verbs.study.clock import StepClock
 from sop_faiss.verbs.study.study import StudyResult, Where, run_study
+from sop_faiss.verbs.study.study_page import short_commit
 from tests.images import write_folder
 from tests.messages import assert_one_line
 from tests.pages import Page
@@ -99,6 +100,12 @@ def test_the_page_stands_alone(whole):
     assert len(sources) == 3 and all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert {"Scores against images", "Scores against minutes", "sop.cls.tasks"} <= {*page.texts}
     assert all(attrs["alt"] for attrs in page.of("img"))
+
+
+def test_the_commit_of_changed_code_is_marked():
+    assert [short_commit(commit) for commit in ("a" * 40, "a" * 40 + "+", "", "abc+")] == [
+        "a" * 10, "a" * 10 + "+", "", "abc+",
+    ]  # fmt: skip
 
 
 def test_a_run_is_an_ordinary_run_directory(whole, tmp_path, images):
