@@ -56,7 +56,10 @@ function filterOf(view) {
 
 // What the server says of an image is of the index as it is now, which may have changed since the page was opened.
 async function notice(images) {
-  if (!images.length || images[0].thumbnail.endsWith(`version=${facts.version}`)) return;
+  if (images.length && !images[0].thumbnail.endsWith(`version=${facts.version}`)) await refresh();
+}
+
+async function refresh() {
   facts = await ask("/api/index").catch(() => facts);
   showFacts();
 }
@@ -78,6 +81,7 @@ async function show() {
     if (running !== mine) return; // another view is being shown
     fill([], "Not found");
     showEmpty(error.message, true);
+    refresh(); // the image may have left the index
   }
   at("hits").classList.remove("waiting");
 }

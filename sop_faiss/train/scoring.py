@@ -32,10 +32,16 @@ from sop_faiss.train.state import RunState
 from sop_faiss.train.stop import StopRequest
 from sop_faiss.train.verdict import describe_difference
 
-__all__ = ["Announce", "Evaluation", "Scoring", "runs_in_background"]
+__all__ = ["Announce", "Evaluation", "Scoring", "runs_in_background", "unannounced"]
 
 Announce = Callable[[], AbstractContextManager[ProgressCallback]]
 """Announces a part of a measurement, and yields the callback for the images that it reads."""
+
+
+def unannounced() -> AbstractContextManager[ProgressCallback]:
+    """Report nothing."""
+    return silent_stage("", "")
+
 
 _log = logging.getLogger(__name__)
 _HOW = ("every_steps", "background", "batch_size", "best_by")
@@ -149,7 +155,7 @@ class Scoring:
         self._state.scores.measured = Measured(self._state.step, frozen)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "scores", initializer=self._choose_device)
-        self._pending = self._thread.submit(evaluate, frozen, lambda: silent_stage("", ""))
+        self._pending = self._thread.submit(evaluate, frozen, unannounced)
 
     def _announce(self) -> AbstractContextManager[ProgressCallback]:
         measured = self._state.scores.measured

@@ -30,7 +30,7 @@ from sop_faiss.evaluate.view_recall_task import ViewRecallTask
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.encoder import encoder_of_backbone
 from sop_faiss.model.networks import Network
-from sop_faiss.train.scoring import Announce
+from sop_faiss.train.scoring import Announce, unannounced
 
 __all__ = ["OnlineEvaluation", "open_evaluation"]
 
@@ -62,7 +62,7 @@ class OnlineEvaluation:
         """All scores, in order."""
         return tuple(name for task in self.tasks for name in task.names)
 
-    def __call__(self, teacher: Network, announce: Announce) -> dict[str, Score]:
+    def __call__(self, teacher: Network, announce: Announce = unannounced) -> dict[str, Score]:
         """Return all scores, in percent, with the value of each query.
 
         Args:
