@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn, ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 
@@ -34,6 +34,9 @@ from sop_faiss.errors import (
 )
 from sop_faiss.files import DISK_FULL
 from sop_faiss.progress import ProgressCallback
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = [
     "CONTEXT_SETTINGS",
@@ -64,6 +67,11 @@ EXIT_INTERRUPTED = 130
 
 PLAIN_INTERVAL_SECONDS = 10.0
 """Time between two lines of progress where stderr is not a terminal."""
+
+_bars: list[Progress] = []
+"""What rich shows now, if anything."""
+_inner_seconds = [0.0]
+"""Time of all stages within other ones, which the speed of the outer ones does not count."""
 
 _SAID_LENGTH = 160  # of a library's own message about memory; the rest is details
 _LOWER = (
@@ -292,14 +300,25 @@ def _bar(label: str, unit: str) -> Iterator[ProgressCallback]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(unit),
+        TextColumn("{task.fields[unit]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    if _bars:  # a stage within another: one more bar under its own, until it ends
+        task = _bars[0].add_task(label, total=None, unit=unit)
+        try:
+            yield lambda done, total: _bars[0].update(task, completed=done, total=total)
+        finally:
+            _bars[0].remove_task(task)
+        return
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(label, total=None, unit=unit)
+        _bars.append(bar)
+        try:
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        finally:
+            _bars.clear()
 
 
 @contextlib.contextmanager
@@ -308,13 +327,15 @@ def _plain_lines(label: str, unit: str) -> Iterator[ProgressCallback]:
     printed_at = started
     printed = last = (0, 0)
     first: tuple[int, float] | None = None  # images done, and when: speed is measured from here, without the start-up
+    inner_before = _inner_seconds[0]
 
     def show(done: int, total: int) -> None:
         nonlocal printed, printed_at
         now = time.monotonic()
         left = ""
         if first is not None and first[0] < done < total:
-            left = f", {_about((now - first[1]) / (done - first[0]) * (total - done))} left"
+            spent = now - _inner_seconds[0] - first[1]
+            left = f", {_about(spent / (done - first[0]) * (total - done))} left"
         click.echo(f"{label}: {done:,} of {total:,} {unit}, {now - started:.0f} s{left}", err=True)
         printed, printed_at = (done, total), now
 
@@ -322,13 +343,14 @@ def _plain_lines(label: str, unit: str) -> Iterator[ProgressCallback]:
         nonlocal first, last
         last = (done, total)
         if first is None:
-            first = (done, time.monotonic())
+            first = (done, time.monotonic() - _inner_seconds[0])
         if time.monotonic() - printed_at >= PLAIN_INTERVAL_SECONDS:
             show(done, total)
 
     yield callback
     if last != printed:
         show(*last)
+    _inner_seconds[0] = inner_before + time.monotonic() - started
 
 
 def _about(seconds: float) -> str:

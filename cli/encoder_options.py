@@ -1,4 +1,4 @@
-"""The options that choose an encoder: one set for every command with `--model M`."""
+"""The options that choose an encoder and run it: one set for every command with `--model M`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["encoder_options"]
+__all__ = ["EncoderCommand", "batch_size_option", "encoder_options"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,13 +144,37 @@ _OPTIONS = (
 )
 _NAMES = tuple(EncoderSpec.__dataclass_fields__)
 
+batch_size_option = click.option(
+    "--batch-size",
+    type=int,
+    default=64,
+    show_default=True,
+    help="Images per forward pass on a GPU; on a CPU at most 8 at a time.",
+)
+
+
+class EncoderCommand(click.Command):
+    """A command whose help shows the encoder's options after its own; `--model` is among these."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options; called by click."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Encoder options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                is_own = parameter.name == "model" or parameter.name not in _NAMES
+                sections["Options" if is_own else "Encoder options"].append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
 
 def encoder_options(command: Callable[..., R]) -> Callable[..., R]:
     """Give a click command the encoder's options; its function receives them as one `encoder: EncoderSpec`.
 
-    Put it below `@click.command()` and above `@run_command`:
+    Put it below `@click.command(cls=EncoderCommand)` and above `@run_command`:
 
-        @click.command()
+        @click.command(cls=EncoderCommand)
         @encoder_options
         @click.option("--data", required=True)
         @run_command

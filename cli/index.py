@@ -15,6 +15,7 @@ from sop_faiss.cli.common import (
     progress_reporter,
     run_command,
 )
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_change import add_command, merge_command, remove_command
 from sop_faiss.cli.index_duplicates import duplicates_command
 from sop_faiss.cli.index_export import export_command
@@ -47,7 +48,7 @@ def main() -> None:
     """
 
 
-@main.command("build", short_help="Build an index of images or of features.")
+@main.command("build", cls=EncoderCommand, short_help="Build an index of images or of features.")
 @source_argument
 @click.option("--features", type=_FOLDER, metavar="STORE", help="Instead of SRC: a feature store of sop-embed.")
 @optional_encoder_options
@@ -74,7 +75,7 @@ def main() -> None:
     metavar="ADDRESS",
     help="Build --features by tasks on a Ray cluster; ray: that of RAY_ADDRESS, or this machine. See docs/scale.md.",
 )
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
+@batch_size_option
 @click.option(
     "--max-bad-fraction",
     type=float,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
@@ -23,7 +24,7 @@ _FILE = NamedPath(allow_dash=True)
 _FOLDER = NamedPath()
 
 
-@click.command("search", short_help="Find the images nearest to yours.")
+@click.command("search", cls=EncoderCommand, short_help="Find the images nearest to yours.")
 @click.argument("index", type=_FOLDER)
 @click.argument("images", metavar="[IMAGE]...", type=_FOLDER, nargs=-1)
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="An image of the index itself; needs no encoder.")
@@ -47,7 +48,7 @@ _FOLDER = NamedPath()
 )
 @click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of images, complete in one file.")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
+@batch_size_option
 @click.option(
     "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Of --data: share that may be unusable."
 )

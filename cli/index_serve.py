@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.common import log_to_stderr, one_line, run_command
+from sop_faiss.cli.encoder_options import EncoderCommand
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.errors import ConfigError
@@ -19,7 +20,7 @@ _FOLDER = NamedPath()
 _EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
 
 
-@click.command("serve", short_help="Open an index as a web page.")
+@click.command("serve", cls=EncoderCommand, short_help="Open an index as a web page.")
 @click.argument("index", type=_FOLDER)
 @optional_encoder_options
 @click.option("--no-encoder", is_flag=True, help="Open no encoder: only the index's own images can be queries.")
@@ -46,7 +47,8 @@ def serve_command(
     """Open an index as a web page: choose an image, see its neighbors, search on from one of them.
 
     INDEX is the directory that sop-index build wrote; it knows its encoder, which --model opens from another place. The
-    page is reached from this machine alone unless --host says otherwise; there is no password. Ctrl-C ends it.
+    page is reached from this machine alone unless --host says otherwise; there is no password. Ctrl-C ends it. An index
+    that sync, add or remove changes meanwhile is served as it is then.
 
     \b
     Examples:

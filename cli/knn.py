@@ -9,6 +9,7 @@ import click
 
 from sop_faiss.cli.classifier_outputs import classifier_output_options, say_left_out, say_outputs, write_outputs
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option, refuse_empty
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _SRC = "labeled images (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
+@click.command(cls=EncoderCommand, context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
 @optional_encoder_options
 @click.option("--train", required=True, metavar="SRC", callback=refuse_empty, help=f"The images that vote: {_SRC}")
@@ -46,7 +47,7 @@ _SRC = "labeled images (.tar shards, a folder with class sub-folders, a .csv lis
     help="Of the votes, exp(similarity / temperature): the smaller, the more the nearest decide.",
 )
 @labeled_part_options
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
+@batch_size_option
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @click.option(
     "--max-bad-fraction",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.idle_options import refuse_idle, refuse_without
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _PATH = NamedPath()
 
 
-@click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
+@click.command(cls=EncoderCommand, context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
 @optional_encoder_options
 @click.argument("files", nargs=-1, type=_PATH, metavar="[--compare A.json B.json ...]")
@@ -66,7 +67,7 @@ _PATH = NamedPath()
     help="Database augmentation: add the N nearest gallery images to each gallery image.",
 )
 @click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
+@batch_size_option
 @click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 @json_option
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of queries from best to worst.")

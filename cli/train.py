@@ -162,11 +162,10 @@ def main(
     if int(os.environ.get("RANK", "0")) > 0:
         result = run_training(resolved, output, resume=resume)
     else:
-        with progress_reporter("training", "steps") as progress:
-            result = run_training(resolved, output, resume=resume, progress=progress)
-        if as_json:
-            click.echo(json.dumps(_summary(result, output)))
+        result = run_training(resolved, output, resume=resume, stage=progress_reporter)
         click.echo(_text(result, output, resolved.data.train), err=True)
+        if as_json:  # after all lines for people
+            click.echo(json.dumps(_summary(result, output)))
     if not result.finished:
         sys.exit(EXIT_REQUEUE)
 

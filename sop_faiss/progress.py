@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
-__all__ = ["ProgressCallback", "Stage"]
+__all__ = ["ProgressCallback", "Stage", "silent_stage"]
 
 ProgressCallback = Callable[[int, int], None]
 """Called as `progress(done, total)` from time to time, `done` rising to `total`; must be cheap and must not raise."""
 
 Stage = Callable[[str, str], AbstractContextManager[ProgressCallback]]
-"""Announces a stage of work (what, unit) and yields the callback for its progress."""
+"""Announces a stage of work (what, unit) and yields the callback for its progress. Stages may be nested."""
+
+
+@contextmanager
+def silent_stage(what: str, unit: str) -> Iterator[ProgressCallback]:
+    """Report nothing; a `Stage` for callers that want no reports."""
+    yield lambda done, total: None

@@ -23,7 +23,9 @@ from click.testing import CliRunner
 from sop_faiss import errors
 from sop_faiss.cli import common
 from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written, with_options
+from sop_faiss.cli.encoder_options import EncoderCommand
 from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, WorkerDiedError, one_line
+from sop_faiss.model.encoders.spec import EncoderSpec
 
 COMMANDS = ("data", "demo", "doctor", "embed", "export", "index", "knn", "linear", "report", "retrieve", "train")
 
@@ -274,6 +276,28 @@ def test_plain_progress_guesses_what_is_left(
     ]
 
 
+def test_the_speed_of_a_stage_does_not_count_stages_within(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(common.time, "monotonic", lambda: clock[0])
+    with progress_reporter("training", "steps") as progress:
+        for done in range(1, 5):
+            clock[0] += 20.0
+            if done == 3:
+                with progress_reporter("scoring step 3", "images") as inner:
+                    inner(1, 2)
+                    clock[0] += 1_000.0
+                    inner(2, 2)
+            progress(done, 5)
+    assert [line for line in capsys.readouterr().err.splitlines() if "left" in line or "scoring" in line] == [
+        "training: 2 of 5 steps, 40 s, about 60 s left",
+        "scoring step 3: 2 of 2 images, 1000 s",
+        "training: 3 of 5 steps, 1060 s, about 40 s left",
+        "training: 4 of 5 steps, 1080 s, about 20 s left",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
@@ -302,6 +326,9 @@ def test_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         progress(3, 7)
     out, err = capsys.readouterr()
     assert out == "" and "packing" in err and "3/7" in err
+    with progress_reporter("training", "steps"), progress_reporter("scoring", "images") as progress:  # one within
+        progress(2, 9)
+    assert not common._bars
 
 
 def test_one_line() -> None:
@@ -333,6 +360,21 @@ def library_messages() -> list[str]:
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts))
     return sorted({text for text in texts if DataError(text).arguments})
+
+
+def test_help_shows_the_options_of_a_command_before_those_of_its_encoder() -> None:
+    grouped = [each for each in all_commands() if isinstance(each, EncoderCommand)]
+    assert {each.name for each in grouped} >= {"build", "search", "serve"} and len(grouped) >= 7
+    for command in grouped:
+        own, _, encoder = CliRunner().invoke(command, ["--help"]).stdout.partition("\nEncoder options:\n")
+        assert "  --model M " in own and "  --pooling " in encoder and "  --model M " not in encoder
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                shown = (
+                    encoder if parameter.name in EncoderSpec.__dataclass_fields__ and parameter.name != "model" else own
+                )
+                assert f"  {parameter.opts[0]}" in shown
+            assert parameter.name != "batch_size" or "on a CPU at most 8" in " ".join(own.split())
 
 
 def all_commands() -> list[click.Command]:

@@ -87,6 +87,20 @@ def test_train_then_resume_to_the_end(tmp_path, config, shards):
     assert (tmp_path / "run" / "latest").read_text() == "step_00000004\n"
 
 
+def test_the_work_before_and_between_the_steps_is_reported(tmp_path, config, shards):
+    """And what a program reads comes after all lines for people."""
+    settings = (f"data.train={shards}", "train.epochs=1", "sop.fill=teacher", "evaluate.every_steps=5")
+    result = run(config, *settings, "train.stop_after_steps=1", "--output", tmp_path / "run")
+    shown = [line for line in result.stderr.splitlines() if " of " in line and line.endswith(" s")]
+    assert [line.rpartition(",")[0] for line in shown] == [
+        "filling the memories: 12 of 12 images",
+        *(f"scoring step {step}: 12 of 12 images" for step in (0, 1)),  # also where a run is stopped
+        "training: 1 of 1 steps",
+    ]
+    last = json.loads(result.output.splitlines()[-1])
+    assert (last["step"], last["steps"], last["best_step"]) == (1, 2, 1) and last["verdict"]
+
+
 @pytest.mark.parametrize(("kept_step", "model"), [(None, "run"), (0, "run/best"), (4, "run"), (3, "run/best")])
 def test_the_next_command_takes_the_best_teacher(kept_step, model):
     scores = {} if kept_step is None else {"kept_step": kept_step}
@@ -97,7 +111,7 @@ def test_the_next_command_takes_the_best_teacher(kept_step, model):
 def test_dry_run_prints_and_writes_nothing(tmp_path, config, shards):
     result = run(config, f"data.train={shards}", "--dry-run")
     assert result.exit_code == 0
-    assert '"steps": 12' in result.stdout
+    assert '"steps": 12' in result.stdout and '"ends_at_step": 12' in result.stdout
     assert "num_anchors: 8" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.yaml"]
 

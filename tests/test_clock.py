@@ -65,3 +65,16 @@ def test_at_the_limit_it_asks_to_stop_and_a_later_session_knows(tmp_path):
     assert StepClock(tmp_path / "clock", limit_seconds=4.5).is_over
     assert not StepClock(tmp_path / "clock", limit_seconds=9.0).is_over
     assert not StepClock(tmp_path / "clock").is_over
+
+
+def test_steps_that_a_kill_has_lost_do_not_use_up_the_limit(tmp_path):
+    """Killed at the limit, before that step was saved: the last checkpoint is of step 3."""
+    time, file = Time(), tmp_path / "clock"
+    make_steps(StepClock(file, save_every=3, limit_seconds=4.5, now=time), time, range(1, 6), 100)
+    clock = StepClock(file, save_every=3, limit_seconds=4.5, now=time)
+    assert clock.is_over
+    clock.rewind(3)
+    assert (clock.step, clock.seconds, clock.is_over) == (3, pytest.approx(3.0), False)
+    assert read_clock(file)[-1][0] == 3
+    clock.rewind(0)  # nothing was saved
+    assert (clock.step, clock.seconds) == (0, 0.0)

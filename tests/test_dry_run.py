@@ -17,7 +17,7 @@ from sop_faiss.verbs.training import dry_run
 from sop_faiss.verbs.training.dry_run import activation_bytes
 from sop_faiss.verbs.training.train import describe_run
 from tests.images import write_folder, write_shards
-from tests.runs import networks_of, tiny_config
+from tests.runs import conv_config, networks_of, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +129,12 @@ def test_the_total_is_the_sum_and_shrinks_with_ranks_and_parts(tmp_path, shards,
     with pytest.raises(ConfigError, match="not divisible by the 5 ranks"):
         described(tmp_path, shards, *common)
     assert dry_run.with_total({"a_bytes": 1, "rows": 7, "b_bytes": 2})["device_bytes_estimate"] == 3
+
+
+def test_a_view_that_ends_as_one_value_per_channel_is_counted(tmp_path, shards):
+    """Batch norm in training mode refuses a batch of one."""
+    small, large = (
+        describe_run(conv_config(tmp_path, f"data.train={shards}", f"views.local_size={size}"))["activations_bytes"]
+        for size in (32, 64)
+    )
+    assert 0 < small < large

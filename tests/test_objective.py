@@ -69,7 +69,7 @@ class Agreement:
         loss = torch.cat([part.sums["cls"] for part in learned]).mean()
         return {"loss": loss, "loss_cls": loss, "counted": self.steps.float()}
 
-    def fill(self, networks, batches):
+    def fill(self, networks, batches, stage):
         pass
 
     def watched(self, count):

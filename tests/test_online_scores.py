@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sop_faiss.bootstrap import LEVEL, RESAMPLES, Interval, Score
@@ -32,6 +33,7 @@ from sop_faiss.evaluate.view_recall import view_recall_at_1
 from sop_faiss.files import read_json
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.model.encoders import forward
+from sop_faiss.model.encoders.encoder import encoder_of_backbone
 from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -46,7 +48,7 @@ from sop_faiss.verbs.training.online_scores import OnlineEvaluation, open_evalua
 from sop_faiss.verbs.training.train import describe_run, run_training
 from sop_faiss.verbs.training.training_images import open_training_images
 from tests.images import write_folder, write_shards
-from tests.runs import tiny_config, tiny_config_file
+from tests.runs import networks_of, tiny_config, tiny_config_file
 from tests.test_cli_retrieve import graded_gnd, plain_gnd, write_set
 from tests.test_loop import command, records, wait_for_step
 
@@ -257,7 +259,7 @@ class Fake:
     def __init__(self, before: Callable[[int], None] = lambda call: None) -> None:
         self.before, self.calls, self.threads = before, 0, []
 
-    def __call__(self, teacher: Any) -> dict[str, Score]:
+    def __call__(self, teacher: Any, *_: Any) -> dict[str, Score]:
         self.calls += 1
         self.threads.append(threading.current_thread() is threading.main_thread())
         score = float(sum(parameter.double().sum() for parameter in teacher.parameters()))
@@ -404,7 +406,7 @@ def test_a_signal_waits_for_no_score(tmp_path, shards, whole, monkeypatch):
     """What is being measured ends within a batch of images, and is measured when the run is resumed."""
 
     class Endless(Fake):
-        def __call__(self, teacher: Any) -> dict[str, Score]:
+        def __call__(self, teacher: Any, *_: Any) -> dict[str, Score]:
             if threading.current_thread() is threading.main_thread():
                 return super().__call__(teacher)
             while True:
@@ -502,6 +504,19 @@ def test_autocast_is_left_alone_where_it_is_off(monkeypatch):
         assert product.dtype == torch.float32
 
 
+def test_features_are_exact_where_matrices_are_not(tmp_path):
+    config = tiny_config(tmp_path)
+    encoder = encoder_of_backbone(networks_of(config)[1].backbone, config, "teacher")
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with contextlib.suppress(KeyError), forward.exact_inference(encoder):
+            assert torch.get_float32_matmul_precision() == "highest"
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_lines_of_a_step_that_is_measured_again(tmp_path):
     lines = [{"step": 4, "loss": 1.0}, {"step": 5, "loss": 1.0}, {"step": 4, "map": 2.0}, {"step": 6, "loss": 1.0}]
     path = tmp_path / "metrics.jsonl"
@@ -567,6 +582,60 @@ def test_the_interval_is_that_of_a_slow_bootstrap(scores_taken):
     assert found.high == pytest.approx(means[-1 - round(left_out * RESAMPLES)], abs=0.2 * spread)
 
 
+def test_a_run_that_gets_longer_widens_the_interval_of_its_best_score(tmp_path):
+    """Also where 20 scores were planned and fewer are taken: they could all have been."""
+    first, gain = varied(50, 20), varied(2, 12, seed=3)
+    later = Score(first.percent + gain.percent, first.each + gain.each)
+    history = ScoreHistory("map", measured=None)
+    history.add(0, first)
+    history.expect(100, 100, 0)
+    difference = history.compare(later, history.comparisons)
+    history.add(100, later, difference)
+    assert history.comparisons == 1 and history.summary()["verdict"] == Outcome.BEAT and history.kept_step == 100
+    state = {**history.counters(), "sha256": {"scores.safetensors": ""}}
+    save_file(history.tensors()["scores"], tmp_path / "scores.safetensors")
+    resumed = ScoreHistory()
+    resumed.load(json.loads(json.dumps(state)), tmp_path, networks_of(tiny_config(tmp_path))[1], measures=False)
+    resumed.expect(100, 100, 100)
+    assert resumed.difference == difference and resumed.summary() == history.summary()
+    for steps in (2000, 100):
+        resumed.expect(steps, 100, 100)
+        assert resumed.comparisons == 20 and resumed.difference == resumed.compare(later, 20)
+        assert resumed.summary()["verdict"] == Outcome.NOT_SHOWN and resumed.kept_step == 100  # best/ is as it was
+    is_better, said = resumed.verdict() or (True, "")
+    assert not is_better and "which had beaten" in said
+
+
+def test_scores_of_a_stop_between_multiples_count(tmp_path):
+    """Of 60 steps one score, at the stop; then at 100, 200 and so on, up to 1,240: fourteen."""
+    history = ScoreHistory("map")
+    history.add(0, varied(50, 20))
+    history.expect(60, 100, 0)
+    assert history.comparisons == 1
+    history.add(60, varied(51, 20))
+    history.expect(1240, 100, 60)
+    assert history.comparisons == 14
+    history.add(100, varied(51, 20))
+    history.expect(1240, 100, 130)  # a signal, in between
+    assert history.comparisons == 14
+
+
+def test_a_step_that_becomes_the_last_one_is_scored(tmp_path, shards, monkeypatch):
+    use(monkeypatch, Fake())
+    common = (f"data.train={shards}", *EVERY_4)
+
+    def stop(done: int, _: int) -> None:
+        if done == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert not run_training(tiny_config(tmp_path, *common), tmp_path / "run", progress=stop).finished
+    step = read_json(find_checkpoint(tmp_path / "run") / "state.json")["step"]
+    ended = tiny_config(tmp_path, *common, f"train.stop_after_steps={step}")
+    for _ in range(2):  # once
+        assert run_training(ended, tmp_path / "run", resume=True).last_metrics["best_step"] == step
+    assert [line["step"] for line in score_lines(tmp_path / "run")] == [0, step]
+
+
 def test_what_cannot_be_compared_is_not_called_better(caplog):
     history = ScoreHistory("map")
     history.add(0, varied(50, 1))
@@ -622,7 +691,7 @@ class Moving:
     def __init__(self, by: float) -> None:
         self.by, self.calls = by, 0
 
-    def __call__(self, teacher: Any) -> dict[str, Score]:
+    def __call__(self, teacher: Any, *_: Any) -> dict[str, Score]:
         self.calls += 1
         return {"view_recall_at_1": same(1.0), "map": same(50.0 + self.by * self.calls)}
 
@@ -694,7 +763,7 @@ def test_best_follows_the_score_that_is_named(tmp_path, shards, monkeypatch):
     class Two:
         best_by = "falls"
 
-        def __call__(self, teacher: Any) -> dict[str, Score]:
+        def __call__(self, teacher: Any, *_: Any) -> dict[str, Score]:
             return dict(zip(one.names, map(same, next(values)), strict=True))
 
     use(monkeypatch, Two())

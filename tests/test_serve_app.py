@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import io
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from sop_faiss.errors import ConfigError, DataError, IndexMismatchError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import IndexOptions, build_index
+from sop_faiss.index.change import remove_from_index
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
@@ -227,7 +229,29 @@ def test_thumbnails_are_small_jpegs_of_the_right_image(client: TestClient, place
         theirs = np.asarray(Image.open(place / "photos" / index.ids.members[row]).convert("RGB"), np.int64)
         assert np.abs(ours - theirs).mean() < 3
         assert client.get(address).content == answer.content
-    assert client.get("/api/images/0/thumbnail?version=old").headers["cache-control"] == "no-cache"
+    assert client.get("/api/images/0/thumbnail").headers["cache-control"] == "no-cache"
+    for address in ("/api/images/0/thumbnail?version=old", "/api/images/0?version=old"):  # the row may be another image
+        assert_refused(client.get(address), 404, "has changed")
+
+
+def test_an_index_that_is_replaced_is_served(place: Path, encoder: Encoder, tmp_path: Path, caplog: Any) -> None:
+    directory = Path(shutil.copytree(place / "index", tmp_path / "index"))
+    app = create_app(FeatureIndex.open(directory), encoder)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        before, images = client.get("/api/index").json(), client.get("/api/images").json()["images"]
+        remove_from_index(directory, [images[0]["key"]])
+        after = client.get("/api/index").json()
+        assert (before["images"], after["images"]) == (36, 35) and after["version"] != before["version"]
+        listed = client.get("/api/images").json()["images"]
+        assert [image["key"] for image in listed] == [image["key"] for image in images[1:]]
+        found = client.get("/api/search", params={"key": images[1]["key"], "k": 50}).json()["found"]
+        assert len(found) == 34 and images[0]["key"] not in {image["key"] for image in found}
+        assert client.get(images[0]["thumbnail"]).status_code == 404  # row 0 is another image now
+        assert client.get(listed[0]["thumbnail"]).status_code == 200
+        (directory / "manifest.json").write_text("{}")
+        assert client.get("/api/index").json() == after and "start again" in caplog.text
+        shutil.rmtree(directory)
+        assert client.get("/api/index").json() == after
 
 
 # refusals

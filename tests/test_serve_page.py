@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+from sop_faiss.data.images.source import open_source
+from sop_faiss.features.extract import extract_features
+from sop_faiss.index.build import build_index
+from sop_faiss.index.change import remove_from_index
+from sop_faiss.model.encoders.load import load_encoder
 from tests.browser import open_browser
 from tests.images import write_folder
 from tests.servers_of_indices import serve_index, write_served
@@ -179,6 +184,28 @@ def test_without_an_encoder_the_page_says_so(place: Path) -> None:
         assert page.locator("#choose").is_hidden() and "--model" in page.locator("#no-encoder").inner_text()
         page.locator("#hits a").first.click()
         page.wait_for_selector(".similarity")
+
+
+def test_an_index_without_labels_that_changes(place: Path, tmp_path: Path) -> None:
+    photos = write_folder(tmp_path / "photos", classes=0, per_class=4)
+    for number, photo in enumerate(sorted(photos.iterdir())):
+        photo.rename(photos / f"{'a-long-name-that-all-have-' * 3}{number}.jpg")
+    store = extract_features(load_encoder(str(place / "run")), open_source(photos))
+    build_index(store, tmp_path / "index")
+    with serve_index(tmp_path / "index", "--no-encoder") as (address, _), open_browser(**DESK) as page:
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        assert page.locator("#label-key").is_hidden() and page.locator("#label-field").is_hidden()
+        names = page.locator("#hits .name")
+        assert sorted(names.all_text_contents()) == sorted(store.keys)
+        ends = names.locator(":scope > :last-child")
+        right = "end.getBoundingClientRect().right <= end.parentElement.getBoundingClientRect().right + 1"
+        assert ends.evaluate_all(f"ends => ends.every(end => {right})")  # the end is what is seen
+        gone = shown(page)[1]
+        remove_from_index(tmp_path / "index", [gone])
+        page.locator("#hits a").first.click()
+        expect(page.locator("#facts")).to_contain_text("3 images")
+        assert len(shown(page)) == 2 and gone not in shown(page)
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])

@@ -12,15 +12,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from sop_faiss.config import to_yaml
 from sop_faiss.config.study import load_study
 from sop_faiss.errors import ConfigError, DataError, SopError
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.verbs.study import study as verb
 from sop_faiss.verbs.study.clock import StepClock
+from sop_faiss.verbs.study.folder import StudyFolder
+from sop_faiss.verbs.study.one_run import run_one
 from sop_faiss.verbs.study.study import StudyResult, Where, run_study
+from sop_faiss.verbs.study.study_page import short_commit
 from tests.images import write_folder
 from tests.messages import assert_one_line
 from tests.pages import Page
+from tests.runs import tiny_config
 from tests.studies import SMALL, runs_here, study_file
 
 WHERE = Where(("sop-study",))
@@ -99,6 +104,12 @@ def test_the_page_stands_alone(whole):
     assert len(sources) == 3 and all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert {"Scores against images", "Scores against minutes", "sop.cls.tasks"} <= {*page.texts}
     assert all(attrs["alt"] for attrs in page.of("img"))
+
+
+def test_the_commit_of_changed_code_is_marked():
+    assert [short_commit(commit) for commit in ("a" * 40, "a" * 40 + "+", "", "abc+")] == [
+        "a" * 10, "a" * 10 + "+", "", "abc+",
+    ]  # fmt: skip
 
 
 def test_a_run_is_an_ordinary_run_directory(whole, tmp_path, images):
@@ -198,6 +209,27 @@ def test_a_failed_run_is_reported_and_the_rest_goes_on(whole, tmp_path, images, 
     monkeypatch.setattr(verb, "run_on_this_machine", runs_here())
     assert not run(file, out).failed  # its training was complete: only the measuring is repeated
     assert table_of(out)[NAMES[1]]["steps"] == 4
+
+
+def test_a_budget_that_was_used_up_by_lost_steps_is_not_over(tmp_path, images, monkeypatch):
+    """Killed at its limit before anything was saved: there is no checkpoint to measure."""
+
+    class Trained(Exception):
+        pass
+
+    def train(*_: object, **__: object) -> None:
+        raise Trained
+
+    monkeypatch.setattr("sop_faiss.verbs.study.one_run.run_training", train)
+    folder = StudyFolder(tmp_path / "out")
+    for file in (folder.plan(NAMES[0]), folder.clock(NAMES[0])):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    folder.study_file.write_text(load_study(study_file(tmp_path, images, budget={"minutes": 0.02})).to_yaml())
+    folder.plan(NAMES[0]).write_text(to_yaml(tiny_config(tmp_path, f"data.train={images}")))
+    folder.clock(NAMES[0]).write_text('{"step": 2, "seconds": 99.0}\n')
+    with pytest.raises(Trained):
+        run_one(tmp_path / "out", NAMES[0])
+    assert not folder.clock(NAMES[0]).read_text()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices
 from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.evaluate.task import percents
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.progress import ProgressCallback
 
 __all__ = ["KnnTask"]
 
@@ -43,9 +44,9 @@ class KnnTask:
         """Return the share of right classes for each k; see `EvaluationTask`."""
         return percents(self.measure_each(encoder))
 
-    def measure_each(self, encoder: Encoder) -> dict[str, Score]:
+    def measure_each(self, encoder: Encoder, progress: ProgressCallback | None = None) -> dict[str, Score]:
         """Return the same, with 100 for each test image whose class is right and 0 for the others."""
-        features = self.sets.features(encoder)
+        features = self.sets.features(encoder, progress)
         found = self.classify(features)
         return {
             name: Score(found.metrics[f"top1_k{k}"], 100.0 * (found.predicted[k] == features.test_labels))

@@ -72,9 +72,9 @@ class RetrievalTask:
         """Return the mAP of each difficulty; see `EvaluationTask`."""
         return percents(self.measure_each(encoder))
 
-    def measure_each(self, encoder: Encoder) -> dict[str, Score]:
+    def measure_each(self, encoder: Encoder, progress: ProgressCallback | None = None) -> dict[str, Score]:
         """Return the same, with the AP of each query that is counted, in percent."""
-        ranked = self.rank(encoder)[0]
+        ranked = self.rank(encoder, progress=progress)[0]
         scores = {}
         for difficulty in self._counted():
             counted = [query.scores[difficulty.name] for query in ranked.queries if difficulty.name in query.scores]

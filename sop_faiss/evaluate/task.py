@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from sop_faiss.bootstrap import Score
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.progress import ProgressCallback
 
 __all__ = ["EvaluationTask", "TaskOfQueries", "percents"]
 
@@ -33,8 +34,11 @@ class EvaluationTask(Protocol):
 class TaskOfQueries(EvaluationTask, Protocol):
     """A task whose scores are means over queries or images, so that two encoders can be compared on the same ones."""
 
-    def measure_each(self, encoder: Encoder) -> dict[str, Score]:
-        """Return each score with the value of each query, in an order that is always the same; see `measure`."""
+    def measure_each(self, encoder: Encoder, progress: ProgressCallback | None = None) -> dict[str, Score]:
+        """Return each score with the value of each query, in an order that is always the same; see `measure`.
+
+        `progress` is called with the number of images read.
+        """
         ...
 
 

@@ -12,6 +12,7 @@ from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.evaluate.task import percents
 from sop_faiss.evaluate.view_recall import views_found
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.progress import ProgressCallback
 
 __all__ = ["ViewRecallTask"]
 
@@ -34,14 +35,17 @@ class ViewRecallTask:
         """Return the share of views whose nearest one is of the same image; see `EvaluationTask`."""
         return percents(self.measure_each(encoder))
 
-    def measure_each(self, encoder: Encoder) -> dict[str, Score]:
+    def measure_each(self, encoder: Encoder, progress: ProgressCallback | None = None) -> dict[str, Score]:
         """Return the same, with 100, 50 or 0 for each image: whether both of its views are found, one, or none."""
         as_they_are = replace(encoder.preprocess, resize=encoder.preprocess.crop)  # views have their size already
-        features, waiting = [], iter(self.pairs)
+        features, waiting, read = [], iter(self.pairs), 0
         while part := list(itertools.islice(waiting, max(1, self.batch_size // 2))):
             views = [pair[number] for number in (0, 1) for pair in part]
             embedded = encoder.encode(views, preprocess=as_they_are, batch_size=len(views))
             features.append(embedded.reshape(2, len(part), -1))
+            read += len(part)
+            if progress is not None:
+                progress(read, len(self.pairs))
         first, second = np.concatenate([np.empty((2, 0, encoder.feature_dim), np.float32), *features], axis=1)
         found = views_found(first, second)
         return {"view_recall_at_1": Score(100.0 * float(np.mean(found)), 100.0 * found.mean(axis=0))}

@@ -55,7 +55,8 @@ class ExtractionOptions:
     """
 
     batch_size: int = 64
-    """Images per forward pass; images of different shapes go into different passes."""
+    """Images per forward pass on a GPU; on a CPU at most 8 at a time. Images of different shapes go into different
+    passes."""
     workers: int | None = None
     """Threads that read and decode; None: one per CPU, at most 8."""
     max_bad_fraction: float = 0.01

@@ -82,8 +82,11 @@ def _check_fields(checkpoint: Path, state: dict[str, Any]) -> None:
         "bad_samples": named is None or _is_count(state.get("bad_samples")),
         "best_score": _is_score(state.get("best_score")),
         "first_score": _is_score(state.get("first_score")),
-        "best_step": state.get("best_step") is None or _is_count(state["best_step"]),
-        "measured_step": state.get("measured_step") is None or _is_count(state["measured_step"]),
+        **{
+            name: state.get(name) is None or _is_count(state[name])
+            for name in ("best_step", "measured_step", "kept_step", "newest_scored_step")
+        },
+        **{name: _is_count(state.get(name, 0)) for name in ("later_scores", "comparisons")},
         "best_by": isinstance(state.get("best_by", ""), str),
         "scored_on": isinstance(state.get("scored_on", ""), str),
         "difference": _is_interval(state.get("difference")),

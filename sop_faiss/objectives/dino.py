@@ -24,6 +24,7 @@ from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.centering import Center, drop_last_gradients, targets_of, views_loss
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, watch_newest
 from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
 __all__ = ["DinoObjective"]
@@ -106,7 +107,7 @@ class DinoObjective:
         metrics = term_metrics("cls", sums, len(learned), self.floors()["cls"])
         return {"loss": metrics["loss_cls"], **metrics}
 
-    def fill(self, networks: Networks, batches: Batches) -> None:
+    def fill(self, networks: Networks, batches: Batches, stage: Stage = silent_stage) -> None:
         """Fill nothing: there is no memory."""
 
     def watched(self, count: int) -> dict[str, Watched]:

@@ -31,6 +31,7 @@ from sop_faiss.objectives.centering import (
 )
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, watch_newest
 from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import masked_row_weights
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
@@ -175,7 +176,7 @@ class IbotObjective:
             metrics["loss"] += self.terms[name].weight * metrics[f"loss_{name}"]
         return metrics
 
-    def fill(self, networks: Networks, batches: Batches) -> None:
+    def fill(self, networks: Networks, batches: Batches, stage: Stage = silent_stage) -> None:
         """Fill nothing: there is no memory."""
 
     def watched(self, count: int) -> dict[str, Watched]:

@@ -17,14 +17,15 @@ from torch.nn import functional as F
 from sop_faiss import distributed
 from sop_faiss.config import Config
 from sop_faiss.data.batch import Batch
-from sop_faiss.data.stream import Batches, batch_loader
+from sop_faiss.data.stream import Batches
 from sop_faiss.distributed import generator_digest
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
-from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched
+from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill
 from sop_faiss.objectives.sop_terms import memory_rows
 from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import cls_loss
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototype_sample import PrototypeSample
@@ -140,12 +141,11 @@ class MasslObjective:
         return {"loss": loss, **metrics, **self._health}
 
     @torch.no_grad()
-    def fill(self, networks: Networks, batches: Batches) -> None:
+    def fill(self, networks: Networks, batches: Batches, stage: Stage = silent_stage) -> None:
         """Store teacher embeddings before the first step, until no random row is left (`massl.fill = teacher`)."""
         if self.settings.fill != "teacher":
             return
-        steps = range(-(-self.memory.capacity // self.config.train.batch_size))
-        for batch in batch_loader(batches, steps, pin_memory=networks.device.type == "cuda"):
+        for batch in batches_to_fill(batches, self.memory.capacity, self.config, networks.device, stage):
             stored = [min(1, len(batch.global_views) - 1)]
             views = networks.normalized(batch.global_views[stored], batch.global_colors[stored])
             embeddings = networks.teach(views.flatten(0, 1), None, True).cls

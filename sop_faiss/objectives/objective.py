@@ -6,6 +6,7 @@ teacher's update, `end_step`. A method is one file with one class that has these
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,12 +14,14 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
+from sop_faiss.config import Config
 from sop_faiss.data.batch import Batch
-from sop_faiss.data.stream import Batches
+from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.model.networks import Networks
+from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
-__all__ = ["Learned", "Needs", "Objective", "StepSettings", "Watched", "watch_newest"]
+__all__ = ["Learned", "Needs", "Objective", "StepSettings", "Watched", "batches_to_fill", "watch_newest"]
 
 
 class StepSettings(NamedTuple):
@@ -132,8 +135,8 @@ class Objective(Protocol):
             and `loss_<term>_over_lnK`, and metrics of the method's own.
         """
 
-    def fill(self, networks: Networks, batches: Batches) -> None:
-        """Fill memories that must not start at random, before the first step."""
+    def fill(self, networks: Networks, batches: Batches, stage: Stage = silent_stage) -> None:
+        """Fill memories that must not start at random, before the first step, as a stage of work of its own."""
 
     def watched(self, count: int) -> dict[str, Watched]:
         """Return at most `count` of the newest embeddings of each term; health reads the first term."""
@@ -159,3 +162,13 @@ class Objective(Protocol):
         Raises:
             CheckpointError: it was made with other settings.
         """
+
+
+def batches_to_fill(batches: Batches, rows: int, config: Config, device: torch.device, stage: Stage) -> Iterator[Batch]:
+    """Yield as many batches as fill a memory of this many rows, and report their images as a stage of work."""
+    size = config.train.batch_size
+    steps = range(-(-rows // size))
+    with stage("filling the memories", "images") as progress:
+        for done, batch in enumerate(batch_loader(batches, steps, pin_memory=device.type == "cuda"), 1):
+            yield batch
+            progress(done * size, len(steps) * size)

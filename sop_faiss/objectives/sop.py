@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from sop_faiss import distributed
 from sop_faiss.config import Config
 from sop_faiss.data.batch import Batch
-from sop_faiss.data.stream import Batches, batch_loader
+from sop_faiss.data.stream import Batches
 from sop_faiss.distributed import generator_digest
 from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
-from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched
+from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
 from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototype_sample import PrototypeSample, sample_prototypes
 from sop_faiss.sop.prototypes import Prototypes
@@ -140,13 +141,12 @@ class SopObjective:
         return {**metrics, **self._health}
 
     @torch.no_grad()
-    def fill(self, networks: Networks, batches: Batches) -> None:
+    def fill(self, networks: Networks, batches: Batches, stage: Stage = silent_stage) -> None:
         """Store teacher embeddings before the first step, until no random row is left (`sop.fill = teacher`)."""
         if self.config.sop.fill != "teacher":
             return
         needed = max(term.memory.capacity for term in self.terms.values())
-        steps = range(-(-needed // self.config.train.batch_size))
-        for batch in batch_loader(batches, steps, pin_memory=networks.device.type == "cuda"):
+        for batch in batches_to_fill(batches, needed, self.config, networks.device, stage):
             views, images, patches = batch.masks.shape
             stored = [_stored_view(views)]
             kept = networks.normalized(batch.global_views[stored], batch.global_colors[stored])

@@ -140,7 +140,7 @@ def write_contact_sheet(
     strips: Sequence[Strip],
     *,
     subtitle: str = "",
-    legend: str = "Query on the left, nearest first; the number is the cosine similarity.",
+    legend: str = "Each query first, then the images nearest to it; the number is the cosine similarity.",
     commands: Commands | None = None,
     summary: Sequence[SheetTable] = (),
     charts: Sequence[Chart] = (),

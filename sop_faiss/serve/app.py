@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import math
 from collections.abc import AsyncIterator
 from importlib.metadata import version as package_version
@@ -14,35 +13,27 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from sop_faiss.data.images.decode import open_image
-from sop_faiss.errors import DataError
-from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.report.page import page_part
 from sop_faiss.serve.answers import (
-    FoundImage,
     ImageDetails,
     ImageFacts,
     ImagePage,
     IndexFacts,
-    Label,
     Problem,
     SearchAnswer,
 )
 from sop_faiss.serve.api_page import api_page
 from sop_faiss.serve.options import ServeOptions
-from sop_faiss.serve.refused import Refused
 from sop_faiss.serve.responses import SecureApp, answer_problems_in_one_line, is_loopback
-from sop_faiss.serve.searcher import Hit, Searcher, Wanted
-from sop_faiss.serve.thumbnails import Thumbnails
+from sop_faiss.serve.searcher import Wanted
+from sop_faiss.serve.served import MAX_K, ServedNow
 from sop_faiss.serve.uploads import UploadReader
 from sop_faiss.serve.work_queue import WorkQueue
 
 __all__ = ["MAX_K", "create_app"]
 
-MAX_K = 500
-"""Largest number of neighbors of one search."""
 _MAX_PAGE = 200
 _NAME_LENGTH = 4096
 
@@ -72,6 +63,9 @@ _Folder = Annotated[
 _Threshold = Annotated[
     float | None, Query(ge=-1, le=1, allow_inf_nan=False, description="Only of at least this cosine similarity.")
 ]
+_Version = Annotated[
+    str | None, Query(max_length=64, description="Of the index, as /api/index has it; another one is refused.")
+]
 _Key = Annotated[str, Query(max_length=_NAME_LENGTH, description="Name of an image of the index.")]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _IMAGE_BODY = {
@@ -84,83 +78,8 @@ _IMAGE_BODY = {
 _JPEG: dict[int | str, dict[str, Any]] = {200: {"description": "A JPEG.", "content": {"image/jpeg": _BINARY}}}
 
 
-class _Served:
-    """An opened index with everything that answers need."""
-
-    def __init__(self, index: FeatureIndex, encoder: Encoder | None, options: ServeOptions) -> None:
-        self.searcher = Searcher(index, encoder, options.max_upload_pixels)
-        self.index = index
-        self.options = options
-        self.thumbnails = Thumbnails(index_images(index, options.images_root), options.thumbnail_cache_bytes)
-        self.searches = WorkQueue(options.threads, options.max_waiting)
-        self.drawings = WorkQueue(options.threads, max(options.max_waiting, 1000))  # a page requests many at once
-        self.uploads = UploadReader(options)
-        sums = "".join(str(file["sha256"]) for file in index.manifest.files.values())
-        self.version = hashlib.sha256(sums.encode()).hexdigest()[:12]
-
-    def facts(self) -> IndexFacts:
-        manifest, options = self.index.manifest, self.options
-        return IndexFacts(
-            name=self.index.directory.absolute().name,
-            images=len(self.index),
-            dimension=manifest.dimension,
-            factory=manifest.factory,
-            recall=manifest.search.get("recall"),
-            encoder=manifest.encoder["name"].rpartition("/")[2],
-            accepts_images=self.searcher.encoder is not None,
-            max_upload_bytes=options.max_upload_bytes,
-            max_upload_pixels=options.max_upload_pixels,
-            max_k=MAX_K,
-            labels=[Label(name=name, images=count) for name, count in self.searcher.labels.counts().items()],
-            version=self.version,
-        )
-
-    def image(self, row: int) -> dict[str, Any]:
-        """Return the fields of `ImageFacts`."""
-        labels = self.index.ids.labels
-        return {
-            "row": row,
-            "key": self.index.ids.keys[row],
-            "label": None if labels is None else self.index.class_name(int(labels[row])),
-            "thumbnail": f"/api/images/{row}/thumbnail?version={self.version}",
-        }
-
-    def require_row(self, row: int) -> None:
-        """Refuse a row that the index does not have (404)."""
-        if row >= len(self.index):
-            raise Refused(404, f"row {row}: the index has {len(self.index)} images")
-
-    def details(self, row: int) -> ImageDetails:
-        folders, ids = self.searcher.folders, self.index.ids
-        folder = folders.folder_of(row)
-        try:
-            encoded = self.thumbnails.images.read(row)
-            with open_image(encoded) as image:
-                size: tuple[int | None, int | None] = image.size
-        except DataError:
-            encoded, size = b"", (None, None)
-        return ImageDetails(
-            **self.image(row),
-            path="/".join(part for part in (ids.sources[row], ids.members[row]) if part),
-            folder=folder,
-            folder_images=len(folders.rows(folder)),
-            width=size[0],
-            height=size[1],
-            file_bytes=len(encoded) or None,
-        )
-
-    def answer(self, query: int | None, wanted: Wanted, hits: list[Hit]) -> SearchAnswer:
-        found = [
-            FoundImage(rank=rank, similarity=hit.similarity, **self.image(hit.row)) for rank, hit in enumerate(hits, 1)
-        ]
-        asked = None if query is None else ImageFacts(**self.image(query))
-        return SearchAnswer(
-            query=asked, k=wanted.k, label=wanted.label, threshold=wanted.threshold, folder=wanted.folder, found=found
-        )
-
-
 def create_app(index: FeatureIndex, encoder: Encoder | None = None, options: ServeOptions | None = None) -> SecureApp:
-    """Make the application that serves an opened index.
+    """Make the application that serves an opened index, and what later replaces it in its directory.
 
     Args:
         index: the index to search.
@@ -171,15 +90,18 @@ def create_app(index: FeatureIndex, encoder: Encoder | None = None, options: Ser
         IndexMismatchError: the encoder is not the index's.
     """
     options = options or ServeOptions()
-    return SecureApp(_application(_Served(index, encoder, options)), local_only=is_loopback(options.host))
+    return SecureApp(_application(ServedNow(index, encoder, options), options), local_only=is_loopback(options.host))
 
 
-def _application(served: _Served) -> FastAPI:
+def _application(now: ServedNow, options: ServeOptions) -> FastAPI:
+    searches = WorkQueue(options.threads, options.max_waiting)
+    drawings = WorkQueue(options.threads, max(options.max_waiting, 1000))  # a page requests many at once
+
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        served.searches.close()
-        served.drawings.close()
+        searches.close()
+        drawings.close()
 
     app = FastAPI(
         title="sop-index serve",
@@ -192,8 +114,8 @@ def _application(served: _Served) -> FastAPI:
     )
     answer_problems_in_one_line(app)
     _add_page(app)
-    _add_images(app, served)
-    _add_searches(app, served)
+    _add_images(app, now, drawings)
+    _add_searches(app, now, searches, UploadReader(options))
     return app
 
 
@@ -206,6 +128,8 @@ def _add_page(app: FastAPI) -> None:
         kind = types[name.rpartition(".")[2]]
         path = "/" if name == "page.html" else f"/{name}"
         app.add_route(path, functools.partial(_static, content, kind), ["GET"], include_in_schema=False)
+    icon = functools.partial(_static, parts["page.svg"], types["svg"])
+    app.add_route("/favicon.ico", icon, ["GET"], include_in_schema=False)  # for pages that name no icon
 
     @app.get("/docs", include_in_schema=False)
     def docs() -> HTMLResponse:
@@ -216,12 +140,10 @@ async def _static(content: bytes, kind: str, _: Request) -> Response:
     return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
 
 
-def _add_images(app: FastAPI, served: _Served) -> None:
-    facts = served.facts()
-
+def _add_images(app: FastAPI, now: ServedNow, drawings: WorkQueue) -> None:
     @app.get("/api/index", summary="What is served")
     async def about() -> IndexFacts:
-        return facts
+        return (await now.get()).facts
 
     @app.get("/api/images", summary="Look through the index", responses=_refusals(404, 422))
     async def images(
@@ -233,18 +155,20 @@ def _add_images(app: FastAPI, served: _Served) -> None:
         label: _LabelName = None,
         folder: _Folder = None,
     ) -> ImagePage:
+        served = await now.get()
         find = functools.partial(served.searcher.rows, label, folder)
-        chosen = find() if folder is None else await served.drawings.run(find)
-        rows = range(facts.images) if chosen is None else chosen
+        chosen = find() if folder is None else await drawings.run(find)
+        rows = range(len(served.index)) if chosen is None else chosen
         step = _mixing_step(len(rows)) if mixed else 1
         places = range(min(offset, len(rows)), min(offset + limit, len(rows)))
         part = [int(rows[place * step % len(rows)]) for place in places]
         return ImagePage(total=len(rows), images=[ImageFacts(**served.image(row)) for row in part])
 
     @app.get("/api/images/{row}", summary="What is known of an image", responses=_refusals(404, 422, 503))
-    async def details(row: _Row) -> ImageDetails:
-        served.require_row(row)
-        return await served.drawings.run(lambda: served.details(row))
+    async def details(row: _Row, version: _Version = None) -> ImageDetails:
+        served = await now.get()
+        served.require_row(row, version)
+        return await drawings.run(lambda: served.details(row))
 
     @app.get(
         "/api/images/{row}/thumbnail",
@@ -252,16 +176,13 @@ def _add_images(app: FastAPI, served: _Served) -> None:
         response_class=Response,
         responses=_JPEG | _refusals(404, 422, 503),
     )
-    async def thumbnail(
-        row: _Row,
-        size: _Size = "small",
-        version: Annotated[str | None, Query(description="Of the index, for caches.", max_length=64)] = None,
-    ) -> Response:
-        served.require_row(row)
+    async def thumbnail(row: _Row, size: _Size = "small", version: _Version = None) -> Response:
+        served = await now.get()
+        served.require_row(row, version)
         jpeg = served.thumbnails.kept(row, size)
         if jpeg is None:
-            jpeg = await served.drawings.run(lambda: served.thumbnails.make(row, size))
-        cache = "private, max-age=604800, immutable" if version == facts.version else "no-cache"
+            jpeg = await drawings.run(lambda: served.thumbnails.make(row, size))
+        cache = "private, max-age=604800, immutable" if version else "no-cache"
         return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": cache})
 
 
@@ -270,13 +191,14 @@ def _mixing_step(count: int) -> int:
     return next(step for step in range(max(1, round(count * 0.618)), 2 * count + 2) if math.gcd(step, count) == 1)
 
 
-def _add_searches(app: FastAPI, served: _Served) -> None:
+def _add_searches(app: FastAPI, now: ServedNow, searches: WorkQueue, uploads: UploadReader) -> None:
     @app.get("/api/search", summary="Search by an image of the index", responses=_refusals(404, 422, 503))
     async def by_key(
         key: _Key, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None, folder: _Folder = None
     ) -> SearchAnswer:
+        served = await now.get()
         row, wanted = served.searcher.row_of(key), Wanted(k, label, threshold, folder)
-        hits = await served.searches.run(lambda: served.searcher.near_row(row, wanted))
+        hits = await searches.run(lambda: served.searcher.near_row(row, wanted))
         return served.answer(row, wanted, hits)
 
     @app.post(
@@ -288,8 +210,9 @@ def _add_searches(app: FastAPI, served: _Served) -> None:
     async def by_image(
         request: Request, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None, folder: _Folder = None
     ) -> SearchAnswer:
+        served = await now.get()
         served.searcher.require_encoder()
         wanted = Wanted(k, label, threshold, folder)
-        async with served.uploads.read(request) as encoded:
-            hits = await served.searches.run(lambda: served.searcher.near_image(encoded, wanted))
+        async with uploads.read(request) as encoded:
+            hits = await searches.run(lambda: served.searcher.near_image(encoded, wanted))
         return served.answer(None, wanted, hits)

@@ -54,6 +54,16 @@ function filterOf(view) {
   return search;
 }
 
+// What the server says of an image is of the index as it is now, which may have changed since the page was opened.
+async function notice(images) {
+  if (images.length && !images[0].thumbnail.endsWith(`version=${facts.version}`)) await refresh();
+}
+
+async function refresh() {
+  facts = await ask("/api/index").catch(() => facts);
+  showFacts();
+}
+
 async function show() {
   if (running) running.abort();
   viewer.leave();
@@ -71,6 +81,7 @@ async function show() {
     if (running !== mine) return; // another view is being shown
     fill([], "Not found");
     showEmpty(error.message, true);
+    refresh(); // the image may have left the index
   }
   at("hits").classList.remove("waiting");
 }
@@ -79,6 +90,7 @@ async function showIndex(view, signal) {
   const page = await ask("/api/images?" + listOf(view, 0), { signal });
   showQuery(null, facts.accepts_images ? "No image yet" : "No image chosen", "");
   document.title = facts.name;
+  await notice(page.images);
   fill(page.images, `${count(page.total)} of ${folderName(view) || "the index"}: choose one as the query`);
   showMore(page);
 }
@@ -125,6 +137,7 @@ async function showUpload(view, signal) {
 
 function showAnswer(answer) {
   const within = (answer.label === null ? "" : ` of ${answer.label}`) + (answer.folder === null ? "" : ` in ${folderName(answer)}`);
+  notice(answer.found);
   fill(answer.found, `${answer.found.length} nearest${within}, by cosine similarity`, answer.query && answer.query.label);
   if (!answer.found.length) showEmpty("Nothing found.", false);
   at("more").hidden = true;
@@ -202,9 +215,16 @@ function card(image, wantedLabel) {
     tile.append(similarity);
   }
   if (image.label) tile.append(element("div", "label", image.label));
-  tile.append(element("div", "name", image.key));
+  tile.append(nameOf(image.key));
   item.append(tile, link);
   return item;
+}
+
+// A name that is too long loses its middle: names often differ at the end.
+function nameOf(key) {
+  const name = element("div", "name");
+  name.append(element("bdi", "", key.slice(0, -10)), element("bdi", "", key.slice(-10)));
+  return name;
 }
 
 const shownImages = new WeakMap(); // tile -> what the server said of its image
@@ -223,7 +243,7 @@ const viewer = makeViewer(tiles, (tile) => {
 });
 
 async function addDetails(tile, image, facts, place) {
-  const details = await ask(`/api/images/${image.row}`).catch(() => null);
+  const details = await ask(image.thumbnail.replace("/thumbnail", "")).catch(() => null);
   if (!details) return;
   const size = details.width && `${details.width.toLocaleString("en")} × ${details.height.toLocaleString("en")} px, ${kilobytes(details.file_bytes)}`;
   viewer.showFacts(tile, [["Path", details.path, true], ...facts, ["Size", size]]);
@@ -300,6 +320,7 @@ async function more() {
   try {
     const page = await ask("/api/images?" + listOf(asked(), at("hits").children.length), { signal: mine.signal });
     if (running !== mine) return;
+    if (page.images.length && !page.images[0].thumbnail.endsWith(`version=${facts.version}`)) return void show();
     at("hits").append(...page.images.map((image) => card(image)));
     showMore(page);
   } catch (error) {
@@ -346,13 +367,19 @@ async function start() {
     showEmpty(error.message, true);
     return;
   }
+  showFacts();
+  listen();
+  show();
+}
+
+function showFacts() {
   at("facts").textContent = `${facts.name} · ${count(facts.images)} · encoder ${facts.encoder} · ${facts.factory} index`;
   at("choose").hidden = !facts.accepts_images;
   at("no-encoder").hidden = facts.accepts_images;
-  at("label-field").hidden = !facts.labels.length;
-  for (const label of facts.labels) at("label").add(new Option(`${label.name} (${label.images})`, label.name));
-  listen();
-  show();
+  at("label-field").hidden = at("label-key").hidden = !facts.labels.length;
+  const [all] = at("label").options;
+  at("label").replaceChildren(all, ...facts.labels.map((label) => new Option(`${label.name} (${label.images})`, label.name)));
+  at("label").value = asked().label;
 }
 
 start();

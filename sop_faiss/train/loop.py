@@ -15,7 +15,7 @@ from sop_faiss.data.batch import Batch
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.model.networks import update_teacher
 from sop_faiss.objectives.objective import Learned
-from sop_faiss.progress import ProgressCallback
+from sop_faiss.progress import ProgressCallback, Stage, silent_stage
 from sop_faiss.train.checkpoints.saver import CheckpointSaver
 from sop_faiss.train.log.health import watching
 from sop_faiss.train.log.prototype_log import PrototypeLog
@@ -100,6 +100,7 @@ def train_steps(
     *,
     evaluate: Evaluation | None = None,
     progress: ProgressCallback | None = None,
+    stage: Stage = silent_stage,
 ) -> bool:
     """Train from the state's step to the end.
 
@@ -110,6 +111,7 @@ def train_steps(
         stop: whether a signal has asked the run to stop.
         evaluate: scores a teacher; called on the main rank, during the steps or between them (`train/scoring.py`).
         progress: called after every step with the steps done and the last step.
+        stage: announces filling the memories, each score between the steps, and the steps themselves.
 
     Returns:
         True when the last step is done (the end, or `train.stop_after_steps`); False when a signal stopped the run
@@ -126,15 +128,19 @@ def train_steps(
     monitor = open_monitor(state, run)
     log = PrototypeLog(run, state.step, config.checkpoint_every_steps) if distributed.is_main() else None
     saver = CheckpointSaver(state, run)
-    scoring = Scoring(state, run, monitor, evaluate, last, stop)
+    scoring = Scoring(state, run, monitor, evaluate, last, stop, stage)
     with contextlib.ExitStack() as closing:  # the last one first
         if monitor is not None:
             closing.callback(monitor.close)
         closing.callback(saver.close)
         closing.callback(scoring.close)
         if state.step == 0:
-            state.objective.fill(state.networks, batches)
+            state.objective.fill(state.networks, batches, stage)
+        known = state.scores.counters()
         distributed.decide(scoring.begin)
+        if state.step == last and distributed.decide(lambda: state.scores.counters() != known):
+            saver.save(wait=True)  # no step follows that would
+        show = closing.enter_context(stage("training", "steps"))
         for batch in timed_batches(
             batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor
         ):
@@ -149,6 +155,7 @@ def train_steps(
             due = state.step % config.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon
             if stopping or state.step == last or due:
                 saver.save(wait=stopping or state.step == last)
+            show(state.step, last)
             if progress is not None:
                 progress(state.step, last)
             if stopping:

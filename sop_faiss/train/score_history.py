@@ -57,6 +57,11 @@ class ScoreHistory:
         difference: of `best` to `first`, with its interval; None if they cannot be compared.
         first_each: the values of the queries at step 0.
         best_each: those of `best`.
+        kept: the step whose teacher is in `best/`; None: an earlier version, which did not note it.
+        newest: the last step that was scored.
+        later: number of later steps that were scored.
+        comparisons: of this many scores the intervals hold together; never fewer than before, since a run that was
+            planned longer has had the choice.
         measured: the teacher that is being measured. A checkpoint written meanwhile contains it, and a run resumed
             from that checkpoint measures it again: no score is lost, and saving does not wait for scores.
     """
@@ -70,6 +75,10 @@ class ScoreHistory:
     first_each: Float64[np.ndarray, " q"] | None = None
     best_each: Float64[np.ndarray, " q"] | None = None
     measured: Measured | None = None
+    kept: int | None = None
+    newest: int | None = None
+    later: int = 0
+    comparisons: int = 0
 
     def follow(self, metric: str, scored_on: str = "") -> None:
         """Follow this score from now on; scores of another name, or on other images, are forgotten."""
@@ -83,6 +92,22 @@ class ScoreHistory:
 
     def _forget(self) -> None:
         self.first = self.best = self.best_step = self.difference = self.first_each = self.best_each = None
+        self.kept = self.newest = None
+        self.later = self.comparisons = 0
+
+    def expect(self, steps: int, every: int, step: int) -> None:
+        """Fit the interval of `best` to the number of scores, which a longer run or other settings change on resume.
+
+        Args:
+            steps: of the run, to its last one.
+            every: steps between two scores.
+            step: of the run now; those that follow are scored at multiples of `every`, and at the last step.
+        """
+        coming = -(-steps // every) - step // every if step < steps else 0
+        waiting = self.measured is not None and self.measured.step > 0
+        self.comparisons = max(1, self.comparisons, -(-steps // every), self.later + waiting + coming)
+        if self.best is not None and self.best_each is not None:
+            self.difference = self.compare(Score(self.best, self.best_each), self.comparisons)
 
     def compare(self, score: Score, scores_taken: int) -> Interval | None:
         """Return the difference of a later score to that of step 0, with its interval; None if it is not known.
@@ -115,6 +140,10 @@ class ScoreHistory:
 
     def add(self, step: int, score: Score, difference: Interval | None = None) -> None:
         """Add a score."""
+        if self.moves_best(step, score.percent, difference):
+            self.kept = step
+        self.newest = step
+        self.later += step > 0
         if step == 0:
             self.first, self.first_each = score.percent, score.each
         elif self.leads(score.percent, difference):
@@ -124,6 +153,8 @@ class ScoreHistory:
     @property
     def kept_step(self) -> int | None:
         """The step whose teacher is in `best/`."""
+        if self.kept is not None:
+            return self.kept
         return self.best_step if self.first_each is None or _beats(self.difference) else 0
 
     def summary(self) -> dict[str, Any]:
@@ -159,9 +190,12 @@ class ScoreHistory:
                 f"{self.metric} is at best {self.best:.2f} % (step {self.best_step}); {why}, so that it is "
                 "not known whether training beat it",
             )
+        kept = "that teacher" if self.kept_step == self.best_step else f"the teacher of step {self.kept_step}"
         if found.outcome is Outcome.BEAT:
-            return True, f"{found.text}; best/ has that teacher"
-        return False, f"{found.text}; best/ keeps the teacher of step 0; {_ADVICE}"
+            return True, f"{found.text}; best/ has {kept}"
+        if self.kept_step:
+            kept += ", which had beaten step 0 while fewer scores were expected"
+        return False, f"{found.text}; best/ keeps {kept}; {_ADVICE}"
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return, for a checkpoint, the teacher that is being measured and the values of single queries."""
@@ -175,6 +209,10 @@ class ScoreHistory:
         return {
             **self._facts(),
             "scored_on": self.scored_on,
+            "kept_step": self.kept_step,
+            "newest_scored_step": self.newest,
+            "later_scores": self.later,
+            "comparisons": self.comparisons,
             "measured_step": None if self.measured is None else self.measured.step,
         }
 
@@ -194,6 +232,8 @@ class ScoreHistory:
         self.best, self.best_step = state["best_score"], state.get("best_step")
         self.scored_on, shown = state.get("scored_on", ""), state.get("difference")
         self.difference = None if shown is None else Interval(*map(float, shown))
+        self.kept, self.newest = state.get("kept_step"), state.get("newest_scored_step")
+        self.later, self.comparisons = state.get("later_scores", 0), state.get("comparisons", 0)
         if f"{_EACH}.safetensors" in state["sha256"]:
             each = {name: value.numpy() for name, value in read_tensors(checkpoint, _EACH).items()}
             self.first_each, self.best_each = each.get("first"), each.get("best")

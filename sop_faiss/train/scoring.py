@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,6 +24,7 @@ import torch
 from sop_faiss.bootstrap import Score
 from sop_faiss.config import EvaluateConfig
 from sop_faiss.model.networks import Network
+from sop_faiss.progress import ProgressCallback, Stage, silent_stage
 from sop_faiss.train.checkpoints.checkpoint import write_best
 from sop_faiss.train.log.monitor import Monitor
 from sop_faiss.train.score_history import Measured
@@ -30,7 +32,16 @@ from sop_faiss.train.state import RunState
 from sop_faiss.train.stop import StopRequest
 from sop_faiss.train.verdict import describe_difference
 
-__all__ = ["Evaluation", "Scoring", "runs_in_background"]
+__all__ = ["Announce", "Evaluation", "Scoring", "runs_in_background", "unannounced"]
+
+Announce = Callable[[], AbstractContextManager[ProgressCallback]]
+"""Announces a part of a measurement, and yields the callback for the images that it reads."""
+
+
+def unannounced() -> AbstractContextManager[ProgressCallback]:
+    """Report nothing."""
+    return silent_stage("", "")
+
 
 _log = logging.getLogger(__name__)
 _HOW = ("every_steps", "background", "batch_size", "best_by")
@@ -46,7 +57,7 @@ class Evaluation(Protocol):
         """Return the name of the score that `best/` follows."""
         ...
 
-    def __call__(self, teacher: Network) -> Mapping[str, Score]:
+    def __call__(self, teacher: Network, announce: Announce) -> Mapping[str, Score]:
         """Return the scores of a teacher, without changing it."""
         ...
 
@@ -66,6 +77,8 @@ class _NoLongerWanted(Exception):
 class Scoring:
     """Scores the teacher at step 0, at multiples of `evaluate.every_steps` and at the end; keeps the best in `best/`.
 
+    The end is the last step, or `train.stop_after_steps`.
+
     `best/` is the teacher of step 0 until a later one is shown to be better (`score_history`).
 
     Args:
@@ -75,6 +88,7 @@ class Scoring:
         evaluate: scores a teacher; None: nothing is scored.
         last: the last step of training.
         stop: is asked to stop the run if a measurement fails.
+        stage: announces each measurement, except those in the background.
     """
 
     def __init__(
@@ -85,8 +99,10 @@ class Scoring:
         evaluate: Evaluation | None,
         last: int,
         stop: StopRequest,
+        stage: Stage = silent_stage,
     ) -> None:
         self._state, self._run, self._monitor, self._last, self._stop = state, run, monitor, last, stop
+        self._stage = stage
         self._evaluate = evaluate if monitor is not None else None
         self._background = runs_in_background(state.config.evaluate.background, state.device)
         self._thread: ThreadPoolExecutor | None = None
@@ -97,6 +113,8 @@ class Scoring:
     def begin(self) -> None:
         """Score, before the first step, step 0 or the teacher whose score was missing in the checkpoint.
 
+        The latter includes a run that was saved at its last step before that one was to be the last.
+
         Raises:
             SopError: the evaluation raised it.
         """
@@ -104,10 +122,13 @@ class Scoring:
         if evaluate is None:
             return
         history.follow(evaluate.best_by, _scored_on(self._state.config.evaluate))
-        if self._state.step == 0:
-            history.measured = Measured(0, self._state.teacher)
+        step = self._state.step
+        ends_unscored = step == self._last and history.newest is not None and history.newest < step
+        if step == 0 or (ends_unscored and history.measured is None):
+            history.measured = Measured(step, self._state.teacher)
+        history.expect(self._last, max(1, self._state.config.evaluate.every_steps), step)
         if history.measured is not None:
-            self._keep(evaluate(history.measured.teacher))
+            self._keep(evaluate(history.measured.teacher, self._announce))
 
     def after_step(self) -> None:
         """Add a score that is ready after a step, and measure if this step is due.
@@ -127,14 +148,19 @@ class Scoring:
         teacher, at_end = self._state.teacher, self._state.step == self._last
         if not self._background or at_end:
             self._state.scores.measured = Measured(self._state.step, teacher)
-            self._take(lambda: evaluate(teacher))
+            self._take(lambda: evaluate(teacher, self._announce))
             return
         frozen = copy.deepcopy(teacher)
         frozen.backbone.register_forward_pre_hook(self._end_if_closed)
         self._state.scores.measured = Measured(self._state.step, frozen)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "scores", initializer=self._choose_device)
-        self._pending = self._thread.submit(evaluate, frozen)
+        self._pending = self._thread.submit(evaluate, frozen, unannounced)
+
+    def _announce(self) -> AbstractContextManager[ProgressCallback]:
+        measured = self._state.scores.measured
+        assert measured is not None
+        return self._stage(f"scoring step {measured.step:,}", "images")
 
     def _choose_device(self) -> None:
         """Choose the run's device: a new thread starts with CUDA's first one."""
@@ -160,7 +186,7 @@ class Scoring:
         assert measured is not None and self._monitor is not None
         step, score = measured.step, scores[history.metric]
         percents = {name: each.percent for name, each in scores.items()}
-        difference = history.compare(score, self._scores_taken) if step else None
+        difference = history.compare(score, history.comparisons) if step else None
         shown = "" if difference is None else f"; difference to step 0: {describe_difference(difference)}"
         _log.info("step %d: %s%s", step, ", ".join(f"{name} {value:.2f} %" for name, value in percents.items()), shown)
         # written before the history has it, so that a full disk loses nothing
@@ -170,11 +196,6 @@ class Scoring:
         history.measured = None
         place = {"epoch": step / state.schedules.steps_per_epoch, "images": step * state.config.train.batch_size}
         self._monitor.log({"step": step, **place, **percents})
-
-    @property
-    def _scores_taken(self) -> int:
-        """How many later steps this run scores."""
-        return max(1, -(-self._last // max(1, self._state.config.evaluate.every_steps)))
 
     def raise_failure(self) -> None:
         """Raise the error of a failed measurement, if any; called when the run is saved."""

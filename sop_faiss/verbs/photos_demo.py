@@ -99,7 +99,7 @@ def photos_demo(images: str, out: Path, stage: Stage) -> PhotosResult:
             "Your photos, before and after" if pretrained else "What the encoder finds",
             strips,
             subtitle=verdict,
-            legend="Query on the left, nearest first; the number is the cosine similarity. Queries are spread evenly "
+            legend="Each query first, then the nearest; the number is the cosine similarity. Queries are spread evenly "
             "over the photos, not picked.",
             summary=_tables(config, usable, result, commands),
             charts=training_charts(out / "run"),

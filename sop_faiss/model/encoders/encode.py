@@ -50,7 +50,10 @@ def encode_images(
     preprocess: Preprocess | None = None,
     progress: ProgressCallback | None = None,
 ) -> Float32[np.ndarray, "n d"]:
-    """Compute what `Encoder.encode` returns; arguments and errors are described there."""
+    """Compute what `Encoder.encode` returns; arguments and errors are described there.
+
+    `batch_size` is images per forward pass on a GPU; on a CPU at most 8 at a time.
+    """
     require_batch_size(batch_size)
     preprocess = preprocess or encoder.preprocess
     encoder.check_preprocess(preprocess)

@@ -91,7 +91,8 @@ class Encoder(nn.Module):
             images: one or several paths, bytes of files, PIL images, arrays or tensors (see `ImageInput`), or one
                 array or tensor of several images. An array has the shape (height, width, 3), a tensor (3, height,
                 width); values are RGB, uint8 from 0 to 255 or floats from 0 to 1, not normalized.
-            batch_size: images per forward pass; features do not depend on it beyond the last bits of float32.
+            batch_size: images per forward pass on a GPU; on a CPU at most 8 at a time, which is faster and takes less
+                memory. Features do not depend on it beyond the last bits of float32.
             preprocess: another than the encoder's own, such as `encoder.preprocess.keeping_aspect(512)`.
             progress: called with the number of images done and the total after each forward pass.
 

@@ -19,7 +19,10 @@ from sop_faiss.unit_rows import require_unit_rows
 __all__ = ["batches_of_equal_shape", "exact_inference", "features_of_batch", "finished_features", "require_usable"]
 
 _CPU_IMAGES = 8
-"""Images per forward pass on a CPU: the buffers of more are too large for its caches and for malloc to use again."""
+"""Images per forward pass on a CPU: the buffers of more are too large for its caches and for malloc to use again.
+
+384 photos, EfficientNet-Lite0, 288 px, one run: 8.8 s in parts of 8 against 17.5 s in 64, and 1.2 GB against 2.4 GB.
+"""
 
 
 def batches_of_equal_shape(
@@ -50,7 +53,9 @@ def exact_inference(encoder: Encoder) -> Iterator[None]:
     """Run in evaluation mode (restored after), without gradients, in float32: no autocast, no TF32, fixed kernels."""
     were_training = [(module, module.training) for module in encoder.modules()]
     device = _device_of(encoder)
+    precision = torch.get_float32_matmul_precision()
     encoder.eval()
+    torch.set_float32_matmul_precision("highest")
     try:
         with (
             torch.no_grad(),
@@ -59,6 +64,7 @@ def exact_inference(encoder: Encoder) -> Iterator[None]:
         ):
             yield
     finally:
+        torch.set_float32_matmul_precision(precision)
         for module, was_training in were_training:
             module.training = was_training
 

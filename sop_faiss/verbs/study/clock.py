@@ -65,7 +65,7 @@ class StepClock:
         """Count a step that has just ended."""
         now = self._now()
         if self._before is None:
-            self._continue_from(step - 1)
+            self.rewind(step - 1)
         measured = self._score_every > 0 and (step % self._score_every == 0 or step == last)
         if self._before is None or measured:
             self._uncounted += 1
@@ -89,8 +89,9 @@ class StepClock:
                 stream.write(json.dumps({"step": self.step, "seconds": round(self.seconds, 4)}) + "\n")
             self._written_at, self._written_step = self._now(), self.step
 
-    def _continue_from(self, step: int) -> None:
-        """Forget what was counted of later steps, which are made again."""
+    def rewind(self, step: int) -> None:
+        """Forget what was counted of steps after this one, which are made again."""
         keep_lines_until(self._file, step)
         lines = read_clock(self._file)
-        self._written_step, self.seconds = lines[-1] if lines else (0, 0.0)
+        self.step, self.seconds = lines[-1] if lines else (0, 0.0)
+        self._written_step = self.step

@@ -21,7 +21,7 @@ from sop_faiss.config.study import StudyConfig, load_study
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.results import environment
 from sop_faiss.files import write_json
-from sop_faiss.model.checkpoint import find_checkpoint
+from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.study.clock import StepClock
@@ -65,6 +65,7 @@ def run_one(root: Path, name: str, driver: int = 0) -> bool:
         study.budget.minutes * 60,
         _stop_this_process,
     )
+    clock.rewind(_saved_step(folder.run(name)))  # a kill may have lost the steps that reached the limit
     if not clock.is_over:
         result = run_training(config, folder.run(name), resume=True, progress=_watching(driver, clock))
         clock.write()
@@ -72,6 +73,11 @@ def run_one(root: Path, name: str, driver: int = 0) -> bool:
             return False
     write_json(folder.record_file(name), _record(study, config, folder.run(name), clock))
     return True
+
+
+def _saved_step(run: Path) -> int:
+    """Return the step that a run continues from; 0 if nothing was saved."""
+    return int(find_checkpoint(run).name.removeprefix("step_")) if checkpoint_directories(run) else 0
 
 
 def _stop_this_process() -> None:
@@ -100,7 +106,7 @@ def _record(study: StudyConfig, config: Config, run: Path, clock: StepClock) -> 
     for task in open_final_tasks(study.final, config):
         assert encoder is not None
         scores |= task.measure(encoder)
-    steps = int(find_checkpoint(run).name.removeprefix("step_"))
+    steps = _saved_step(run)
     return {
         "status": DONE,
         "steps": steps,

@@ -19,7 +19,7 @@ from sop_faiss.report.study_figures import ArmCurves, AxisPoint, draw_axis, draw
 from sop_faiss.verbs.study.folder import DONE
 from sop_faiss.verbs.study.run_results import RunResult, differences, means, score_names
 
-__all__ = ["difference_table", "mean_table", "write_markdown", "write_study_page"]
+__all__ = ["difference_table", "mean_table", "short_commit", "write_markdown", "write_study_page"]
 
 _GIB = 2.0**30
 _ONE_SEED = "(1 seed)"
@@ -56,7 +56,7 @@ def mean_table(results: Sequence[RunResult]) -> SheetTable:
                 f"{max(record['peak_memory_bytes'] for record in done) / _GIB:.2f}" if done else "-",
             ]
         )
-    columns = ["arm", "seeds", *(f"{score} (%)" for score in scores), "steps", "minutes", "peak GiB"]
+    columns = ["arm", "seeds", *(f"{score} (%)" for score in scores), "steps", "minutes", "peak RAM GiB"]
     return SheetTable(columns, rows, "Mean ± 95 % interval over seeds (Student's t)")
 
 
@@ -71,6 +71,11 @@ def difference_table(results: Sequence[RunResult], compare: str) -> SheetTable:
         rows.append([arm, str(seeds), *(_shown(found[score][0], "+") if score in found else "-" for score in scores)])
     columns = ["arm", "shared seeds", *(f"{score} (points)" for score in scores)]
     return SheetTable(columns, rows, f"Difference to {compare} ± 95 % interval, paired by seed")
+
+
+def short_commit(commit: str) -> str:
+    """Return the first ten digits of a commit, with the `+` of code that was changed after it."""
+    return commit[:10] + ("+" if len(commit) > 10 and commit.endswith("+") else "")
 
 
 def write_markdown(path: Path, title: str, tables: Sequence[SheetTable]) -> None:
@@ -138,7 +143,7 @@ def _notices(results: Sequence[RunResult]) -> list[str]:
         found.append(f"{missing} of {len(results)} runs are not finished; the same command continues.")
     if len({result.planned.seed for result in results}) == 1:
         found.append("There is one seed: nothing says how much the scores would differ with another one.")
-    commits = {result.record["commit"][:10] or "not committed" for result in results if result.status == DONE}
+    commits = {short_commit(result.record["commit"]) or "not committed" for result in results if result.status == DONE}
     if len(commits) > 1:
         found.append(f"The runs are of {len(commits)} states of the code: {', '.join(sorted(commits))}.")
     return found
@@ -214,7 +219,7 @@ def _run_table(results: Sequence[RunResult]) -> SheetTable:
                 f"{record['steps']:,}" if "steps" in record else "-",
                 f"{record['seconds']:,.1f}" if "seconds" in record else "-",
                 str(record.get("device", "-")),
-                str(record.get("commit", ""))[:10] or "-",
+                short_commit(str(record.get("commit", ""))) or "-",
                 *(f"{result.scores[score]:.2f}" if score in result.scores else "-" for score in score_names(results)),
             ]
         )

@@ -30,6 +30,7 @@ from sop_faiss.evaluate.view_recall_task import ViewRecallTask
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.encoder import encoder_of_backbone
 from sop_faiss.model.networks import Network
+from sop_faiss.train.scoring import Announce, unannounced
 
 __all__ = ["OnlineEvaluation", "open_evaluation"]
 
@@ -61,15 +62,23 @@ class OnlineEvaluation:
         """All scores, in order."""
         return tuple(name for task in self.tasks for name in task.names)
 
-    def __call__(self, teacher: Network) -> dict[str, Score]:
+    def __call__(self, teacher: Network, announce: Announce = unannounced) -> dict[str, Score]:
         """Return all scores, in percent, with the value of each query.
+
+        Args:
+            teacher: to score.
+            announce: each task is announced as a part.
 
         Raises:
             DataError: images cannot be read.
             FeatureError: features are not finite.
         """
         encoder = encoder_of_backbone(teacher.backbone, self.config, "teacher")
-        return {name: score for task in self.tasks for name, score in task.measure_each(encoder).items()}
+        scores: dict[str, Score] = {}
+        for task in self.tasks:
+            with announce() as progress:
+                scores |= task.measure_each(encoder, progress)
+        return scores
 
 
 def open_evaluation(

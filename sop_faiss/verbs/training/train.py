@@ -17,7 +17,7 @@ from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
 from sop_faiss.model.networks import build_student_and_teacher
 from sop_faiss.objectives.choose import choose_objective
-from sop_faiss.progress import ProgressCallback
+from sop_faiss.progress import ProgressCallback, Stage, silent_stage
 from sop_faiss.train.allocator import keep_freed_memory
 from sop_faiss.train.checkpoints.checkpoint import clear_leftovers
 from sop_faiss.train.checkpoints.full_disk import explain_full_disk
@@ -144,7 +144,12 @@ def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLo
 
 
 def run_training(
-    config: Config, output: Path, *, resume: bool = False, progress: ProgressCallback | None = None
+    config: Config,
+    output: Path,
+    *,
+    resume: bool = False,
+    progress: ProgressCallback | None = None,
+    stage: Stage = silent_stage,
 ) -> TrainingResult:
     """Train, from the start or from the last checkpoint.
 
@@ -153,6 +158,7 @@ def run_training(
         output: the run directory; new or empty unless `resume`.
         resume: continue from the newest complete checkpoint there; in an empty directory, start.
         progress: called with the number of steps done and their total.
+        stage: announces filling the memories, scores, and the steps.
 
     Raises:
         ConfigError: a setting is impossible, or differs from when the run was started, or another process is training
@@ -190,7 +196,7 @@ def run_training(
                 )
                 if wrong is not None:
                     _log.warning("%s: %s", source.description, wrong)
-            finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress)
+            finished = train_steps(state, batches, output, stop, evaluate=evaluate, progress=progress, stage=stage)
             if distributed.is_main():
                 _log_verdict(state)
             if not finished:
@@ -253,6 +259,7 @@ def describe_run(config: Config) -> dict[str, Any]:
     needs = objective.needs(device, len(trained))
     batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
     evaluation = open_evaluation(config, source, trained, held_out)
+    steps = Schedules(config, batches.steps_per_epoch).total_steps
     parameters = sum(p.numel() for p in student.parameters())
     checkpoint_bytes = parameters * 4 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
     copied = config.train.background_save and device.type == "cpu"  # the copy of a GPU's state is in main memory
@@ -275,7 +282,8 @@ def describe_run(config: Config) -> dict[str, Any]:
         "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
         "projector_parameters": sum(p.numel() for p in student.heads.parameters()),
         "steps_per_epoch": batches.steps_per_epoch,
-        "steps": Schedules(config, batches.steps_per_epoch).total_steps,
+        "steps": steps,
+        "ends_at_step": min(steps, config.train.stop_after_steps or steps),
         "device": device.type,
         "world_size": world_size,
         "parallel": "none" if world_size == 1 else "fsdp" if is_sharded else "ddp",
