@@ -75,9 +75,12 @@ def test_bad_images_are_counted(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "photos", tmp_path / "photos")
     (tmp_path / "photos" / "class_0" / "0000.jpg").write_bytes(b"not an image")
     arguments = ("build", "--model", place / "run", "--data", tmp_path / "photos", "--out", tmp_path / "index")
-    assert_one_line_error(invoke(*arguments), "1 of 12 images are unusable")
+    strict = invoke(*arguments, "--max-bad-fraction", 0.01)
+    assert_one_line_error(strict, "1 of 12 images are unusable")
+    assert "--max-bad-fraction 0.01" in strict.stderr and "class_0/0000.jpg" in strict.stderr
     assert not (tmp_path / "index").exists()
-    result = invoke(*arguments, "--max-bad-fraction", 0.1, ok=True)
+    result = invoke(*arguments, ok=True)
+    assert "left out: class_0/0000.jpg: not-an-image" in result.stderr
     assert "11 vectors" in result.stdout and "not-an-image 1 left out" in result.stdout
     assert "left out   not-an-image 1" in invoke("info", tmp_path / "index", ok=True).stdout
 

@@ -77,9 +77,7 @@ def test_a_link_to_elsewhere_is_neither_kept_for_a_file_nor_marked(run: Path, tm
     }
 
 
-def test_only_similar_images_are_not_marked(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_similar_images_are_not_marked(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in (1, 2):
         write(tmp_path / "photos" / f"{seed}.jpg", seed)
     write(tmp_path / "photos" / "copy.jpg", 2)

@@ -82,7 +82,6 @@ def find_duplicates(
     groups = sorted((rows for rows in groups if len(rows) > 1), key=lambda rows: (-len(rows), int(rows[0])))
     return [_describe(index, rows, files) for rows in groups]
 
-
     return [_describe(index, rows) for rows in _groups(lowest)]
 
 
