@@ -92,7 +92,8 @@ def build_command(
     """Build an index of images, or of a feature store.
 
     SRC is a folder of images, .tar shards, or a .txt or .csv list. Without --model the encoder is lite0. The index
-    remembers its encoder: no later command needs --model. Images that cannot be used are left out and named. After a kill, the same command continues where it was.
+    remembers its encoder: no later command needs --model. Images that cannot be used are left out and named. After a
+    kill, the same command continues where it was.
 
     \b
     Examples:

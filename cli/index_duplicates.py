@@ -27,8 +27,8 @@ _SHOWN_GROUPS, _SHOWN_KEYS = 20, 8
     default=0.95,
     show_default=True,
     metavar="COSINE",
-    help="Similarity of a pair: about 0.99 finds copies (resized, compressed again), 0.9 to 0.95 also other photos of "
-    "one scene.",
+    help="Similarity of a pair: with lite0 0.99 finds copies that were saved again, 0.95 also shots of one burst, and "
+    "0.9 also smaller copies and other photos of the same thing.",
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all groups as JSON; - is stdout.")
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per image; - is stdout.")

@@ -11,6 +11,7 @@ import click
 from sop_faiss.cli.common import one_line, run_command, say_written
 from sop_faiss.cli.index_output import counted, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.paths import plain_path
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 
 __all__ = ["info_command"]
@@ -94,7 +95,7 @@ def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
         "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
-        "images": f"{facts['root']}{moved}",
+        "images": f"{plain_path(facts['root'])}{moved}",
         "left out": ", ".join(filter(None, [counted(facts["dropped"]), removed and f"removed by you {removed:,}"]))
         or "none",
     }

@@ -41,8 +41,8 @@ def sync_command(
 
     DIR is by default the folder that the index was built of; another one, as after a move, is recorded. What was added
     from elsewhere stays. Files of equal size and time are not read; images that cannot be used, or that you removed
-    from the index, are left out and not tried again until they change. The index is complete at every moment: a search meanwhile, or a kill, finds it as it
-    was before; after a kill the same command continues.
+    from the index, are left out and not tried again until they change. The index is complete at every moment: a search
+    meanwhile, or a kill, finds it as it was before; after a kill the same command continues.
 
     \b
     Examples:

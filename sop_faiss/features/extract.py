@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +37,7 @@ from sop_faiss.model.encoders.forward import (
     require_usable,
 )
 from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.paths import plain_path
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 
@@ -268,4 +268,4 @@ def _manifest(
 
 def _is_folder(source: ImageSource) -> bool:
     """Return whether the source is all images below a folder, not a list, shards or single images."""
-    return source.source_of(0) == "" and Path(source.description).absolute() == source.root
+    return source.source_of(0) == "" and plain_path(source.description) == source.root

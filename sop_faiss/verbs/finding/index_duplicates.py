@@ -26,7 +26,9 @@ _MOST_GROUPS, _MOST_IMAGES = 200, 60
 KINDS = {"exact": "exact copies", "partly": "some exact copies", "similar": "only similar"}
 """What the kinds of groups are called."""
 SAME_IMAGE = 0.99
-"""A similarity that different photos hardly reach: images of it are marked for removal as exact copies are."""
+"""Images of this similarity are marked for removal as exact copies are. Measured with lite0: 120 photos saved again as
+JPEG of quality 85 have 0.993 or more, consecutive frames of videos at most 0.983, other photos of 500 groceries at most
+0.967."""
 
 
 def duplicates_as_records(index: FeatureIndex, groups: Sequence[DuplicateGroup]) -> list[dict[str, Any]]:

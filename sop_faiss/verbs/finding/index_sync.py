@@ -75,8 +75,8 @@ def sync(
     """Make an index equal to a folder: add new images, replace changed ones, and remove those that are gone.
 
     Files of equal size and time are not read; those that are known to be unusable, or that the user removed from the
-    index, are left out while they are as they were. Images that were added from elsewhere stay. After a kill the index is as it was before, or complete; features that
-    were computed are kept for the next call.
+    index, are left out while they are as they were. Images that were added from elsewhere stay. After a kill the index
+    is as it was before, or complete; features that were computed are kept for the next call.
 
     Args:
         index: the index directory.
@@ -205,9 +205,9 @@ def _open_folder(index: FeatureIndex, folder: Path | None) -> FileSource:
         )
     if folder is None and manifest.folder is None:
         raise ConfigError(
-            f"{index.directory} does not say which folder it follows: it was built of a list or of single files, merged, "
-            "or added to by an earlier version. Type the folder behind the index, as `folder`: what is not in it is "
-            "removed from the index. Or change it by `sop-index add` and `sop-index remove`"
+            f"{index.directory} does not say which folder it follows: it was built of a list or of single files, "
+            "merged, or added to by an earlier version. Type the folder behind the index, as `folder`: what is not in "
+            "it is removed from the index. Or change it by `sop-index add` and `sop-index remove`"
         )
     path = Path(manifest.folder or "") if folder is None else folder
     unchanged = f"{index.directory} stays as it is; name where the images are as `folder`, or delete the index"
