@@ -96,7 +96,9 @@ def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
         "alike": _alike_text(facts["search"].get("mean_cosine")),
         "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
         "images": f"{plain_path(facts['root'])}{moved}",
-        "left out": ", ".join(filter(None, [counted(facts["dropped"]), removed and f"removed by you {removed:,}"]))
+        "left out": ", ".join(
+            filter(None, [counted(facts["dropped"]), f"removed by you {removed:,}" if removed else ""])
+        )
         or "none",
     }
     return "\n".join(f"{name:<11}{one_line(value)}" for name, value in lines.items())

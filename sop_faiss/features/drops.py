@@ -43,7 +43,13 @@ class Drops:
         if len(self.listed) < _LISTED_DROPS:
             source, member = self.source.source_of(position), self.source.member_of(position)
             key = self.source.keys[position]
-            listed = {"key": key, "source": source, "member": member, "reason": reason, "error": str(error)}
+            listed: dict[str, Any] = {
+                "key": key,
+                "source": source,
+                "member": member,
+                "reason": reason,
+                "error": str(error),
+            }
             if state is not None:
                 listed |= {"size": state.size, "mtime_ns": state.time, "sha256": state.digest.hex()}
             self.listed.append(listed)
