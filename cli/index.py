@@ -20,7 +20,7 @@ from sop_faiss.cli.index_change import add_command, merge_command, remove_comman
 from sop_faiss.cli.index_duplicates import duplicates_command
 from sop_faiss.cli.index_export import export_command
 from sop_faiss.cli.index_info import info_command
-from sop_faiss.cli.index_output import counted
+from sop_faiss.cli.index_output import counted, max_bad_option, say_left_out
 from sop_faiss.cli.index_search import search_command
 from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.index_sync import sync_command
@@ -76,13 +76,7 @@ def main() -> None:
     help="Build --features by tasks on a Ray cluster; ray: that of RAY_ADDRESS, or this machine. See docs/scale.md.",
 )
 @batch_size_option
-@click.option(
-    "--max-bad-fraction",
-    type=float,
-    default=0.01,
-    show_default=True,
-    help="Unusable images up to this share are left out and counted; more is an error.",
-)
+@max_bad_option
 @run_command
 def build_command(
     features: Path | None,
@@ -99,7 +93,8 @@ def build_command(
     """Build an index of images, or of a feature store.
 
     SRC is a folder of images, .tar shards, or a .txt or .csv list. Without --model the encoder is lite0. The index
-    remembers its encoder: no later command needs --model. After a kill, the same command continues where it was.
+    remembers its encoder: no later command needs --model. Images that cannot be used are left out and named. After a
+    kill, the same command continues where it was.
 
     \b
     Examples:
@@ -110,6 +105,7 @@ def build_command(
     """
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.build import IndexOptions, parse_bytes
+    from sop_faiss.index.store import read_left_out
     from sop_faiss.verbs.finding.index_build import build
 
     log_to_stderr(logging.INFO)
@@ -128,6 +124,7 @@ def build_command(
         )
     if not is_main:
         return
+    say_left_out(read_left_out(out, manifest), out)
     click.echo(one_line(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}"))
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.common import one_line, progress_reporter, run_command
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
+from sop_faiss.cli.index_output import counted, max_bad_option, say_left_out
 from sop_faiss.cli.optional_encoder import optional_encoder_options, source_argument
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -17,16 +19,14 @@ __all__ = ["add_command", "merge_command", "remove_command"]
 _FOLDER = NamedPath()
 
 
-@click.command("add", short_help="Add images or features to an index.")
+@click.command("add", cls=EncoderCommand, short_help="Add images or features to an index.")
 @click.argument("index", type=_FOLDER)
 @source_argument
 @click.option("--features", type=_FOLDER, metavar="STORE", help="Instead of SRC: a feature store of sop-embed.")
 @optional_encoder_options
 @click.option("--skip-existing", is_flag=True, help="Leave out images that are in the index already, and count them.")
-@click.option("--batch-size", type=int, default=64, show_default=True, help="Images per forward pass.")
-@click.option(
-    "--max-bad-fraction", type=float, default=0.01, show_default=True, help="Share of images that may be unusable."
-)
+@batch_size_option
+@max_bad_option
 @run_command
 def add_command(
     index: Path,
@@ -40,7 +40,8 @@ def add_command(
     """Add images, or features of the index's own encoder, to an index.
 
     SRC is a folder of images, .tar shards, or a .txt or .csv list. The index knows its encoder. It is complete at every
-    moment: a search meanwhile, or a kill, finds it as it was before.
+    moment: a search meanwhile, or a kill, finds it as it was before. sop-index sync goes on following the folder that
+    the index was built of, and leaves alone what was added from elsewhere.
 
     \b
     Examples:
@@ -49,6 +50,7 @@ def add_command(
       sop-index add photos.index --features new_features/
     """
     from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.index.left_out import count_unusable
     from sop_faiss.verbs.finding.index_build import add
 
     with progress_reporter("embedding", "images") as progress:
@@ -61,8 +63,10 @@ def add_command(
             extraction=ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction),
             progress=progress,
         )
+    say_left_out(done.left_out, index)
+    left_out = f" ({counted(count_unusable(done.left_out))} left out)" if done.left_out else ""
     skipped = f"{done.added:,} added, {done.skipped:,} skipped that were there already: " if skip_existing else ""
-    click.echo(one_line(f"{skipped}{done.manifest.count:,} vectors now in {index}"))
+    click.echo(one_line(f"{skipped}{done.manifest.count:,} vectors now in {index}{left_out}"))
 
 
 @click.command("remove", short_help="Remove images from an index by their keys.")
@@ -72,6 +76,8 @@ def add_command(
 @run_command
 def remove_command(index: Path, keys: tuple[str, ...], keys_from: Iterable[str] | None) -> None:
     """Remove images from an index by their keys; the image files stay.
+
+    sop-index sync does not add them again unless a file changes or --again is given.
 
     \b
     Examples:
@@ -90,6 +96,7 @@ def remove_command(index: Path, keys: tuple[str, ...], keys_from: Iterable[str] 
         raise ConfigError("name what to remove: KEY..., or --keys-from FILE")
     manifest = remove_from_index(index, wanted)
     click.echo(one_line(f"{len(set(wanted)):,} removed, {manifest.count:,} vectors left in {index}"))
+    click.echo("the image files stay; sop-index sync does not add them again, except with --again", err=True)
 
 
 @click.command("merge", short_help="Join indices of one encoder into a new one.")

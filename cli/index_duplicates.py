@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -21,7 +22,13 @@ _SHOWN_GROUPS, _SHOWN_KEYS = 20, 8
 @click.command("duplicates", short_help="Find groups of images that are nearly the same.")
 @click.argument("index", type=_FOLDER)
 @click.option(
-    "--threshold", type=float, default=0.95, show_default=True, metavar="COSINE", help="Similarity of a pair."
+    "--threshold",
+    type=float,
+    default=0.95,
+    show_default=True,
+    metavar="COSINE",
+    help="Similarity of a pair: with lite0 0.99 finds copies that were saved again, 0.95 also shots of one burst, and "
+    "0.9 also smaller copies and other photos of the same thing.",
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all groups as JSON; - is stdout.")
 @click.option("--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per image; - is stdout.")
@@ -41,7 +48,9 @@ def duplicates_command(
     """Find groups of images of an index that are nearly the same, the largest group first.
 
     INDEX is the directory that sop-index build wrote. Images are grouped by pairs whose cosine reaches the threshold;
-    a group's ends may be further apart. A Flat index finds all pairs, others those that a search finds.
+    a group's ends may be further apart. Groups are exact (all have the same bytes), partly (some have) or similar. A
+    file that is there twice by links is counted once; the page marks exact copies and nearly identical images for
+    removal, never a link. A Flat index finds all pairs, others those that a search finds.
 
     \b
     Examples:
@@ -51,13 +60,18 @@ def duplicates_command(
     from sop_faiss.index.duplicates import find_duplicates
     from sop_faiss.index.encoder_doubts import ALIKE
     from sop_faiss.index.search import FeatureIndex
-    from sop_faiss.verbs.finding.index_duplicates import duplicates_as_csv, duplicates_as_records, write_duplicates_page
+    from sop_faiss.verbs.finding.index_duplicates import (
+        KINDS,
+        duplicates_as_csv,
+        duplicates_as_records,
+        write_duplicates_page,
+    )
 
     outputs = {"--json": json_file, "--csv": csv_file, "--html": html_file}
     check_outputs(outputs, [index], to_stdout=("--json", "--csv"), force=force)
     opened = FeatureIndex.open(index)
     with progress_reporter("comparing", "images") as progress:
-        groups = find_duplicates(opened, threshold, progress=progress)
+        groups = find_duplicates(opened, threshold, images_root=images_root, progress=progress)
     if csv_file == STDOUT:
         click.echo(for_stdout(duplicates_as_csv(opened, groups)), nl=False)
     elif csv_file is not None:
@@ -91,10 +105,14 @@ def duplicates_command(
     if STDOUT not in (json_file, csv_file):
         counted_groups = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
         click.echo(f"{counted_groups} of {alike:,} of {len(opened):,} images at {threshold:g} or more")
+        if groups:
+            kinds = Counter(group.kind for group in groups)
+            counts = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in KINDS.items() if kinds[kind])
+            click.echo(f"by their bytes: {counts}")
         for group in groups[:_SHOWN_GROUPS]:
             keys = [one_line(opened.ids.keys[row]) for row in group.rows[:_SHOWN_KEYS].tolist()]
             more = f"  and {len(group.rows) - len(keys):,} more" if len(group.rows) > len(keys) else ""
-            click.echo(f"{len(group.rows):5d}  {'  '.join(keys)}{more}")
+            click.echo(f"{len(group.rows):5d}  {group.kind:7}  {'  '.join(keys)}{more}")
         if len(groups) > _SHOWN_GROUPS:
             click.echo(f"and {len(groups) - _SHOWN_GROUPS:,} more groups: see --csv, --json or --html")
         say_written("JSON", json_file)

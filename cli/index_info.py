@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from sop_faiss.cli.common import one_line, run_command, say_written
 from sop_faiss.cli.index_output import counted, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.paths import plain_path
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 
 __all__ = ["info_command"]
@@ -29,24 +31,27 @@ _FOLDER = NamedPath()
     metavar="[FILE]",
     help="As JSON, on stdout if no FILE.",
 )
+@click.option("--left-out", "names_left_out", is_flag=True, help="Also name the images that are left out, and why.")
 @force_option
 @run_command
-def info_command(index: Path, json_file: Path | None, force: bool) -> None:
+def info_command(index: Path, json_file: Path | None, names_left_out: bool, force: bool) -> None:
     """Verify every byte of an index and say what it is.
 
     INDEX is the directory that sop-index build wrote.
 
     \b
-    Example:
+    Examples:
       sop-index info photos.index
+      sop-index info photos.index --left-out
     """
-    from sop_faiss.index.store import read_verified
+    from sop_faiss.index.left_out import REMOVED
+    from sop_faiss.index.store import read_left_out, read_verified
 
     check_outputs({"--json": json_file}, [index], to_stdout=("--json",), force=force)
     manifest, ids = read_verified(index)
     labeled = 0 if ids.labels is None else int((ids.labels >= 0).sum())
     size = sum(int(file["bytes"]) for file in manifest.files.values())
-    facts = {
+    facts: dict[str, Any] = {
         "command": "sop-index info",
         "factory": manifest.factory,
         "search": manifest.search,
@@ -61,6 +66,7 @@ def info_command(index: Path, json_file: Path | None, force: bool) -> None:
         "labeled": labeled,
         "class_names": manifest.class_names,
         "dropped": manifest.dropped,
+        "left_out": [asdict(each) for each in read_left_out(index, manifest)],
         "folder": manifest.folder,
         "root": manifest.root,
         "root_exists": Path(manifest.root).is_dir(),
@@ -69,11 +75,15 @@ def info_command(index: Path, json_file: Path | None, force: bool) -> None:
     if json_file is not None:
         put_json(json_file, facts)
     if json_file != STDOUT:
-        click.echo(_info_text(index, facts))
+        removed = sum(each["reason"] == REMOVED for each in facts["left_out"])
+        click.echo(_info_text(index, facts, removed))
+        for each in facts["left_out"] if names_left_out else ():
+            shard = f"{each['source']}: " if each["source"] else ""
+            click.echo(one_line(f"{shard}{each['member']}: {each['error']}"))
         say_written("JSON", json_file)
 
 
-def _info_text(index: Path, facts: dict[str, Any]) -> str:
+def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
     encoder, names = facts["encoder"], facts["class_names"]
     moved = "" if facts["root_exists"] else " (not there: give --images-root when you search)"
     lines = {
@@ -85,8 +95,11 @@ def _info_text(index: Path, facts: dict[str, Any]) -> str:
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
         "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
-        "images": f"{facts['root']}{moved}",
-        "left out": counted(facts["dropped"]) or "none",
+        "images": f"{plain_path(facts['root'])}{moved}",
+        "left out": ", ".join(
+            filter(None, [counted(facts["dropped"]), f"removed by you {removed:,}" if removed else ""])
+        )
+        or "none",
     }
     return "\n".join(f"{name:<11}{one_line(value)}" for name, value in lines.items())
 

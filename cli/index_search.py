@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
@@ -16,6 +16,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
+    from sop_faiss.index.images import IndexImages
     from sop_faiss.verbs.finding.search_result import SearchResult
 
 __all__ = ["search_command"]
@@ -47,6 +48,7 @@ _FOLDER = NamedPath()
     "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbor; - is stdout."
 )
 @click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of images, complete in one file.")
+@click.option("--by-label", is_flag=True, help="Mark neighbors with the query's label right (+), others wrong (-).")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
 @batch_size_option
 @click.option(
@@ -67,6 +69,7 @@ def search_command(
     json_file: Path | None,
     csv_file: Path | None,
     html_file: Path | None,
+    by_label: bool,
     images_root: Path | None,
     batch_size: int,
     max_bad_fraction: float,
@@ -76,7 +79,7 @@ def search_command(
 
     INDEX is the directory that sop-index build wrote, IMAGE an image file. The index knows its encoder; --model opens
     it from another place. The similarity is the cosine of the
-    features. Where classes are known, right and wrong ones are marked. With --threshold and without -k, all neighbors
+    features; labels, such as the names of folders, are in brackets. With --threshold and without -k, all neighbors
     that reach the threshold are found; with both, of the k nearest those that reach it.
 
     \b
@@ -87,6 +90,7 @@ def search_command(
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
     from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.index.images import index_images
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
     from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
@@ -113,14 +117,23 @@ def search_command(
             options=options,
             progress=progress,
         )
+    places = index_images(opened, images_root)
     if csv_file == STDOUT:
-        click.echo(for_stdout(as_csv(result)), nl=False)
+        click.echo(for_stdout(as_csv(result, places)), nl=False)
     elif csv_file is not None:
-        write_search_csv(csv_file, result)
+        write_search_csv(csv_file, result, places)
     if html_file is not None:
         with progress_reporter("drawing", "images") as progress:
             footer = page_footer("sop-index search")
-            write_search_page(html_file, opened, result, images_root=images_root, footer=footer, progress=progress)
+            write_search_page(
+                html_file,
+                opened,
+                result,
+                images_root=images_root,
+                by_label=by_label,
+                footer=footer,
+                progress=progress,
+            )
     if json_file is not None:
         content = {
             "command": "sop-index search",
@@ -129,11 +142,11 @@ def search_command(
             "k": 10 if k is None and threshold is None else k,
             "threshold": threshold,
             "dropped": result.dropped,
-            "queries": as_records(result),
+            "queries": as_records(result, places),
         }
         put_json(json_file, content)
     if STDOUT not in (json_file, csv_file):
-        click.echo(_found_text(result))
+        click.echo(_found_text(result, places, by_label))
         say_written("JSON", json_file)
     say_written("CSV", csv_file)
     say_written("page", html_file)
@@ -141,16 +154,17 @@ def search_command(
         click.echo(f"left out: {counted(result.dropped)}", err=True)
 
 
-def _found_text(result: SearchResult) -> str:
-    """Print one block per query: its key and class, then rank, similarity, mark, key and class of each neighbor."""
-    marks = {True: "+", False: "-", None: " "}
+def _found_text(result: SearchResult, images: IndexImages, by_label: bool) -> str:
+    """Print one block per query: its key and label, then each neighbor; with `by_label` whether it is right."""
+    marks = {True: "+ ", False: "- ", None: "  "}
     blocks = []
     for query in result.queries:
         lines = [named(query.key, query.label)]
         for found in query.found:
-            lines.append(
-                f"{found.rank:4d}  {found.similarity:7.4f} {marks[found.right]} {named(found.key, found.label)}"
-            )
+            mark = marks[found.right] if by_label else ""
+            place = one_line(": ".join(filter(None, images.place(found.row))))
+            name = named(found.key, found.label)
+            lines.append(f"{found.rank:4d}  {found.similarity:7.4f}  {mark}{name}  {place}")
         if not query.found:
             lines.append("      nothing above the threshold")
         blocks.append("\n".join(lines))

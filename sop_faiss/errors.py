@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 NO_MEMORY = re.compile(
     r"out of memory|not enough memory|can(?:'|no)t allocate memory|alloc(?:ation)?[_ ]fail|bad_alloc", re.IGNORECASE
@@ -33,11 +34,11 @@ class DataError(SopError):
 
 
 class NothingUsableError(DataError):
-    """None of the images of a source can be used; `reasons` counts why."""
+    """None of the images of a source can be used; `dropped` says why, as in the manifest of a feature store."""
 
-    def __init__(self, message: str, reasons: dict[str, int]) -> None:
+    def __init__(self, message: str, dropped: dict[str, Any]) -> None:
         super().__init__(message)
-        self.reasons = reasons
+        self.dropped = dropped
 
 
 class UnreachableError(DataError):

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["path_state", "real_path"]
+__all__ = ["path_state", "plain_path", "real_path"]
 
 _KINDS = (
     (stat.S_ISDIR, "is a folder"),
@@ -35,3 +35,13 @@ def path_state(path: str | Path) -> str:
 def real_path(path: str | Path) -> Path:
     """Return the absolute path with links followed; keep a link that leads to itself, at which `Path.resolve` fails."""
     return Path(os.path.realpath(path))
+
+
+def plain_path(path: str | Path) -> Path:
+    """Return the absolute path without `.` and `..`, as far as that leads to the same place despite links."""
+    absolute = Path(path).absolute()
+    plain = Path(os.path.normpath(absolute))
+    try:
+        return plain if plain == absolute or plain.samefile(absolute) else absolute
+    except (OSError, ValueError):
+        return absolute

@@ -190,7 +190,7 @@ def test_a_change_that_fails_leaves_what_was_there(
         (directory / "index.faiss").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(change._Index, "write", full)
+    monkeypatch.setattr(change.IndexContents, "write", full)
     with pytest.raises(OSError, match="No space"):
         add_to_index(tmp_path / "index", part(store, slice(40, 60)))
     assert digest(tmp_path / "index") == before and [path.name for path in tmp_path.iterdir()] == ["index"]

@@ -75,9 +75,12 @@ def test_bad_images_are_counted(place: Path, tmp_path: Path) -> None:
     shutil.copytree(place / "photos", tmp_path / "photos")
     (tmp_path / "photos" / "class_0" / "0000.jpg").write_bytes(b"not an image")
     arguments = ("build", "--model", place / "run", "--data", tmp_path / "photos", "--out", tmp_path / "index")
-    assert_one_line_error(invoke(*arguments), "1 of 12 images are unusable")
+    strict = invoke(*arguments, "--max-bad-fraction", 0.01)
+    assert_one_line_error(strict, "1 of 12 images are unusable")
+    assert "--max-bad-fraction 0.01" in strict.stderr and "class_0/0000.jpg" in strict.stderr
     assert not (tmp_path / "index").exists()
-    result = invoke(*arguments, "--max-bad-fraction", 0.1, ok=True)
+    result = invoke(*arguments, ok=True)
+    assert "left out: class_0/0000.jpg: not-an-image" in result.stderr
     assert "11 vectors" in result.stdout and "not-an-image 1 left out" in result.stdout
     assert "left out   not-an-image 1" in invoke("info", tmp_path / "index", ok=True).stdout
 
@@ -182,7 +185,7 @@ def test_search_by_a_folder_marks_right_and_wrong(place: Path, tmp_path: Path) -
     page = tmp_path / "page.html"
     result = invoke(
         *("search", place / "photos.index", "--data", tmp_path / "queries", "--model", place / "run"),
-        *("-k", 12, "--json", "-", "--html", page),
+        *("-k", 12, "--json", "-", "--html", page, "--by-label"),
         ok=True,
     )
     for query in json.loads(result.stdout)["queries"]:
@@ -193,6 +196,41 @@ def test_search_by_a_folder_marks_right_and_wrong(place: Path, tmp_path: Path) -
     html = page.read_text()
     assert html.count("<article") == 3 and html.count('<li class="hit right"') == 8 and "4 of 12 right" in html
     assert html.count("data:image/jpeg") == 3 + 36 and 'class="problem"' not in html
+    words = ("search", place / "photos.index", "--data", tmp_path / "queries", "--model", place / "run")
+    marked = invoke(*words, "--by-label", ok=True).stdout
+    plain = invoke(*words, "--html", page, "--force", ok=True).stdout
+    assert {line.split()[2] for line in marked.splitlines() if line.startswith("   ")} == {"+", "-"}
+    assert " + " not in plain and " - " not in plain and "[class_1]" in plain  # a folder need not be a class
+    assert '<li class="hit right"' not in page.read_text() and " right</div>" not in page.read_text()
+
+
+def test_found_images_can_be_opened(place: Path, tmp_path: Path) -> None:
+    """By their paths in all outputs; below --images-root where they have moved."""
+    moved = shutil.copytree(place / "photos", tmp_path / "moved")
+    for words, root in (((), place / "photos"), (("--images-root", moved), moved)):
+        arguments = ("search", place / "photos.index", "--key", "class_0/0000", "-k", 3, *words)
+        neighbors = json.loads(invoke(*arguments, "--json", "-", ok=True).stdout)["queries"][0]["neighbors"]
+        lines = list(csv.DictReader(invoke(*arguments, "--csv", "-", ok=True).stdout.splitlines()))
+        text = invoke(*arguments, ok=True).stdout.splitlines()[1:]
+        opened = FeatureIndex.open(place / "photos.index")
+        for neighbor, line, shown in zip(neighbors, lines, text, strict=True):
+            path = str(root / opened.ids.members[neighbor["row"]])
+            assert neighbor["path"] == line["path"] == shown.rpartition("  ")[2] == path and Path(path).is_file()
+            assert neighbor["member"] is None and line["member"] == ""
+    arguments = ("search", place / "shards.index", "--key", "00000003", "-k", 1)
+    (neighbor,) = json.loads(invoke(*arguments, "--json", "-", ok=True).stdout)["queries"][0]["neighbors"]
+    assert neighbor["path"].endswith(".tar") and neighbor["member"].endswith(".jpg")
+
+
+def test_printed_folders_are_plain(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    shutil.copytree(place / "photos", tmp_path / "photos")
+    odd = tmp_path / "work" / ".." / "photos"
+    invoke("build", odd, "--model", place / "run", "--out", tmp_path / "index", ok=True)
+    assert f"images     {tmp_path / 'photos'}" in invoke("info", tmp_path / "index", ok=True).stdout
+    for words in ((), (odd,)):
+        said = invoke("sync", tmp_path / "index", *words, ok=True).stdout
+        assert said.endswith(f"is equal to {tmp_path / 'photos'}\n") and "12 unchanged" in said
 
 
 def test_classes_that_cannot_be_compared_are_not_judged(place: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sop_faiss.cli.index import main
+from sop_faiss.index.left_out import LEFT_OUT_FILE
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import STATES_FILE, IndexManifest
 from sop_faiss.model.encoders.load import load_encoder
@@ -105,11 +106,112 @@ def test_unusable_images_are_left_out(place: Path, built: Path) -> None:
     (place / "photos" / "class_0" / "0000.jpg").write_bytes(b"not an image")
     (place / "photos" / "b.jpg").write_bytes(b"")
     (place / "photos" / "film.mp4").write_bytes(b"film")
-    assert_refused(invoke("sync", place / "index"), "--max-bad-fraction")
+    assert_refused(
+        invoke("sync", place / "index", "--max-bad-fraction", 0.1), "--max-bad-fraction", "b.jpg", "0000.jpg"
+    )
     for removed in (1, 0):
-        said = invoke("sync", place / "index", "--max-bad-fraction", 0.3, ok=True).stdout
-        assert said.startswith(f"0 added, 0 changed, {removed} removed, 7 unchanged, 2 left out (")
+        result = invoke("sync", place / "index", ok=True)
+        assert result.stdout.startswith(f"0 added, 0 changed, {removed} removed, 7 unchanged, 2 left out (")
+        assert "left out: b.jpg: empty" in result.stderr and "class_0/0000.jpg: not-an-image" in result.stderr
+    assert_refused(invoke("sync", place / "index", "--max-bad-fraction", 0.1), "--max-bad-fraction")
     assert_as_built(place, built / "run")
+
+
+def test_what_is_known_to_be_bad_is_tried_again_only_if_it_changes(
+    place: Path, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = place / "photos"
+    (photos / "bad.jpg").write_bytes(b"not an image")
+    (photos / "empty.jpg").write_bytes(b"")
+    (photos / "nowhere.jpg").symlink_to(place / "nowhere")
+    for step in ("build", "sync"):
+        if step == "build":  # an index of them knows it from the start
+            words = ("--model", built / "run", "--out", place / "other.index")
+            result = invoke("build", photos, *words, ok=True)
+            assert "left out: bad.jpg: not-an-image" in result.stderr and "8 vectors" in result.stdout
+            named = invoke("info", place / "other.index", "--left-out", ok=True).stdout
+            assert "empty.jpg: empty" in named and "nowhere.jpg: missing" in named
+        index = place / ("other.index" if step == "build" else "index")
+        invoke("sync", index, ok=True)
+        os.utime(photos / "bad.jpg")  # another time, the same content
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "sop_faiss.index.own_encoder.encoder_of_spec", lambda *_: pytest.fail("an encoder was opened")
+            )
+            said = invoke("sync", index, "--dry-run", ok=True).stdout
+            assert "bad.jpg" not in said and said.startswith("0 to add") and "3 left out" in said
+            invoke("sync", index, ok=True)
+            before = (index.stat().st_ino, len(FeatureIndex.open(index)))
+            invoke("sync", index, ok=True)
+            assert (index.stat().st_ino, len(FeatureIndex.open(index))) == before, "nothing to do writes nothing"
+        listed = invoke("sync", index, "--dry-run", "--again", ok=True).stdout
+        assert "+ bad.jpg" in listed and "+ nowhere.jpg" in listed
+    write_image(place / "nowhere", 11)
+    write_image(photos / "bad.jpg", 12)
+    assert invoke("sync", place / "index", ok=True).stdout.startswith(
+        "2 added, 0 changed, 0 removed, 8 unchanged, 1 left"
+    )
+    assert IndexManifest.read(place / "index").dropped == {"empty": 1}
+    (photos / "empty.jpg").unlink()
+    invoke("sync", place / "index", ok=True)
+    assert not (place / "index" / LEFT_OUT_FILE).exists()
+
+
+def test_a_damaged_list_of_what_is_left_out_is_noticed(place: Path) -> None:
+    (place / "photos" / "bad.jpg").write_bytes(b"not an image")
+    invoke("sync", place / "index", ok=True)
+    (place / "index" / LEFT_OUT_FILE).write_text("[]")
+    assert_refused(invoke("sync", place / "index"), LEFT_OUT_FILE)
+
+
+def test_what_the_user_removed_stays_away(place: Path, built: Path) -> None:
+    photos, index = place / "photos", place / "index"
+    key = FeatureIndex.open(index).ids.keys[0]
+    member = FeatureIndex.open(index).ids.members[0]
+    result = invoke("remove", index, key, ok=True)
+    assert "--again" in result.stderr
+    shutil.copytree(photos, place / "copy", copy_function=shutil.copy)  # with other times
+    for folder in (photos, place / "copy", photos):
+        said = invoke("sync", index, folder, ok=True).stdout
+        assert said.startswith("0 added, 0 changed, 0 removed") and "1 that you removed" in said
+    assert "removed by you 1" in invoke("info", index, ok=True).stdout
+    assert IndexManifest.read(index).dropped == {}
+    assert f"+ {member}" in invoke("sync", index, "--again", "--dry-run", ok=True).stdout
+    write_image(photos / member, 77)
+    assert invoke("sync", index, ok=True).stdout.startswith("1 added")
+    invoke("remove", index, key, ok=True)
+    assert invoke("sync", index, "--again", ok=True).stdout.startswith("1 added")
+    assert_as_built(place, built / "run")
+
+
+def test_what_was_added_from_elsewhere_is_left_alone(place: Path, built: Path) -> None:
+    photos, index = place / "photos", place / "index"
+    write_image(place / "other" / "trip" / "x.jpg", 21)
+    write_image(place / "other" / "trip" / "y.jpg", 22)
+    (place / "other" / "z.jpg").write_bytes(b"not an image")
+    result = invoke("add", index, place / "other", ok=True)
+    assert "10 vectors now" in result.stdout and "not-an-image 1 left out" in result.stdout and "z.jpg" in result.stderr
+    before = content(index)
+    write_image(photos / "x.jpg", 23)  # whose key is taken
+    (photos / "class_0" / "0001.jpg").unlink()
+    said = invoke("sync", index, ok=True).stdout
+    assert said.startswith("1 added, 0 changed, 1 removed, 7 unchanged, 0 left out, 2 from elsewhere")
+    inode = index.stat().st_ino
+    assert "8 unchanged" in invoke("sync", index, ok=True).stdout and index.stat().st_ino == inode
+    after = content(index)
+    for member in ("other/trip/x.jpg", "other/trip/y.jpg"):
+        assert after[member] == before[member]
+    assert after["photos/x.jpg"][0] == "x.jpg" and "photos/class_0/0001.jpg" not in after and len(after) == 10
+    manifest = IndexManifest.read(index)
+    assert manifest.folder == str(photos) and manifest.root == str(place) and manifest.dropped == {"not-an-image": 1}
+    photos.rename(place / "moved")
+    shutil.rmtree(place / "other")
+    said = invoke("sync", index, place / "moved", ok=True).stdout
+    assert said.startswith("0 added, 0 changed, 0 removed, 8 unchanged") and "2 from elsewhere" in said
+    assert {member: after[f"photos/{member}"] for member in map(str, [Path("x.jpg"), Path("0000.jpg")])} == {
+        member: content(index)[f"moved/{member}"] for member in ("x.jpg", "0000.jpg")
+    }
+    assert invoke("sync", index, "--dry-run", ok=True).stdout.startswith("0 to add, 0 to replace, 0 to remove, 8 un")
 
 
 def test_a_moved_folder_is_recorded_and_not_embedded_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +251,7 @@ def test_what_is_not_a_folder_is_refused(built: Path, tmp_path: Path) -> None:
     shards = write_shards(tmp_path / "shards", classes=2, per_class=3)
     listed = tmp_path / "list.txt"
     listed.write_text("\n".join(str(path) for path in sorted((built / "photos").rglob("*.jpg"))))
-    for source, message in ((tmp_path / "shards", "shards"), (listed, "was not built of one folder")):
+    for source, message in ((tmp_path / "shards", "shards"), (listed, "which folder it follows")):
         invoke("build", source, "--model", built / "run", "--out", tmp_path / f"{source.stem}.index", ok=True)
         assert_refused(invoke("sync", tmp_path / f"{source.stem}.index"), message, "sop-index add")
     assert_refused(invoke("sync", tmp_path / "list.index", tmp_path / "shards"), "holds shards")

@@ -290,11 +290,18 @@ def test_what_opens_large_has_its_place_key_and_size(tmp_path: Path) -> None:
 )
 def test_all_but_the_largest_are_marked(tmp_path: Path, sizes: list[tuple[int, int] | None], kept: int) -> None:
     made = [unreadable("missing: x") if size is None else image(str(size), size) for size in sizes]
-    strip = Strip(made[0], [SheetHit(each, 0.9) for each in made[1:]], keep_largest=True)
+    strip = Strip(made[0], [SheetHit(each, 0.9) for each in made[1:]], same=lambda *_: True)
     page = write(tmp_path / "page.html", [strip], commands=Commands("remove"))
     marks = [each["data-mark"] for each in (*page.of("div", "query"), *page.of("li", "hit"))]
     wanted = ["" if number == kept or sizes[number] is None else "on" for number in range(len(sizes))]
     assert marks == wanted  # what cannot be seen is never marked
+
+
+def test_a_chain_of_small_differences_removes_only_what_is_the_same_as_one_that_stays(tmp_path: Path) -> None:
+    made = [image(str(side), (side, side)) for side in (40, 30, 20)]
+    strip = Strip(made[0], [SheetHit(each, 0.9) for each in made[1:]], same=lambda one, two: abs(one - two) == 1)
+    page = write(tmp_path / "page.html", [strip], commands=Commands("remove"))
+    assert [each["data-mark"] for each in (*page.of("div", "query"), *page.of("li", "hit"))] == ["", "on", ""]
 
 
 def test_places_are_spread_from_first_to_last() -> None:

@@ -171,6 +171,11 @@ def test_pages_fit_a_telephone(place: Path, name: str, scheme: str) -> None:
     with open_browser(viewport=PHONE, is_mobile=True, has_touch=True, color_scheme=scheme) as page:
         page.goto((place / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        if name == "duplicates":  # what is to be done with the list stays reachable
+            bar = page.locator(".picked-list").first
+            assert "sop-index remove" in bar.locator("code").inner_text()
+            assert bar.get_by_role("button", name="Copy").is_visible()
+            assert page.locator(".picked").bounding_box()["height"] < 250
         page.locator(".frame").nth(1).tap()
         box = page.locator("dialog").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 390

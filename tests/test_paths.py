@@ -23,7 +23,7 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.weights import read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
-from sop_faiss.paths import path_state, real_path
+from sop_faiss.paths import path_state, plain_path, real_path
 from sop_faiss.verbs.finding.index_search import open_images
 from sop_faiss.verbs.output_paths import check_outputs, source_files
 from sop_faiss.verbs.run_page.report import report_run
@@ -120,3 +120,14 @@ def test_a_link_to_itself_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "out.json").symlink_to("elsewhere.json")  # to nowhere yet: replaced as before
     require_writable(tmp_path / "out.json")
     write_json(tmp_path / "out.json", [])
+
+
+def test_a_path_without_dots_leads_to_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "c").mkdir()
+    assert plain_path(tmp_path / "a" / ".." / "c") == tmp_path / "c"
+    (tmp_path / "link").symlink_to(tmp_path / "a" / "b")
+    (tmp_path / "b").mkdir()
+    behind = tmp_path / "link" / ".." / "b"  # a/b, not the b beside the link
+    assert plain_path(behind) == behind
+    assert plain_path(tmp_path / "no" / ".." / "such") == tmp_path / "no" / ".." / "such"

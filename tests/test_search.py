@@ -23,7 +23,7 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_images, parse_bytes
 from sop_faiss.index.images import index_images
-from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.search import FeatureIndex, closest_key
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.preprocess import Preprocess
 from tests.encoders import write_run
@@ -526,3 +526,18 @@ def test_images_outside_the_root_are_refused(tmp_path: Path, source: str, member
 def test_sizes_that_are_none(size: str) -> None:
     with pytest.raises(ConfigError, match="wanted a number with B, KB"):
         parse_bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("IMG_0088", ""),  # another number is another photo
+        ("IMG_88", ""),
+        ("IMG_O087", ""),
+        ("IMG0087", "; did you mean 'IMG_0087'?"),
+        ("img_0099", "; did you mean 'trip/img_0099'?"),
+        ("", ""),
+    ],
+)
+def test_only_near_keys_are_suggested(key: str, hint: str) -> None:
+    assert closest_key(key, ["IMG_0087", "IMG_0089", "trip/img_0099", "home"]) == hint

@@ -8,11 +8,14 @@ from typing import Any
 from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import DataError
+from sop_faiss.features.file_states import FileState
 
 __all__ = ["Drops"]
 
-_LISTED_DROPS = 1000
+_LISTED_DROPS = 100_000
 """Dropped images listed by name in the manifest; all are counted."""
+_NAMED = 3
+"""Of them in an error."""
 
 
 class Drops:
@@ -27,10 +30,10 @@ class Drops:
         self.source = source
         self.max_bad_fraction = max_bad_fraction
         self.reasons: Counter[str] = Counter()
-        self.listed: list[dict[str, str]] = []
+        self.listed: list[dict[str, Any]] = []
 
-    def add(self, position: int, error: DataError) -> None:
-        """Count an image that cannot be used.
+    def add(self, position: int, error: DataError, state: FileState | None = None) -> None:
+        """Count an image that cannot be used; `state` is what was read of it, if known.
 
         Raises:
             DataError: there are too many of them.
@@ -40,7 +43,16 @@ class Drops:
         if len(self.listed) < _LISTED_DROPS:
             source, member = self.source.source_of(position), self.source.member_of(position)
             key = self.source.keys[position]
-            self.listed.append({"key": key, "source": source, "member": member, "reason": reason, "error": str(error)})
+            listed: dict[str, Any] = {
+                "key": key,
+                "source": source,
+                "member": member,
+                "reason": reason,
+                "error": str(error),
+            }
+            if state is not None:
+                listed |= {"size": state.size, "mtime_ns": state.time, "sha256": state.digest.hex()}
+            self.listed.append(listed)
         self.check()
 
     def check(self) -> None:
@@ -54,15 +66,16 @@ class Drops:
                 )
             raise DataError(
                 f"{self.source.description}: {bad} of {total} images are unusable so far{self.summary()}, more than "
-                f"max_bad_fraction = {self.max_bad_fraction}: repair or remove them, or raise it"
+                f"`max_bad_fraction={self.max_bad_fraction}`: repair or remove them, or raise it"
             )
 
     def summary(self) -> str:
-        """Return the counts by reason and the first error in parentheses; nothing where all is well."""
+        """Return the counts by reason and the first errors in parentheses; nothing where all is well."""
         if not self.reasons:
             return ""
         counted = ", ".join(f"{reason} {count}" for reason, count in self.reasons.most_common())
-        return f" ({counted}; first {self.listed[0]['key']}: {self.listed[0]['error']})"
+        first = "; ".join(f"{each['member']}: {each['error']}" for each in self.listed[:_NAMED])
+        return f" ({counted}; first {first})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest's `dropped`."""

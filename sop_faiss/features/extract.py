@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from sop_faiss.data.ordered_map import MAX_WORKERS
 from sop_faiss.errors import ConfigError, DataError, NothingUsableError
 from sop_faiss.features.cache import FeatureCache, open_cache
 from sop_faiss.features.drops import Drops
-from sop_faiss.features.file_states import FileState, FileStates, change_time
+from sop_faiss.features.file_states import FileState, FileStates, file_status
 from sop_faiss.features.ranks import gather_extracted, share_of_rank
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encode import require_batch_size
@@ -38,6 +37,7 @@ from sop_faiss.model.encoders.forward import (
     require_usable,
 )
 from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.paths import plain_path
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 
@@ -113,7 +113,7 @@ def extract_features(
     rows = gather_extracted(own_rows, drops.listed, drops.reasons) if options.across_ranks else own_rows()
     drops.check()
     if not rows:
-        raise NothingUsableError(f"{source.description} has no usable image{drops.summary()}", dict(drops.reasons))
+        raise NothingUsableError(f"{source.description} has no usable image{drops.summary()}", drops.to_dict())
     if options.across_ranks and distributed.world_size() > 1:
         states = {position: state for part in distributed.gather_objects(states) for position, state in part.items()}
     kept = sorted(rows)
@@ -212,16 +212,18 @@ def _prepared(
 ) -> Iterator[_Pixels]:
     """Usable images in order, decoded and resized by threads that run at most `ahead` images ahead.
 
-    With a cache, `states` gets what was read of each: its digest is known then.
+    With a cache, `states` gets what was read of each, also of one that cannot be used.
     """
 
     def prepare(position: int) -> _Pixels:
-        time = -1 if cache is None else change_time(source, position)  # before reading: a later change is seen by it
+        status = file_status(source, position) if cache is not None else (-1, -1)  # before reading: see a later change
+        if cache is not None:
+            states[position] = FileState(*status, b"")  # of one that cannot be read
         encoded = source.read(position)
         digest = b"" if cache is None else hashlib.sha256(encoded).digest()
         feature = None if cache is None else cache.find(digest)
         if cache is not None:
-            states[position] = FileState(len(encoded), time, digest)
+            states[position] = FileState(len(encoded), status[1], digest)
         pixels = preprocess.apply(decode_image(encoded, top_value=preprocess.top_value)) if feature is None else None
         return _Pixels(position, digest, pixels, feature)
 
@@ -235,7 +237,7 @@ def _prepared(
                 try:
                     image = pending.popleft().result()
                 except DataError as error:
-                    drops.add(position, error)
+                    drops.add(position, error, states.get(position))
                 else:
                     yield image
                 if progress is not None:
@@ -267,4 +269,4 @@ def _manifest(
 
 def _is_folder(source: ImageSource) -> bool:
     """Return whether the source is all images below a folder, not a list, shards or single images."""
-    return source.source_of(0) == "" and Path(source.description).absolute() == source.root
+    return source.source_of(0) == "" and plain_path(source.description) == source.root

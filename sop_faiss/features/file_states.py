@@ -17,7 +17,7 @@ from sop_faiss.errors import IndexMismatchError
 if TYPE_CHECKING:
     from sop_faiss.data.images.source import ImageSource
 
-__all__ = ["FileState", "FileStates", "change_time"]
+__all__ = ["FileState", "FileStates", "file_status"]
 
 _COLUMNS = pa.schema([("size", pa.int64()), ("mtime_ns", pa.int64()), ("sha256", pa.binary())])
 
@@ -97,11 +97,15 @@ class FileStates:
         return cls(table["size"].to_numpy(), table["mtime_ns"].to_numpy(), table["sha256"].to_pylist())
 
 
-def change_time(source: ImageSource, position: int) -> int:
-    """Return when the file of an image was changed last, in nanoseconds; -1 in a shard, or if it cannot be reached."""
+def file_status(source: ImageSource, position: int) -> tuple[int, int]:
+    """Return the size of an image's file, and when it was changed last, in nanoseconds.
+
+    Both are -1 in a shard, or if the file cannot be reached.
+    """
     if source.source_of(position):
-        return -1
+        return -1, -1
     try:
-        return (source.root / source.member_of(position)).stat().st_mtime_ns
+        status = (source.root / source.member_of(position)).stat()
     except (OSError, ValueError):
-        return -1
+        return -1, -1
+    return status.st_size, status.st_mtime_ns

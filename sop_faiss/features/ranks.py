@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ def share_of_rank(count: int) -> range:
     return range(distributed.rank(), count, distributed.world_size())
 
 
-def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, str]], reasons: Counter[str]) -> Rows:
+def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, Any]], reasons: Counter[str]) -> Rows:
     """Run each rank's part and gather all.
 
     Args:

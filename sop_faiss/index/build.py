@@ -19,6 +19,7 @@ from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, refuse_occupied
 from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
+from sop_faiss.index.left_out import dropped_images
 from sop_faiss.index.resume_build import forget_training, trained_once
 from sop_faiss.index.row_plan import RECALL_K, plan_rows
 from sop_faiss.index.store import IdTable, IndexManifest, write_index
@@ -155,7 +156,9 @@ def build_index(
         search = {"effort": index.search_setting, **measured, "why": why, **of_encoder}
         described = replace(store_as_index(store, factory), search=search)
         states = None if store.states is None else store.states.take(rows)
-        manifest = write_index(directory, described, index.write, ids, states)
+        manifest = write_index(
+            directory, described, index.write, ids, states, dropped_images(store.manifest.get("dropped"))
+        )
     forget_training(out)
     log_encoder_doubts(manifest)
     return manifest

@@ -32,6 +32,7 @@ from sop_faiss.index import cluster_tasks as work
 from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index
 from sop_faiss.index.cluster_tasks import Part
 from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
+from sop_faiss.index.left_out import dropped_images
 from sop_faiss.index.row_plan import RECALL_K, RowPlan, plan_rows
 from sop_faiss.index.store import IdTable, IndexManifest, write_index
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
@@ -132,7 +133,9 @@ def build_by_tasks(
         planned = replace(store_as_index(names, factory), dimension=dimension, search=search)
         with atomic_directory(out) as directory:
             write = functools.partial(join, last=last, search_setting=search["effort"])
-            manifest = write_index(directory, planned, write, ids)
+            manifest = write_index(
+                directory, planned, write, ids, left_out=dropped_images(names.manifest.get("dropped"))
+            )
         shutil.rmtree(place, ignore_errors=True)
     log_encoder_doubts(manifest)
     return manifest

@@ -26,7 +26,7 @@ class IndexImages:
 
     def __init__(self, ids: IdTable, root: Path) -> None:
         self._ids = ids
-        self._root = root
+        self.root = root
         self._files = FileSource(str(root), ids.keys, None, None, root, ids.members)
         self._opening = threading.Lock()
         self._open_shard = functools.cache(self._walk_shard)
@@ -51,11 +51,11 @@ class IndexImages:
 
     def place(self, row: int) -> Place:
         """Return where one row's image is; it may be missing."""
-        return place_below(self._root, self._ids.sources[row], self._ids.members[row])
+        return place_below(self.root, self._ids.sources[row], self._ids.members[row])
 
     def _walk_shard(self, source: str) -> tuple[ShardSource, dict[str, int]]:
         """Open one shard, and find the position of each of its members; done once."""
-        shard = open_shards(source, [self._root / source])
+        shard = open_shards(source, [self.root / source])
         return shard, {shard.member_of(position): position for position in range(len(shard))}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["FeatureIndex", "Neighbors", "closest_key", "read_vectors", "require_cosine"]
 
 _log = logging.getLogger(__name__)
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -287,10 +289,18 @@ def require_cosine(value: float, name: str) -> None:
 
 
 def closest_key(key: str, keys: Sequence[str]) -> str:
-    """Suggest the most similar key as `; did you mean 'x'?`, or return an empty string."""
+    """Suggest a key as `; did you mean 'x'?`, or return an empty string.
+
+    A key with another number is another image, and not suggested: photos are numbered.
+    """
     import difflib
 
-    near = difflib.get_close_matches(key, keys[:100_000], n=1)
+    longer = [each for each in keys if each.endswith(f"/{key}")]  # the same name, which has its folder now
+    if len(longer) == 1:
+        return f"; did you mean {longer[0]!r}?"
+    numbers = _NUMBER.findall(key)
+    alike = [each for each in keys[:100_000] if _NUMBER.findall(each) == numbers]
+    near = difflib.get_close_matches(key, alike, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

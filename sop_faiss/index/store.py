@@ -3,6 +3,7 @@
 index.faiss     the vectors, a FAISS file
 ids.parquet     row -> key, source, member, label
 states.parquet  row -> size, time and sha256 of the image when it was read; not of an index of a feature store
+left_out.json   images that cannot be used or were removed, with reasons; only if there are any
 manifest.json   how it was made, the checksums of the others, and one of itself (its seal)
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from sop_faiss.errors import FeatureError, IndexMismatchError
 from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.file_states import FileStates
 from sop_faiss.files import not_json, restore_directory, sha256_file
+from sop_faiss.index.left_out import LEFT_OUT_FILE, LeftOut, parse_left_out, write_left_out
 from sop_faiss.model.encoders.remembered import with_relative_places
 from sop_faiss.paths import path_state
 
@@ -35,6 +37,7 @@ __all__ = [
     "STATES_FILE",
     "IdTable",
     "IndexManifest",
+    "read_left_out",
     "read_states",
     "read_verified",
     "write_index",
@@ -155,7 +158,8 @@ class IndexManifest:
     encoder_spec: dict[str, Any] | None = None
     """How the encoder is opened again, as of `remembered_spec`; None: not known."""
     folder: str | None = None
-    """The folder all of whose images the index holds, `root` then; None: it is of shards, a list or several places."""
+    """The folder that a sync follows, `root` or, where images were added from elsewhere, below it; None: the index is of
+    shards, a list or several places."""
 
     def write(self, directory: Path) -> None:
         """Write `manifest.json` as the last file of a directory that is renamed when complete."""
@@ -259,8 +263,9 @@ def read_verified(directory: Path, *, vectors: bool = True) -> tuple[IndexManife
     manifest = IndexManifest.read(directory)
     manifest.check_file(directory, IDS_FILE)
     manifest.check_file(directory, INDEX_FILE, checksum=vectors)
-    if STATES_FILE in manifest.files:
-        manifest.check_file(directory, STATES_FILE, checksum=vectors)
+    for name in (STATES_FILE, LEFT_OUT_FILE):
+        if name in manifest.files:
+            manifest.check_file(directory, name, checksum=vectors)
     ids = IdTable.read(directory / IDS_FILE)
     if len(ids.keys) != manifest.count:
         raise IndexMismatchError(
@@ -282,12 +287,22 @@ def read_states(directory: Path, manifest: IndexManifest) -> FileStates:
     return FileStates.read(directory / STATES_FILE, manifest.count)
 
 
+def read_left_out(directory: Path, manifest: IndexManifest) -> list[LeftOut]:
+    """Read which images a verified index leaves out, as far as it says.
+
+    Raises:
+        IndexMismatchError: the file is not what the manifest says.
+    """
+    return parse_left_out(directory / LEFT_OUT_FILE) if LEFT_OUT_FILE in manifest.files else []
+
+
 def write_index(
     directory: Path,
     described: IndexManifest,
     write_vectors: Callable[[Path], None],
     ids: IdTable,
     states: FileStates | None = None,
+    left_out: Sequence[LeftOut] = (),
 ) -> IndexManifest:
     """Write the files into a directory that is renamed when complete, and return the manifest with checksums."""
     write_vectors(directory / INDEX_FILE)
@@ -296,6 +311,9 @@ def write_index(
     if states is not None:
         paths.append(directory / STATES_FILE)
         states.write(paths[-1])
+    if left_out:
+        paths.append(directory / LEFT_OUT_FILE)
+        write_left_out(paths[-1], left_out)
     files = {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths}
     spec = described.encoder_spec
     spec = None if spec is None else with_relative_places(spec, directory)  # which has its name's parent already

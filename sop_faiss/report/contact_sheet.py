@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -95,8 +96,9 @@ class Strip:
     """A few words next to the query, as in `AP 43.2 %`."""
     empty: str = "Nothing found."
     """Shown if there are no hits."""
-    keep_largest: bool = False
-    """Whether all its images but the largest are marked for removal; only those that can be read are marked."""
+    same: Callable[[int, int], bool] | None = None
+    """Says of two of its images, the query being 0, whether one may go: of those all but the largest are marked for
+    removal, as far as they can be read. None: nothing is marked."""
 
 
 @dataclass(frozen=True)
@@ -242,10 +244,10 @@ def _counted(thumbnails: Iterable[Thumbnail], total: int, progress: ProgressCall
 def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any]:
     judged = [hit for hit in strip.hits if hit.verdict in (Verdict.RIGHT, Verdict.WRONG)]
     right = sum(hit.verdict is Verdict.RIGHT for hit in judged)
-    marked = _all_but_the_largest(strip, thumbnails) if strip.keep_largest else set()
+    marked = _all_but_the_largest(strip, thumbnails)
     return {
         "query": _show_image(strip.query, thumbnails, 0 in marked),
-        "may_mark_query": strip.keep_largest,
+        "may_mark_query": strip.same is not None,
         "short": len(strip.hits) <= _SHORT_STRIP,
         "note": strip.note,
         "empty": strip.empty,
@@ -268,11 +270,19 @@ def _show_similarities(hits: Sequence[SheetHit]) -> list[str]:
 
 
 def _all_but_the_largest(strip: Strip, thumbnails: dict[int, Thumbnail]) -> set[int]:
-    """Return the numbers of the images to remove, the query being 0: of equally large ones the first is kept."""
+    """Return the numbers of the images that are the same as a larger one, the query being 0; of equals the first stays.
+
+    Each is compared with those that stay, so that no chain of small differences removes an image.
+    """
+    if strip.same is None:
+        return set()
     made = [thumbnails[id(image)] for image in _images(strip)]
     readable = [number for number, each in enumerate(made) if each.file_bytes]
-    sizes = {number: (made[number].whole[0] * made[number].whole[1], made[number].file_bytes) for number in readable}
-    return set(readable) - {max(readable, key=sizes.__getitem__, default=0)}
+    kept: list[int] = []
+    for number in sorted(readable, key=lambda number: (-math.prod(made[number].whole), -made[number].file_bytes)):
+        if not any(strip.same(other, number) for other in kept):
+            kept.append(number)
+    return set(readable) - set(kept)
 
 
 def _show_image(image: SheetImage, thumbnails: dict[int, Thumbnail], marked: bool) -> dict[str, Any]:

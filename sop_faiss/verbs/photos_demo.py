@@ -191,7 +191,7 @@ def _strips(out: Path, pretrained: bool, stage: Stage) -> list[Strip]:
         index = FeatureIndex.open(out / name)
         rows = np.unique(np.linspace(0, len(index) - 1, _QUERIES_SHOWN).astype(np.int64))
         keys = [index.ids.keys[row] for row in rows]
-        found.append(as_strips(index, search_by_key(index, keys, min(_NEIGHBORS_SHOWN, len(index) - 1))))
+        found.append(as_strips(index, search_by_key(index, keys, min(_NEIGHBORS_SHOWN, len(index) - 1)), by_label=True))
     if not pretrained:
         return found[0]
     pairs = zip(*found, strict=True)

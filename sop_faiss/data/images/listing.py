@@ -29,7 +29,7 @@ from sop_faiss.data.images.keys import (
 )
 from sop_faiss.data.shards.shard_source import common_folder
 from sop_faiss.errors import DataError
-from sop_faiss.paths import path_state
+from sop_faiss.paths import path_state, plain_path
 
 __all__ = ["FileSource", "open_files", "open_folder", "open_list"]
 
@@ -136,7 +136,7 @@ def open_folder(description: str, folder: Path) -> FileSource:
     Raises:
         DataError: the folder itself cannot be read, has no image, or has shards in a sub-folder.
     """
-    root = folder.absolute()
+    root = plain_path(folder)
     members, shards, unread = _walk_folder(root)
     if unread:
         count, kinds = unread.total(), _kinds_of(unread)

@@ -20,6 +20,7 @@ from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_images
 from sop_faiss.index.change import add_to_index
 from sop_faiss.index.cluster import build_on_cluster
+from sop_faiss.index.left_out import LeftOut, dropped_images
 from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest, read_states
@@ -32,6 +33,8 @@ __all__ = ["DEFAULT_ENCODER", "Added", "add", "build"]
 _log = logging.getLogger(__name__)
 DEFAULT_ENCODER = "lite0"
 """The encoder of an index for which none is named."""
+_LEAVING_OUT = ExtractionOptions(max_bad_fraction=1.0)
+"""A folder as cameras and telephones leave it has broken files; that none can be used is an error."""
 
 
 def build(
@@ -54,7 +57,7 @@ def build(
         data: SRC: shards, a folder of images, or a list; instead of `features`.
         options: which kind of index; None for the defaults.
         cluster: with `features`: by tasks on this Ray cluster (`build_on_cluster`); None: in this process.
-        extraction: how features of images are extracted.
+        extraction: how features of images are extracted; None: images that cannot be used are left out.
         progress: called with images encoded, or vectors added, and their total.
 
     Raises:
@@ -81,7 +84,7 @@ def build(
         source,
         out,
         options,
-        extraction=extraction,
+        extraction=extraction or _LEAVING_OUT,
         progress=progress,
     )
 
@@ -95,6 +98,8 @@ class Added:
     added: int
     skipped: int
     """Images that were there already."""
+    left_out: list[LeftOut]
+    """Images that cannot be used."""
 
 
 def add(
@@ -115,7 +120,7 @@ def add(
         encoder: another way to open the index's encoder, which is remembered then; None: as the index remembers.
         data: SRC: shards, a folder of images, or a list; instead of `features`.
         skip_existing: leave out images whose key and content are in the index already; without it they are an error.
-        extraction: how features of images are extracted.
+        extraction: how features of images are extracted; None: images that cannot be used are left out.
         progress: called with images encoded and their total.
 
     Raises:
@@ -128,7 +133,7 @@ def add(
         if skip_existing:
             raise ConfigError("`skip_existing` compares images, and `features` has none: leave it out, or name `data`")
         store = FeatureStore.read(features)
-        return Added(add_to_index(index, store), len(store), 0)
+        return Added(add_to_index(index, store), len(store), 0, [])
     assert data is not None
     opened = FeatureIndex.open(index)
     source = open_source(data)
@@ -142,11 +147,12 @@ def add(
         _require_equal(opened, source, there)
         source = Subset(source, np.setdiff1d(np.arange(len(source)), there))
     if not len(source):
-        return Added(opened.manifest, 0, len(there))
+        return Added(opened.manifest, 0, len(there), [])
     loaded = encoder_of_index(opened, encoder)
     with kept_until_whole(loaded, index):
-        store = extract_features(loaded, source, extraction, progress=progress)
-        return Added(add_to_index(index, store, encoder_spec=loaded.spec), len(store), len(there))
+        store = extract_features(loaded, source, extraction or _LEAVING_OUT, progress=progress)
+        manifest = add_to_index(index, store, encoder_spec=loaded.spec)
+        return Added(manifest, len(store), len(there), dropped_images(store.manifest["dropped"]))
 
 
 def _require_one(features: Path | None, encoder: EncoderSpec | None, data: str | None, missing: str) -> None:

@@ -10,45 +10,57 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sop_faiss.index.duplicates import DuplicateGroup
-from sop_faiss.index.images import data_name, index_images
+from sop_faiss.index.images import IndexImages, data_name, index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.report.contact_sheet import SheetHit, SheetImage, Strip, write_contact_sheet
+from sop_faiss.report.contact_sheet import SheetHit, Strip, write_contact_sheet
 from sop_faiss.verbs.finding.search_output import index_commands, index_image
 
-__all__ = ["duplicates_as_csv", "duplicates_as_records", "write_duplicates_page"]
+__all__ = ["KINDS", "SAME_IMAGE", "duplicates_as_csv", "duplicates_as_records", "write_duplicates_page"]
 
 _MOST_GROUPS, _MOST_IMAGES = 200, 60
 """On the page; JSON and CSV have all."""
+KINDS = {"exact": "exact copies", "partly": "some exact copies", "similar": "only similar"}
+"""What the kinds of groups are called."""
+SAME_IMAGE = 0.99
+"""Images of this similarity are marked for removal as exact copies are. Measured with lite0: 120 photos saved again as
+JPEG of quality 85 have 0.993 or more, consecutive frames of videos at most 0.983, other photos of 500 groceries at most
+0.967."""
 
 
 def duplicates_as_records(index: FeatureIndex, groups: Sequence[DuplicateGroup]) -> list[dict[str, Any]]:
     """Return the groups as JSON values."""
-    return [{"size": len(group.rows), "images": _images(index, group)} for group in groups]
+    return [{"size": len(group.rows), "kind": group.kind, "images": _images(index, group)} for group in groups]
 
 
 def duplicates_as_csv(index: FeatureIndex, groups: Sequence[DuplicateGroup]) -> str:
     """Write one CSV line per image below a heading; groups are numbered from 1."""
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
-    writer.writerow(["group", "size", "row", "key", "similarity_to_first", "label"])
+    writer.writerow(["group", "size", "row", "key", "similarity_to_first", "label", "copy_of", "link"])
     for number, group in enumerate(groups, start=1):
         for each in _images(index, group):
             similarity = f"{each['similarity_to_first']:.6f}"
-            writer.writerow([number, len(group.rows), each["row"], each["key"], similarity, each["label"]])
+            line = [each["row"], each["key"], similarity, each["label"], each["copy_of"], int(each["link"])]
+            writer.writerow([number, len(group.rows), *line])
     return stream.getvalue()
 
 
 def _images(index: FeatureIndex, group: DuplicateGroup) -> list[dict[str, Any]]:
+    keys = [index.ids.keys[row] for row in group.rows.tolist()]
     return [
         {
             "row": row,
-            "key": index.ids.keys[row],
-            "similarity_to_first": round(similarity, 6),
+            "key": keys[place],
+            "similarity_to_first": round(float(group.similarities[place]), 6),
             "label": index.label_name(row),
+            "copy_of": keys[group.copy_of[place]] if group.copy_of[place] != place else None,
+            "link": group.links[place],
         }
-        for row, similarity in zip(group.rows.tolist(), group.similarities.tolist(), strict=True)
+        for place, row in enumerate(group.rows.tolist())
     ]
 
 
@@ -64,7 +76,8 @@ def write_duplicates_page(
 ) -> None:
     """Write the largest groups as a page: each group's first image on the left, the others next to it, nearest first.
 
-    All images of a group but the largest are marked for removal; the page makes lists of what is marked.
+    Of images with the same bytes, or of similarity `SAME_IMAGE` or more, all but the largest are marked for removal;
+    links never are. The page makes lists of what is marked.
 
     Args:
         path: the HTML file.
@@ -76,17 +89,7 @@ def write_duplicates_page(
         progress: called with images read and their total.
     """
     images = index_images(index, images_root)
-
-    def image(row: int) -> SheetImage:
-        return index_image(index, images, row)
-
-    strips = []
-    for group in groups[:_MOST_GROUPS]:
-        first, *others = zip(group.rows.tolist(), group.similarities.tolist(), strict=True)
-        others.sort(key=lambda other: -other[1])
-        hits = [SheetHit(image(row), similarity) for row, similarity in others[: _MOST_IMAGES - 1]]
-        cut = f", {_MOST_IMAGES} shown" if len(group.rows) > _MOST_IMAGES else ""
-        strips.append(Strip(image(first[0]), hits, f"{len(group.rows):,} alike{cut}", keep_largest=True))
+    strips = [_strip(index, images, group) for group in groups[:_MOST_GROUPS]]
     alike = sum(len(group.rows) for group in groups)
     shown = f" The {_MOST_GROUPS} largest groups are shown." if len(groups) > _MOST_GROUPS else ""
     subtitle = (
@@ -94,10 +97,41 @@ def write_duplicates_page(
         f"joined by pairs of similarity {threshold:g} or more.{shown}"
     )
     legend = "Each group's first image on the left, nearest to it first; the number is the cosine similarity to it."
-    legend += " All but the largest of a group (pixels, then bytes) are marked to be removed; nothing is until you do."
+    legend += (
+        f" Marked to be removed are exact copies (the same bytes) and images of similarity {SAME_IMAGE:g} or more, all "
+        "but the largest (pixels, then bytes); decide about the others yourself. Nothing is removed until you do it."
+    )
     place = shlex.quote(str(index.directory.absolute()))
     commands = replace(index_commands(index), marks="remove", with_keys=f"sop-index remove {place} --keys-from")
     title = f"Near duplicates in {data_name(index)}"
     write_contact_sheet(
         path, title, strips, subtitle=subtitle, legend=legend, commands=commands, footer=footer, progress=progress
     )
+
+
+def _strip(index: FeatureIndex, images: IndexImages, group: DuplicateGroup) -> Strip:
+    """Make the row of a group: its first image, then the others, nearest first."""
+    others = sorted(range(1, len(group.rows)), key=lambda place: -group.similarities[place])
+    places = [0, *others[: _MOST_IMAGES - 1]]
+    rows = group.rows[places].tolist()
+    features = index.features(rows)
+    features = features / np.linalg.norm(features, axis=1, keepdims=True)  # codes do not keep norms
+
+    def same(one: int, two: int) -> bool:
+        ours, theirs = places[one], places[two]
+        if group.links[ours] or group.links[theirs]:
+            return False
+        return group.copy_of[ours] == group.copy_of[theirs] or bool(features[one] @ features[two] >= SAME_IMAGE)
+
+    def note(place: int) -> str:
+        copies = "exact copy" if group.copy_of.count(group.copy_of[place]) > 1 else ""
+        return "link" if group.links[place] else copies
+
+    hits = [
+        SheetHit(index_image(index, images, row), float(group.similarities[place]), note=note(place))
+        for place, row in zip(places[1:], rows[1:], strict=True)
+    ]
+    cut = f", {_MOST_IMAGES} shown" if len(group.rows) > _MOST_IMAGES else ""
+    first = f"; this one: {note(0)}" if note(0) and group.kind != "exact" else ""
+    text = f"{len(group.rows):,} alike: {KINDS[group.kind]}{first}{cut}"
+    return Strip(index_image(index, images, rows[0]), hits, text, same=same)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +17,14 @@ from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import ConfigError, DataError, NothingUsableError
 from sop_faiss.features.cache import forget_unfinished, kept_until_whole
 from sop_faiss.features.extract import ExtractionOptions, extract_features
-from sop_faiss.features.file_states import FileStates
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.index.change import follow_folder
+from sop_faiss.index.change import follow_folder, followed
+from sop_faiss.index.contents import IndexContents
 from sop_faiss.index.folder_changes import FolderChanges, find_changes
+from sop_faiss.index.left_out import REMOVED, LeftOut, count_unusable, dropped_images
 from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.index.store import read_states
+from sop_faiss.index.store import read_left_out, read_states
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.remembered import without_relative_places
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -35,6 +37,10 @@ _MOST_REMOVED = 0.5
 """Share of an index's images above which their absence is taken for a missing disk or the wrong folder."""
 
 
+_NAMED = 3
+"""Images named in an error."""
+
+
 @dataclass(frozen=True)
 class Synced:
     """What `sync` did, or with `dry_run` would do: files relative to the folder, sorted."""
@@ -44,8 +50,15 @@ class Synced:
     changed: list[str]
     removed: list[str]
     unchanged: int
-    dropped: dict[str, int]
-    """How many images are left out, by reason; not known of a dry run."""
+    elsewhere: int
+    """Images that were added from elsewhere, which stay as they are."""
+    left_out: list[LeftOut]
+    """Images of the folder that cannot be used, or that the user removed; of a dry run those that are known."""
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Return how many images cannot be used, by reason."""
+        return count_unusable(self.left_out)
 
 
 def sync(
@@ -55,13 +68,15 @@ def sync(
     encoder: EncoderSpec | None = None,
     dry_run: bool = False,
     force: bool = False,
+    again: bool = False,
     extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> Synced:
     """Make an index equal to a folder: add new images, replace changed ones, and remove those that are gone.
 
-    Files of equal size and time are not read. After a kill the index is as it was before, or complete; features that
-    were computed are kept for the next call.
+    Files of equal size and time are not read; those that are known to be unusable, or that the user removed from the
+    index, are left out while they are as they were. Images that were added from elsewhere stay. After a kill the index
+    is as it was before, or complete; features that were computed are kept for the next call.
 
     Args:
         index: the index directory.
@@ -69,7 +84,9 @@ def sync(
         encoder: another way to open the index's encoder, which is recorded; None: as the index remembers.
         dry_run: find what is to be done, and change nothing.
         force: remove also more than half of the index's images.
-        extraction: how features are extracted; `max_bad_fraction` is of all images of the folder.
+        again: try images again that are left out.
+        extraction: how features are extracted; `max_bad_fraction` is of all images of the folder. None: all that cannot
+            be used are left out.
         progress: called with files read for comparison, then with images encoded, and their total.
 
     Raises:
@@ -82,17 +99,17 @@ def sync(
     opened = FeatureIndex.open(index)
     manifest = opened.manifest
     source = _open_folder(opened, folder)
-    states = read_states(index, manifest)
-    changes = find_changes(opened.ids, states, Path(manifest.root), source, progress=progress)
+    contents = IndexContents(manifest, opened.ids, None, read_states(index, manifest), read_left_out(index, manifest))
+    changes = find_changes(contents, source, again=again, progress=progress)
     _require_possible(opened, changes, force=force or dry_run)
     if dry_run:
-        return _synced(opened, changes, {*changes.added, *changes.changed}, {})
+        return _synced(opened, changes, {*changes.added, *changes.changed}, [])
     needed = bool(changes.to_embed) or encoder is not None
     loaded = encoder_of_index(opened, encoder) if needed else None
     with kept_until_whole(loaded, index) if loaded is not None else contextlib.nullcontext():
-        embedded = _embed(loaded, changes, extraction or ExtractionOptions(), progress)
+        embedded = _embed(loaded, changes, extraction or ExtractionOptions(max_bad_fraction=1.0), progress)
         spec = manifest.encoder_spec if loaded is None else loaded.spec
-        if not _is_equal(opened, states, changes, embedded, spec):
+        if not _is_equal(contents, changes, embedded, spec):
             follow_folder(index, manifest, changes, embedded.store, dropped=embedded.dropped, encoder_spec=spec)
     if loaded is None:
         forget_unfinished(index)  # of a call that was killed after it had changed the index
@@ -103,53 +120,52 @@ class _Embedded(NamedTuple):
     store: FeatureStore | None
     positions: set[int]
     """Of its images in the folder."""
-    dropped: dict[str, int]
+    dropped: list[LeftOut]
+    """Images that turned out to be unusable."""
 
 
 def _embed(
     encoder: Encoder | None, changes: FolderChanges, extraction: ExtractionOptions, progress: ProgressCallback | None
 ) -> _Embedded:
     """Extract the features of the images that were added or changed, as far as they can be used."""
-    if encoder is None or not changes.to_embed:
-        return _Embedded(None, set(), {})
+    store, dropped = None, []
     source = Subset(changes.source, np.array(changes.to_embed, np.int64))
-    store, dropped = None, {}
-    try:
-        store = extract_features(encoder, source, replace(extraction, max_bad_fraction=1.0), progress=progress)
-        dropped = dict(store.manifest["dropped"]["reasons"])
-    except NothingUsableError as error:
-        dropped = error.reasons
-    if sum(dropped.values()) > extraction.max_bad_fraction * len(changes.source):
-        counts = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+    if encoder is not None and changes.to_embed:
+        try:
+            store = extract_features(encoder, source, replace(extraction, max_bad_fraction=1.0), progress=progress)
+            dropped = dropped_images(store.manifest["dropped"])
+        except NothingUsableError as error:
+            dropped = dropped_images(error.dropped)
+    bad = [each for each in [*dropped, *changes.left_out] if each.reason != REMOVED]
+    if len(bad) > extraction.max_bad_fraction * len(changes.source):
+        first = "; ".join(f"{each.member}: {each.error}" for each in bad[:_NAMED])
         raise DataError(
-            f"{sum(dropped.values())} of the {len(changes.source)} images of {source.description} are unusable "
-            f"({counts}), more than `max_bad_fraction={extraction.max_bad_fraction}`: repair or remove them, or "
-            "raise it"
+            f"{len(bad)} of the {len(changes.source)} images of {source.description} are unusable (first {first}), "
+            f"more than `max_bad_fraction={extraction.max_bad_fraction}`: repair or remove them, or raise it"
         )
     numbers = dict(zip(source.keys, changes.to_embed, strict=True))
     return _Embedded(store, {numbers[key] for key in store.keys} if store is not None else set(), dropped)
 
 
-def _is_equal(
-    index: FeatureIndex, states: FileStates, changes: FolderChanges, embedded: _Embedded, spec: dict[str, Any] | None
-) -> bool:
+def _is_equal(index: IndexContents, changes: FolderChanges, embedded: _Embedded, spec: dict[str, Any] | None) -> bool:
     """Return whether the index, and all that it says, is as it would be written."""
-    manifest, source, positions = index.manifest, changes.source, changes.kept_positions
-    labels = None if source.labels is None else source.labels[positions].tolist()
-    return (
-        embedded.store is None
-        and len(positions) == len(index)
-        and manifest.folder == manifest.root == str(source.root)
-        and manifest.class_names == source.class_names
-        and manifest.dropped == embedded.dropped
-        and without_relative_places(manifest.encoder_spec or {}) == without_relative_places(spec or {})
-        and index.ids.keys == [source.keys[at] for at in positions]
-        and (None if index.ids.labels is None else index.ids.labels.tolist()) == labels
-        and states == changes.kept_states
+    if embedded.store is not None or changes.removed or changes.changed:
+        return False
+    wanted = followed(index, changes, None, dropped=embedded.dropped, encoder_spec=spec)
+    ours, theirs = (
+        (
+            replace(each.manifest, encoder_spec=without_relative_places(each.manifest.encoder_spec or {})),
+            replace(each.ids, labels=None),
+            None if each.ids.labels is None else each.ids.labels.tolist(),
+            each.states,
+            sorted(each.left_out, key=lambda image: (image.source, image.member)),
+        )
+        for each in (index, wanted)
     )
+    return ours == theirs
 
 
-def _synced(index: FeatureIndex, changes: FolderChanges, embedded: set[int], dropped: dict[str, int]) -> Synced:
+def _synced(index: FeatureIndex, changes: FolderChanges, embedded: set[int], dropped: Sequence[LeftOut]) -> Synced:
     member_of = changes.source.member_of
     gone = [index.ids.members[row] for row in changes.removed]
     return Synced(
@@ -158,13 +174,14 @@ def _synced(index: FeatureIndex, changes: FolderChanges, embedded: set[int], dro
         changed=sorted(member_of(at) for at in changes.changed if at in embedded),
         removed=sorted(gone + [member_of(at) for at in changes.changed if at not in embedded]),
         unchanged=len(changes.kept_positions),
-        dropped=dropped,
+        elsewhere=len(changes.elsewhere),
+        left_out=sorted([*changes.left_out, *dropped], key=lambda each: each.member),
     )
 
 
 def _require_possible(index: FeatureIndex, changes: FolderChanges, *, force: bool) -> None:
     """Refuse what would lose most of the index, or what its kind cannot do."""
-    gone, count, folder = len(changes.removed), len(index), changes.source.description
+    gone, count, folder = len(changes.removed), len(index) - len(changes.elsewhere), changes.source.description
     if gone > _MOST_REMOVED * count and not force:
         raise ConfigError(
             f"{gone} of the {count} images of {index.directory} are not in {folder}: is a disk missing, or this "
@@ -181,15 +198,16 @@ def _open_folder(index: FeatureIndex, folder: Path | None) -> FileSource:
     """Open the folder to follow, which must have images: an empty one may be that of a missing disk."""
     manifest = index.manifest
     shard = next((source for source in index.ids.sources if source), None)
-    if shard is not None:
+    if shard is not None and manifest.folder is None:
         raise ConfigError(
             f"{index.directory} holds images of shards ({shard}), which sync does not follow: use `sop-index add` and "
             "`remove`, or build it again"
         )
     if folder is None and manifest.folder is None:
         raise ConfigError(
-            f"{index.directory} was not built of one folder, as far as it says: name the folder that it is to be equal "
-            "to as `folder`, or use `sop-index add` and `remove`"
+            f"{index.directory} does not say which folder it follows: it was built of a list or of single files, "
+            "merged, or added to by an earlier version. Type the folder behind the index, as `folder`: what is not in "
+            "it is removed from the index. Or change it by `sop-index add` and `sop-index remove`"
         )
     path = Path(manifest.folder or "") if folder is None else folder
     unchanged = f"{index.directory} stays as it is; name where the images are as `folder`, or delete the index"

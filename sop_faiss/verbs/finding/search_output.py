@@ -43,8 +43,8 @@ _PAGE_QUERIES = 100
 """Of more queries a page shows this many, spread from the best to the worst; JSON and CSV have all."""
 
 
-def as_records(result: SearchResult) -> list[dict[str, Any]]:
-    """Return the search as JSON values: one object per query, with its neighbors inside."""
+def as_records(result: SearchResult, images: IndexImages) -> list[dict[str, Any]]:
+    """Return the search as JSON values: one object per query, with its neighbors and where their `images` are."""
     return [
         {
             "query": query.key,
@@ -57,6 +57,8 @@ def as_records(result: SearchResult) -> list[dict[str, Any]]:
                     "similarity": round(found.similarity, 6),
                     "label": found.label,
                     "right": found.right,
+                    "path": images.place(found.row).path,
+                    "member": images.place(found.row).member or None,
                 }
                 for found in query.found
             ],
@@ -65,26 +67,28 @@ def as_records(result: SearchResult) -> list[dict[str, Any]]:
     ]
 
 
-def as_csv(result: SearchResult) -> str:
+def as_csv(result: SearchResult, images: IndexImages) -> str:
     """Write one CSV line per query and neighbor below a heading; unknown values are empty."""
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
-    writer.writerow(["query", "query_label", "rank", "row", "key", "similarity", "label", "right"])
+    writer.writerow(["query", "query_label", "rank", "row", "key", "similarity", "label", "right", "path", "member"])
     for query in result.queries:
         for found in query.found:
             right = "" if found.right is None else int(found.right)
             values = [found.rank, found.row, found.key, f"{found.similarity:.6f}", found.label, right]
-            writer.writerow([query.key, query.label, *values])
+            writer.writerow([query.key, query.label, *values, *images.place(found.row)])
     return stream.getvalue()
 
 
-def write_search_csv(path: Path, result: SearchResult) -> None:
+def write_search_csv(path: Path, result: SearchResult, images: IndexImages) -> None:
     """Write `as_csv` to a file, atomically."""
     with atomic_file(path) as temporary:
-        temporary.write_bytes(as_csv(result).encode())
+        temporary.write_bytes(as_csv(result, images).encode())
 
 
-def as_strips(index: FeatureIndex, result: SearchResult, images_root: Path | None = None) -> list[Strip]:
+def as_strips(
+    index: FeatureIndex, result: SearchResult, images_root: Path | None = None, *, by_label: bool = False
+) -> list[Strip]:
     """Return the search as rows of a page; arguments as of `write_search_page`."""
     images = index_images(index, images_root)
     return [
@@ -96,7 +100,7 @@ def as_strips(index: FeatureIndex, result: SearchResult, images_root: Path | Non
                 SheetHit(
                     index_image(index, images, found.row),
                     found.similarity,
-                    None if found.right is None else Verdict.RIGHT if found.right else Verdict.WRONG,
+                    None if found.right is None or not by_label else Verdict.RIGHT if found.right else Verdict.WRONG,
                 )
                 for found in query.found
             ],
@@ -111,6 +115,7 @@ def write_search_page(
     result: SearchResult,
     *,
     images_root: Path | None = None,
+    by_label: bool = False,
     title: str = "",
     queries: int = _PAGE_QUERIES,
     footer: str = "",
@@ -125,6 +130,7 @@ def write_search_page(
         index: what was searched.
         result: what was found.
         images_root: where the index's images are now; where they were when it was built, if None.
+        by_label: mark neighbors with the label of their query as right, others as wrong.
         title: of the page; the name of the data set, if empty.
         queries: most that are shown.
         footer: how it was made.
@@ -132,8 +138,8 @@ def write_search_page(
         charts: plots above the images.
         progress: called with images read and their total.
     """
-    shown, rule = spread_queries(result, queries)
-    strips = as_strips(index, shown, images_root)
+    shown, rule = spread_queries(result, queries, by_label=by_label)
+    strips = as_strips(index, shown, images_root, by_label=by_label)
     manifest = index.manifest
     count = len(result.queries)
     subtitle = (
@@ -166,15 +172,16 @@ def index_commands(index: FeatureIndex) -> Commands:
     return Commands(search=f"sop-index search {place} --html neighbors.html --key=")
 
 
-def spread_queries(result: SearchResult, count: int) -> tuple[SearchResult, str]:
+def spread_queries(result: SearchResult, count: int, *, by_label: bool = True) -> tuple[SearchResult, str]:
     """Choose some of many queries, evenly spaced by rank from the best to the worst.
 
-    The best is the one with the largest share of right neighbors, where classes are known, and then with the largest
-    mean similarity.
+    The best is the one with the largest share of right neighbors, where classes are known and count, and then with the
+    largest mean similarity.
 
     Args:
         result: what was found.
         count: most queries to choose, 1 or more; no more than these are left in their order.
+        by_label: whether classes count.
 
     Returns:
         The result of these queries, and a sentence for the reader after a space, empty if all were chosen.
@@ -182,8 +189,8 @@ def spread_queries(result: SearchResult, count: int) -> tuple[SearchResult, str]
     total = len(result.queries)
     if total <= count:
         return result, ""
-    judged = any(found.right is not None for query in result.queries for found in query.found)
-    ranked = sorted(result.queries, key=_goodness, reverse=True)
+    judged = by_label and any(found.right is not None for query in result.queries for found in query.found)
+    ranked = sorted(result.queries, key=_goodness if judged else _mean_similarity, reverse=True)
     shown = [ranked[place] for place in spread_places(total, count)]
     by = "the share of right neighbors" if judged else "mean similarity"
     rule = f" Shown are {count:,} of them, evenly spaced by rank from the best to the worst by {by}."
@@ -192,5 +199,8 @@ def spread_queries(result: SearchResult, count: int) -> tuple[SearchResult, str]
 
 def _goodness(query: SearchedQuery) -> tuple[float, float]:
     judged = [found.right for found in query.found if found.right is not None]
-    similarities = [found.similarity for found in query.found]
-    return sum(judged) / max(1, len(judged)), sum(similarities) / max(1, len(similarities))
+    return sum(judged) / max(1, len(judged)), _mean_similarity(query)
+
+
+def _mean_similarity(query: SearchedQuery) -> float:
+    return sum(found.similarity for found in query.found) / max(1, len(query.found))
