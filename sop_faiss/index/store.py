@@ -158,8 +158,8 @@ class IndexManifest:
     encoder_spec: dict[str, Any] | None = None
     """How the encoder is opened again, as of `remembered_spec`; None: not known."""
     folder: str | None = None
-    """The folder that a sync follows, `root` or, where images were added from elsewhere, below it; None: the index is of
-    shards, a list or several places."""
+    """The folder that a sync follows, `root` or, where images were added from elsewhere, below it; None: the index is
+    of shards, a list or several places."""
 
     def write(self, directory: Path) -> None:
         """Write `manifest.json` as the last file of a directory that is renamed when complete."""
