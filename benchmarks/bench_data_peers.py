@@ -180,7 +180,10 @@ def of_litdata(folder: Path, stage: str) -> Iterable[Any]:
             return views(int(getattr(index, "index", index)), super().__getitem__(index))
 
     dataset = Photos(str(folder / "litdata"), shuffle=True, drop_last=True)
-    return StreamingDataLoader(dataset, BATCH, num_workers=WORKERS, collate_fn=collated, drop_last=True)
+    loader: Iterable[Any] = StreamingDataLoader(
+        dataset, BATCH, num_workers=WORKERS, collate_fn=collated, drop_last=True
+    )
+    return loader
 
 
 def write_mosaicml(folder: Path, photos: list[Path]) -> None:
