@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image
 
 from sop_faiss.cli.index import main
+from sop_faiss.data.images import listing
+from sop_faiss.data.images.heif import HEIF_SUFFIXES
 from sop_faiss.index.left_out import LEFT_OUT_FILE
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import STATES_FILE, IndexManifest
 from sop_faiss.model.encoders.load import load_encoder
+from sop_faiss.verbs.finding import index_sync
 from tests.encoders import write_run
 from tests.images import encode, make_image, write_folder, write_shards
 
@@ -245,6 +249,18 @@ def test_an_empty_folder_does_not_empty_the_index(place: Path) -> None:
     result = invoke("sync", place / "index", "--max-bad-fraction", 1)
     assert_refused(result, "no image would be left")
     assert len(FeatureIndex.open(place / "index")) == 1
+
+
+def test_heic_photos_are_not_dropped_where_they_cannot_be_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    photo = Image.fromarray(make_image(np.random.default_rng(3), (64, 64)))
+    pillow_heif.from_pillow(photo).save(place / "photos" / "phone.heic")
+    invoke("sync", place / "index", ok=True)
+    before = content(place / "index")
+    monkeypatch.setattr(index_sync, "READS_HEIF", False)
+    monkeypatch.setattr(listing, "IMAGE_SUFFIXES", tuple(set(listing.IMAGE_SUFFIXES) - set(HEIF_SUFFIXES)))
+    assert_refused(invoke("sync", place / "index"), "phone.heic", "sop-faiss[heic]")
+    assert content(place / "index") == before
 
 
 def test_what_is_not_a_folder_is_refused(built: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sop_faiss import distributed
+from sop_faiss.data.images.heif import HEIF_REMEDY, HEIF_SUFFIXES, READS_HEIF
 from sop_faiss.data.images.listing import FileSource, open_folder
 from sop_faiss.data.images.source import find_shards
 from sop_faiss.data.images.subset import Subset
@@ -180,8 +181,14 @@ def _synced(index: FeatureIndex, changes: FolderChanges, embedded: set[int], dro
 
 
 def _require_possible(index: FeatureIndex, changes: FolderChanges, *, force: bool) -> None:
-    """Refuse what would lose most of the index, or what its kind cannot do."""
+    """Refuse what would lose most of the index or photos that cannot be read here, or what its kind cannot do."""
     gone, count, folder = len(changes.removed), len(index) - len(changes.elsewhere), changes.source.description
+    heic = [name for row in changes.removed if (name := index.ids.members[row]).lower().endswith(HEIF_SUFFIXES)]
+    if heic and not READS_HEIF and any((changes.source.root / name).exists() for name in heic):
+        raise ConfigError(
+            f"{index.directory} has HEIC photos, as {heic[0]}, which cannot be read here: {HEIF_REMEDY}; nothing was "
+            "changed"
+        )
     if gone > _MOST_REMOVED * count and not force:
         raise ConfigError(
             f"{gone} of the {count} images of {index.directory} are not in {folder}: is a disk missing, or this "
