@@ -175,10 +175,10 @@ def seen_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_the_encoder_sees_cropped_queries_and_whole_images(graded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = seen_shapes(monkeypatch)
     assert run(*RESNET, "--dataset", graded).exit_code == 0
-    assert shapes[1:] == [(3, 3, 32, 32), (12, 3, 24, 32)]  # the first is the encoder's own trial
+    assert shapes[1:] == [(3, 3, 32, 32), (8, 3, 24, 32), (4, 3, 24, 32)]  # the first is the encoder's own trial
     shapes.clear()
     assert run(*RESNET, "--dataset", graded, "--square", "--protocol", "dino").exit_code == 0
-    assert shapes[1:] == [(3, 3, 32, 32), (12, 3, 32, 32)]
+    assert shapes[1:] == [(3, 3, 32, 32), (8, 3, 32, 32), (4, 3, 32, 32)]
 
 
 def test_another_ground_truth(plain: Path, tmp_path: Path) -> None:

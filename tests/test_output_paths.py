@@ -115,7 +115,6 @@ SEARCH = ("index", "search", "index", "queries.txt", "--model", "absent")
         (("retrieve", "--compare", "a.json", "b.json", "--plot", "gain"), "--plot gain would be a PNG"),
         (("data", "preview", "queries.txt", "--config", "photos_demo", "--out", "v.pdf"), "--out v.pdf would be a PNG"),
         ((*EMBED, "features/manifest.json"), "--json features/manifest.json"),
-        ((*EMBED, "-"), "--json - would be stdout"),
         ((*RETRIEVE, "--json", "a", "--html", "a"), "--json and --html are both a"),
         ((*GROUPS, "groups.csv"), "--per-query groups.csv is read by this command"),
         ((*RETRIEVE, "--per-query", "query.JPG"), "--per-query query.JPG exists"),

@@ -59,9 +59,8 @@ _STEPS = 200
 _K = KNOWN_PER_THING
 _QUERIES_SHOWN = 20
 _CAPTION = (
-    "Each thing is photographed several times: moved, turned, in other light, with other colors, blurred. So pixels of "
-    "the same place differ, and an encoder has to know what stays the same. Find the other photographs of a thing; the "
-    "things asked for are not among those that were trained on. 'As installed' has ImageNet's weights."
+    "Find the other photographs of a thing, which is moved, turned, in other light and colors, and blurred: pixels of "
+    "the same place differ. The things asked for were not trained on."
 )
 _CHARTS = ("k-NN accuracy", "Recall between two views", "Loss over ln K", "Teacher entropy over ln K")
 """Panels of the training that a demo shows."""
@@ -246,8 +245,9 @@ def _index_and_page(out: Path, gallery: str, queries: ImageSource, summary: Sequ
             page,
             index,
             result,
-            title="What the encoder finds",
+            title="Things photographed again: what the encoder finds",
             summary=summary,
+            by_label=True,
             queries=_QUERIES_SHOWN,
             charts=training_charts(out / "run"),
             progress=progress,
