@@ -100,7 +100,7 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
                 return function(*args, **kwargs)
         except BrokenPipeError:
             _leave_closed_pipe()
-        except (SopError, OSError, KeyboardInterrupt, _Ended) as error:
+        except (SopError, OSError, KeyboardInterrupt, Ended) as error:
             failure = *_failure(error), _prints_errors(error)
         except Exception as error:
             if not is_out_of_memory(error):
@@ -111,12 +111,12 @@ def run_command(function: Callable[P, R]) -> Callable[P, R]:
     return guarded
 
 
-class _Ended(BaseException):
+class Ended(BaseException):
     """A signal has asked this process to end."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(f"ended by {number.name}")
-        self.status = 128 + number
+        self.number = number
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def _signals_raised() -> Iterator[None]:
 
     def end(number: int, _: object) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)  # only once: removing files must not be interrupted
-        raise _Ended(signal.Signals(number))
+        raise Ended(signal.Signals(number))
 
     numbers: list[int] = []
     if threading.current_thread() is threading.main_thread():
@@ -139,14 +139,14 @@ def _signals_raised() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _failure(error: SopError | OSError | KeyboardInterrupt | _Ended) -> tuple[str, int]:
+def _failure(error: SopError | OSError | KeyboardInterrupt | Ended) -> tuple[str, int]:
     """Return the line to print, and the exit status."""
     if isinstance(error, SopError):
         return f"error: {error}", EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
     if isinstance(error, OSError):
         return f"error: {_os_message(error)}", EXIT_USER
-    if isinstance(error, _Ended):
-        return str(error), error.status
+    if isinstance(error, Ended):
+        return str(error), 128 + error.number
     return str(error) or "interrupted", EXIT_INTERRUPTED
 
 

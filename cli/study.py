@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sop_faiss.cli.common import (
     CONTEXT_SETTINGS,
     EXIT_REQUEUE,
     EXIT_USER,
+    Ended,
     log_to_stderr,
     one_line,
     page_footer,
@@ -92,10 +94,20 @@ def main(
     loaded = load_study(study, overrides, quick=quick)
     where = Where((sys.executable, "-m", "sop_faiss.cli.study"), cluster, slurm)
     title = f"Study {find_study(study).stem}"
-    with progress_reporter("training", "steps") as progress:
-        result = run_study(
-            loaded, out, where, title=title, compare=compare, progress=progress, footer=lambda: page_footer("sop-study")
-        )
+    try:
+        with progress_reporter("training", "steps") as progress:
+            result = run_study(
+                *(loaded, out, where),
+                title=title,
+                compare=compare,
+                progress=progress,
+                footer=lambda: page_footer("sop-study"),
+            )
+    except Ended as ended:
+        if ended.number != signal.SIGTERM:
+            raise
+        click.echo(f"{ended}: the runs under way are saved; the same command continues them", err=True)
+        sys.exit(EXIT_REQUEUE)
     for table in result.tables:
         print_table(table.caption, table.columns, table.rows)
     say_written("page", out / "study.html")

@@ -130,17 +130,18 @@ def main(
     saved on SIGTERM or SIGUSR1 (a file `requeue` in the run directory says so, too), 130 saved on Ctrl-C: run again
     with --resume.
     """
-    from sop_faiss.config import load_config
-    from sop_faiss.config.explain import explain as explain_setting
-    from sop_faiss.model.initial_weights import resolve_init
-    from sop_faiss.verbs.training.train import describe_run, run_training
-
     if explain is not None:
+        from sop_faiss.config.explain import explain as explain_setting
+
         refuse_idle("--explain", ["explain"])
         click.echo(explain_setting(explain))
         return
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
+    from sop_faiss.config import load_config
+    from sop_faiss.model.initial_weights import resolve_init
+    from sop_faiss.verbs.training.train import describe_run, run_training
+
     as_json = json_to is not None or not sys.stdout.isatty()
     log_to_stderr(logging.INFO)
     resolved = load_config(config, overrides, weights=weights)

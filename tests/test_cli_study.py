@@ -52,12 +52,22 @@ def test_a_study_prints_its_tables_and_says_what_failed(tmp_path, images, monkey
     assert f"page: {tmp_path / 'out' / 'study.html'}" in result.stderr
 
 
+def test_a_signal_asks_for_the_same_command_again(tmp_path, images, monkeypatch):
+    def end(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(verb, "run_on_this_machine", end)
+    result = CliRunner().invoke(main, [str(study_file(tmp_path, images)), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 75 and "the same command continues" in result.stderr
+
+
 def test_bad_words_are_one_line(tmp_path, images, monkeypatch):
     monkeypatch.setattr(verb, "run_on_this_machine", runs_here())
     file, out = study_file(tmp_path, images), tmp_path / "out"
     (tmp_path / "file").write_text("mine")
     assert "num_sops" in command_fails(main, "num_sop", "--out", out)
     assert "seeds" in command_fails(main, file, "seeds=[1,1]", "--out", out)
+    assert "budget.steps" in command_fails(main, file, "budget.steps=0", "--out", out)
     assert "--compare" in command_fails(main, file, "--out", out, "--compare", "tasks=7")
     assert "did you mean train" in command_fails(main, file, "tran.batch_size=3", "--out", out)
     assert "key=value" in command_fails(main, file, "nonsense", "--out", out)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -454,6 +456,31 @@ def test_a_manifest_sealed_over_a_lie(built: Path, tmp_path: Path, change: dict[
     with pytest.raises(SopError, match=message) as error:
         FeatureIndex.open(tmp_path / "copy")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("encoder", None),
+        ("encoder", {"name": "x"}),
+        ("root", ["a"]),
+        ("search", 7),
+        ("files", {}),
+        ("files", {"index.faiss": 5, "ids.parquet": []}),
+        ("preprocess", []),
+        ("dropped", 5),
+        ("pooling", ["x"]),
+        ("class_names", "abc"),
+    ],
+)
+def test_a_manifest_sealed_with_entries_of_other_types(built: Path, tmp_path: Path, name: str, value: Any) -> None:
+    shutil.copytree(built, tmp_path / "copy")
+    content = json.loads((built / "manifest.json").read_text()) | {name: value}
+    del content["seal"]
+    seal = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    (tmp_path / "copy" / "manifest.json").write_text(json.dumps(content | {"seal": seal}, indent=1) + "\n")
+    with pytest.raises(IndexMismatchError, match="was changed after it was written"):
+        FeatureIndex.open(tmp_path / "copy")
 
 
 def test_ids_of_another_kind(tmp_path: Path) -> None:

@@ -216,6 +216,8 @@ def load_study(name_or_file: str | Path, overrides: Iterable[str] = (), *, quick
     own = {entry.name for entry in fields(StudyConfig)}
     ours = {key: value for key, value in given.items() if key in own}
     others = {key: value for key, value in given.items() if key not in own}
+    for name, value in _section(ours.get("budget"), "budget").items():
+        require(value != 0, f"budget.{name} = {shown(value)}: wanted more than 0")
     content = _replaced(content, {**ours, "settings": {**_section(ours.get("settings"), "settings"), **others}})
     return _parsed(content, origin)
 

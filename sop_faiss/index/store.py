@@ -208,15 +208,29 @@ class IndexManifest:
             optional: dict[str, Any] = {name: content.get(name) for name in _SINCE_VERSION_3}
             manifest = cls(**optional, **{name: content[name] for name in _FIELDS})
             intact = manifest._sealed() == encoded and manifest._is_sound()
-        except (KeyError, TypeError, ValueError, RecursionError):
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             intact = False
         if not intact:
             raise IndexMismatchError(f"{path} was changed after it was written: restore it or build the index again")
         return manifest
 
     def _is_sound(self) -> bool:
-        """Return whether the entries since version 3 are of their types: anyone can make a seal."""
-        return isinstance(self.encoder_spec, dict | None) and isinstance(self.folder, str | None)
+        """Return whether the entries are of their types: anyone can make a seal."""
+        texts = (self.factory, self.metric, self.pooling, self.root)
+        counts = (self.dimension, self.count, *self.dropped.values())
+        sizes = [file["bytes"] for file in self.files.values()]
+        return (
+            all(isinstance(each, str) for each in texts)
+            and all(type(each) is int and each >= 0 for each in (*counts, *sizes))
+            and all(isinstance(self.encoder[name], str) for name in ("name", "fingerprint"))
+            and all(isinstance(file["sha256"], str) for file in self.files.values())
+            and {INDEX_FILE, IDS_FILE} <= self.files.keys()
+            and isinstance(self.preprocess, dict)
+            and isinstance(self.search, dict)
+            and (self.class_names is None or _are_texts(self.class_names))
+            and isinstance(self.encoder_spec, dict | None)
+            and isinstance(self.folder, str | None)
+        )
 
     @property
     def space(self) -> FeatureSpace:
@@ -244,6 +258,10 @@ class IndexManifest:
             )
         if checksum and sha256_file(path) != wanted["sha256"]:
             raise IndexMismatchError(f"{path} fails its checksum: it was damaged or belongs to another index")
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, str) for each in values)
 
 
 _FIELDS = [field.name for field in fields(IndexManifest) if field.name not in _SINCE_VERSION_3]
