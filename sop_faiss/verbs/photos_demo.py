@@ -37,7 +37,7 @@ _FEWEST_PHOTOS = 16
 _PRETRAINED = "lite0"
 _SIZE = 128
 """Of images, in pixels; a quarter of the time of the encoder's own 256."""
-_STEPS = 100
+_STEPS = 250
 """Steps of 16 photos that fit into the demo's five minutes on two cores."""
 _MOST_EPOCHS = 20
 """Few photos are not seen more often than in the complete recipe."""
