@@ -16,10 +16,18 @@ from sop_faiss.files import atomic_file
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["classifier_output_options", "say_left_out", "say_outputs", "write_outputs"]
+__all__ = ["classifier_output_options", "max_bad_option", "say_left_out", "say_outputs", "write_outputs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = NamedPath()
+
+max_bad_option = click.option(
+    "--max-bad-fraction",
+    type=float,
+    default=0.01,
+    show_default=True,
+    help="Unusable images up to this share are dropped and counted; more is an error.",
+)
 
 
 def classifier_output_options(per_class: str) -> Callable[[F], F]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command, say_written
-from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, encoder_options
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, encoder_options, workers_option
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -35,7 +35,7 @@ from sop_faiss.verbs.output_paths import STDOUT
     "--whole", is_flag=True, help="Whole images, longer side --size, as sop-retrieve sees them; not a square crop."
 )
 @batch_size_option
-@click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
+@workers_option
 @click.option(
     "--feature-dtype", default="float32", show_default=True, metavar="NAME", help="float32, or float16: half the size."
 )

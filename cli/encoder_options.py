@@ -11,7 +11,7 @@ import click
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["EncoderCommand", "batch_size_option", "encoder_options"]
+__all__ = ["EncoderCommand", "batch_size_option", "encoder_options", "workers_option"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -151,6 +151,7 @@ batch_size_option = click.option(
     show_default=True,
     help="Images per forward pass on a GPU; on a CPU at most 8 at a time.",
 )
+workers_option = click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 
 
 class EncoderCommand(click.Command):

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.classifier_outputs import classifier_output_options, say_left_out, say_outputs, write_outputs
+from sop_faiss.cli.classifier_outputs import (
+    classifier_output_options,
+    max_bad_option,
+    say_left_out,
+    say_outputs,
+    write_outputs,
+)
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
-from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option, refuse_empty
@@ -64,14 +70,8 @@ _DEFAULTS = LinearChoices()
 )
 @labeled_part_options
 @batch_size_option
-@click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
-@click.option(
-    "--max-bad-fraction",
-    type=float,
-    default=0.01,
-    show_default=True,
-    help="Unusable images up to this share are dropped and counted; more is an error.",
-)
+@workers_option
+@max_bad_option
 @classifier_output_options("Write each class's accuracy.")
 @force_option
 @run_command

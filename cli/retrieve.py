@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
-from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.idle_options import refuse_idle, refuse_without
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
@@ -68,7 +68,7 @@ _PATH = NamedPath()
 )
 @click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
 @batch_size_option
-@click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
+@workers_option
 @json_option
 @click.option("--html", "html_file", type=_PATH, metavar="FILE", help="Write a page of queries from best to worst.")
 @click.option("--per-query", "csv_file", type=_PATH, metavar="FILE.csv", help="Write a table with one line per query.")

@@ -97,7 +97,9 @@ def main(
     try:
         with progress_reporter("training", "steps") as progress:
             result = run_study(
-                *(loaded, out, where),
+                loaded,
+                out,
+                where,
                 title=title,
                 compare=compare,
                 progress=progress,

@@ -57,10 +57,10 @@ def as_records(result: SearchResult, images: IndexImages) -> list[dict[str, Any]
                     "similarity": round(found.similarity, 6),
                     "label": found.label,
                     "right": found.right,
-                    "path": images.place(found.row).path,
-                    "member": images.place(found.row).member or None,
+                    "path": place.path,
+                    "member": place.member or None,
                 }
-                for found in query.found
+                for found, place in ((found, images.place(found.row)) for found in query.found)
             ],
         }
         for query in result.queries
