@@ -38,7 +38,7 @@ from photos import write_photos
 from report import Row, finish, meets
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from sop_faiss.config import Config, DataConfig, MasksConfig, TrainConfig, ViewsConfig
+from sop_faiss.config import Config, load_config
 from sop_faiss.data.batch import Buffers
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
@@ -53,13 +53,13 @@ BUFFER = 1000  # of images, where order is shuffled in a buffer
 
 
 def config_of(stage: str) -> Config:
-    views = ViewsConfig(color="cpu")
+    settings = [f"data.workers={WORKERS}", f"train.batch_size={BATCH}", "views.color=cpu"]
+    if stage != "all 12 views":
+        settings += ["masks.kind=none", "sop.patch.weight=0"]
     if stage == "two crops":
-        views = ViewsConfig(
-            color="cpu", local_count=0, jitter=0.0, gray=0.0, blur_global1=0.0, blur_global2=0.0, solarize_global2=0.0
-        )
-    masks = MasksConfig() if stage == "all 12 views" else MasksConfig(kind="none")
-    return Config(data=DataConfig(workers=WORKERS), views=views, masks=masks, train=TrainConfig(batch_size=BATCH))
+        settings += ["views.local_count=0", "views.jitter=0", "views.gray=0", "views.solarize_global2=0"]
+        settings += ["views.blur_global1=0", "views.blur_global2=0"]
+    return load_config("vits16", settings)
 
 
 class Views:
@@ -287,7 +287,7 @@ def main(quick: bool, json_file: Path | None, record: bool, one: tuple[str, str,
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_photos(256 if quick else PHOTOS, IMAGENETTE, folder / "photos")
-        pack(folder / "photos", folder / "shards")
+        pack(folder / "photos", folder / "shards", samples_per_shard=64)  # several for each worker
         photos = sorted((folder / "photos").rglob("*.jpg"))
         for name in present:
             if name in WRITERS:
