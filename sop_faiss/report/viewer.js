@@ -100,6 +100,7 @@ function makeViewer(tiles, describe) {
   dialog.append(bar, image, text);
   document.body.append(dialog);
   let here = null;
+  let opener = null;
 
   function step(by) {
     const next = tiles()[tiles().indexOf(here) + by];
@@ -137,12 +138,15 @@ function makeViewer(tiles, describe) {
     showFacts(shown.facts);
     actions.replaceChildren(...shown.actions);
     if (!dialog.open) {
+      opener = document.activeElement;
       dialog.showModal();
       (actions.querySelector("[autofocus]") || close).focus();
     }
   }
 
-  dialog.addEventListener("close", () => { if (here?.isConnected) here.focus(); });
+  dialog.addEventListener("close", () => { // comes late: a key may have moved the focus on from where the browser put it
+    if (here?.isConnected && [opener, document.body].includes(document.activeElement)) here.focus();
+  });
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
   dialog.addEventListener("keydown", (event) => {
     event.stopPropagation(); // the page's own keys wait
