@@ -20,6 +20,7 @@ at the end; each function uses the ones above it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -231,10 +232,16 @@ class TermLoss:
         return torch.stack([number.float() for number in numbers])
 
 
-def _member_weights(prototypes: Prototypes, task: int, student: Float[Tensor, "*rows d"]) -> MemberWeights:
-    """Return the members of one task and what they give, in float64 for float64 embeddings, else in float32."""
+def _member_weights(prototypes: Prototypes, student: Float[Tensor, "*rows d"]) -> Iterator[MemberWeights]:
+    """Yield the members of each task and what they give, in float64 for float64 embeddings, else in float32.
+
+    D is large: each task's overwrites the one before.
+    """
     dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
-    return MemberWeights.of(prototypes.members(task).to(dtype), prototypes.contributions[task].to(dtype))
+    members = prototypes.empty_members()
+    for task in range(prototypes.tasks):
+        of_task = prototypes.members(task, out=members).to(dtype)
+        yield MemberWeights.of(of_task, prototypes.contributions[task].to(dtype))
 
 
 def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
@@ -277,8 +284,7 @@ def cls_loss(
     row_weights = weights[compared].repeat_interleave(images)
 
     losses, entropies = [], []
-    for task in range(prototypes.tasks):
-        member_weights = _member_weights(prototypes, task, student)
+    for member_weights in _member_weights(prototypes, student):
         with torch.no_grad():
             log_targets = log_assignment(teacher.flatten(0, 1), member_weights, teacher_temp)
             entropies.append(_entropy(log_targets).sum())
@@ -286,7 +292,6 @@ def cls_loss(
             # The empty slice gives the shape where no view has a partner.
             targets = torch.cat([by_view[0, :0], *(by_view[partners[i]].mean(0) for i in compared)])
         losses.append(assignment_cross_entropy(rows, targets, row_weights, member_weights, student_temp))
-        del member_weights  # D is large: free it before the next task's is gathered
     weight, summed, count = weights.sum() * images, torch.stack(entropies).mean(), global_views * images
     # Over all views of an image each teacher view is in as many pairs as any other, so that the mean entropy over pairs
     # is that over teacher views; losses of some views add up to it.
@@ -321,13 +326,11 @@ def patch_loss(
         teacher_temp: temperature of the teacher's.
     """
     losses, entropies = [], []
-    for task in range(prototypes.tasks):
-        member_weights = _member_weights(prototypes, task, student)
+    for member_weights in _member_weights(prototypes, student):
         with torch.no_grad():
             log_targets = log_assignment(teacher, member_weights, teacher_temp)
             entropies.append(_entropy(log_targets))
         losses.append(assignment_cross_entropy(student, log_targets.exp(), row_weights, member_weights, student_temp))
-        del member_weights
     entropy = torch.stack(entropies).mean(0)
     weighted = (row_weights * entropy).sum()
     return TermLoss(torch.stack(losses).mean(), row_weights.sum(), entropy.sum(), len(teacher), weighted)
