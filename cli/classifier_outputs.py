@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,7 @@ from sop_faiss.files import atomic_file
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["classifier_output_options", "max_bad_option", "say_left_out", "say_outputs", "write_outputs"]
+__all__ = ["classifier_output_options", "max_bad_option", "say_dropped", "say_left_out", "say_outputs", "write_outputs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = NamedPath()
@@ -70,11 +70,14 @@ def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | 
         say_written(what, file)
 
 
+def say_dropped(protocol: Mapping[str, Any]) -> None:
+    """Report images of both sets that could not be used."""
+    if dropped := protocol["train_dropped"] + protocol["test_dropped"]:
+        click.echo(f"{dropped:,} unusable images were dropped", err=True)
+
+
 def say_left_out(result: ClassifierResult) -> None:
     """Report images that were dropped, or that no classifier could get right."""
-    protocol = result.protocol
-    dropped = protocol["train_dropped"] + protocol["test_dropped"]
-    if dropped:
-        click.echo(f"{dropped:,} unusable images were dropped", err=True)
-    if unseen := protocol["test_images_of_unseen_classes"]:
+    say_dropped(result.protocol)
+    if unseen := result.protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)

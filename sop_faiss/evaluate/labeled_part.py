@@ -18,7 +18,7 @@ from jaxtyping import Int64
 
 from sop_faiss.errors import ConfigError, DataError
 
-__all__ = ["LabeledPart"]
+__all__ = ["LabeledPart", "held_out_rows"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,21 @@ class LabeledPart:
         if self.images_per_class is not None:
             return {"images_per_class": self.images_per_class, "seed": self.seed}
         return {}
+
+
+def held_out_rows(targets: Int64[np.ndarray, " n"], share: float, seed: int) -> Int64[np.ndarray, " h"]:
+    """Return the training rows that choose a setting, in rising order: the same share of each class.
+
+    A class of one image is not held out.
+
+    Args:
+        targets: class of each row, counted from 0.
+        share: above 0 and at most 1.
+        seed: of the draw.
+    """
+    names = [f"{row:012d}" for row in range(len(targets))]
+    drawn = LabeledPart(train_share=share, seed=seed).rows(targets, names, names)
+    return drawn[np.bincount(targets)[targets[drawn]] > 1]
 
 
 def _listed(file: Path, keys: Sequence[str], members: Sequence[str]) -> Int64[np.ndarray, " m"]:

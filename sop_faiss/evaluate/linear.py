@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.unit_rows import require_unit_rows
@@ -114,11 +114,8 @@ def _scaled(features: Float32[np.ndarray, "n d"], device: str) -> Float32[Tensor
 
 
 def _split(targets: Int64[np.ndarray, " n"], choices: LinearChoices) -> tuple[Int64[Tensor, " h"], Int64[Tensor, " k"]]:
-    """Held-out rows, the same share of each class, and the others; a class of one image is not held out."""
-    names = [f"{row:012d}" for row in range(len(targets))]
-    part = LabeledPart(train_share=choices.held_out, seed=choices.seed)
-    drawn = part.rows(targets, names, names)
-    held_out = drawn[np.bincount(targets)[targets[drawn]] > 1]
+    """Held-out rows and the others."""
+    held_out = held_out_rows(targets, choices.held_out, choices.seed)
     if len(choices.learning_rates) > 1 and not len(held_out):
         raise DataError(
             "every class has one training image, so none can be held out to choose the learning rate: name one rate"

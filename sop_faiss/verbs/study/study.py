@@ -17,6 +17,7 @@ from sop_faiss.errors import ConfigError, SopError
 from sop_faiss.files import read_json, require_writable, write_json
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.contact_sheet import SheetTable
+from sop_faiss.report.markdown import write_markdown
 from sop_faiss.train.checkpoints.run_lock import RunLock
 from sop_faiss.verbs.study.clock import read_clock
 from sop_faiss.verbs.study.final_tasks import open_final_tasks
@@ -24,7 +25,7 @@ from sop_faiss.verbs.study.folder import DONE, FAILED, StudyFolder
 from sop_faiss.verbs.study.jobs import REQUEUE, Ended, Job, run_on_cluster, run_on_this_machine, write_slurm
 from sop_faiss.verbs.study.plan import PlannedRun, arm_configs, plan_runs
 from sop_faiss.verbs.study.run_results import RunResult, collect, write_parquet
-from sop_faiss.verbs.study.study_page import difference_table, mean_table, write_markdown, write_study_page
+from sop_faiss.verbs.study.study_page import difference_table, mean_table, write_study_page
 from sop_faiss.verbs.training.training_images import training_device
 
 __all__ = ["StudyResult", "Where", "run_study"]

@@ -11,7 +11,6 @@ import numpy as np
 
 from sop_faiss.bootstrap import Interval
 from sop_faiss.config.study import StudyConfig
-from sop_faiss.files import atomic_file
 from sop_faiss.report.contact_sheet import Commands, SheetTable
 from sop_faiss.report.page import write_page
 from sop_faiss.report.plots import Curve
@@ -19,7 +18,7 @@ from sop_faiss.report.study_figures import ArmCurves, AxisPoint, draw_axis, draw
 from sop_faiss.verbs.study.folder import DONE
 from sop_faiss.verbs.study.run_results import RunResult, differences, means, score_names
 
-__all__ = ["difference_table", "mean_table", "short_commit", "write_markdown", "write_study_page"]
+__all__ = ["difference_table", "mean_table", "short_commit", "write_study_page"]
 
 _GIB = 2.0**30
 _ONE_SEED = "(1 seed)"
@@ -76,16 +75,6 @@ def difference_table(results: Sequence[RunResult], compare: str) -> SheetTable:
 def short_commit(commit: str) -> str:
     """Return the first ten digits of a commit, with the `+` of code that was changed after it."""
     return commit[:10] + ("+" if len(commit) > 10 and commit.endswith("+") else "")
-
-
-def write_markdown(path: Path, title: str, tables: Sequence[SheetTable]) -> None:
-    """Write tables as Markdown, atomically."""
-    lines = [f"# {title}"]
-    for table in tables:
-        lines += ["", table.caption, "", "| " + " | ".join(table.columns) + " |", "|---" * len(table.columns) + "|"]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
-    with atomic_file(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_study_page(

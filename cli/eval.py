@@ -1,0 +1,32 @@
+"""sop-eval: the paper's downstream tasks on any encoder."""
+
+from __future__ import annotations
+
+import click
+
+from sop_faiss.cli.common import CONTEXT_SETTINGS
+from sop_faiss.cli.eval_logistic import logistic_command
+from sop_faiss.cli.eval_suite import suite_command
+from sop_faiss.cli.eval_unsupervised import unsupervised_command
+
+
+@click.group(context_settings=CONTEXT_SETTINGS)
+@click.version_option(package_name="sop-faiss")
+def main() -> None:
+    """Measure an encoder on a downstream task, or on a list of them.
+
+    k-NN, the linear probe and retrieval have commands of their own: sop-knn, sop-linear, sop-retrieve.
+
+    \b
+    Examples:
+      sop-eval logistic --model runs/photos --data imagenette/
+      sop-eval suite leaderboard.yaml --model runs/photos --out board
+    """
+
+
+main.add_command(logistic_command)
+main.add_command(unsupervised_command)
+main.add_command(suite_command)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""sop-eval logistic: logistic regression on frozen features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sop_faiss.cli.classifier_outputs import (
+    classifier_output_options,
+    max_bad_option,
+    say_left_out,
+    say_outputs,
+    write_outputs,
+)
+from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
+from sop_faiss.cli.labeled_part_options import labeled_part_options
+from sop_faiss.cli.labeled_sets_options import labeled_sets_options
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.path_options import force_option
+from sop_faiss.cli.ranks import ranks_of_torchrun
+from sop_faiss.cli.tables import print_table
+from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.logistic_choices import PENALTIES, LogisticChoices
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
+
+_DEFAULTS = LogisticChoices()
+
+
+@click.command("logistic", cls=EncoderCommand, short_help="Logistic regression on frozen features, by L-BFGS.")
+@optional_encoder_options
+@labeled_sets_options
+@click.option(
+    "--penalty",
+    "penalties",
+    type=float,
+    multiple=True,
+    default=PENALTIES,
+    show_default=True,
+    help="Weight of |W|^2 / 2 beside the mean loss; of several, held-out training images choose. May be repeated.",
+)
+@click.option(
+    "--iterations", type=int, default=_DEFAULTS.iterations, show_default=True, help="The most iterations of L-BFGS."
+)
+@click.option(
+    "--held-out",
+    type=float,
+    default=_DEFAULTS.held_out,
+    show_default=True,
+    help="Share of the training images that chooses the penalty.",
+)
+@labeled_part_options
+@batch_size_option
+@workers_option
+@max_bad_option
+@classifier_output_options("Write each class's accuracy.")
+@force_option
+@run_command
+def logistic_command(
+    encoder: EncoderSpec | None,
+    train: str,
+    test: str,
+    penalties: tuple[float, ...],
+    iterations: int,
+    held_out: float,
+    part: LabeledPart,
+    batch_size: int,
+    workers: int | None,
+    max_bad_fraction: float,
+    json_file: Path | None,
+    csv_file: Path | None,
+    png_file: Path | None,
+    force: bool,
+) -> None:
+    """Fit a logistic regression on frozen features: iBOT's protocol for few labels (1 %, 10 %, all).
+
+    Held-out training images choose the penalty; the test images never do.
+
+    \b
+    Examples:
+      sop-eval logistic --model runs/photos --data imagenette/ --train-share 0.1
+      sop-eval logistic --train features/train --test features/test --json logistic.json
+    """
+    from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.verbs.scoring.eval_logistic import LogisticOptions, evaluate_logistic
+
+    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
+    read += [part.train_list] if part.train_list is not None else []
+    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
+    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
+    choices = LogisticChoices(penalties, iterations, held_out, part.seed)
+    options = LogisticOptions(choices, ExtractionOptions(batch_size, workers, max_bad_fraction), part)
+    with (
+        ranks_of_torchrun() as is_main,
+        progress_reporter("fitting", "fits") as fitting_progress,
+        progress_reporter("embedding", "images") as progress,
+    ):
+        result = evaluate_logistic(train, test, encoder, options, progress=progress, fitting_progress=fitting_progress)
+    if not is_main:
+        return
+    write_outputs(result, f"Logistic regression: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
+    protocol = result.protocol
+    if json_file != STDOUT:
+        if protocol["held_out_top1"]:
+            print_table(
+                f"Penalties on {protocol['held_out_images']:,} held-out training images",
+                ["penalty", "top-1 %", ""],
+                [
+                    [penalty, f"{value:.2f}", "chosen" if penalty == str(protocol["penalty"]) else ""]
+                    for penalty, value in protocol["held_out_top1"].items()
+                ],
+            )
+        print_table(
+            f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
+            f"images, {protocol['classes']:,} classes",
+            ["logistic regression", *(f"top-{name.removeprefix('top')} %" for name in result.metrics)],
+            [[f"penalty {protocol['penalty']:g}", *(f"{value:.2f}" for value in result.metrics.values())]],
+        )
+    tried = protocol["penalties"]
+    if len(tried) > 1 and protocol["penalty"] in (min(tried), max(tried)):
+        click.echo("the chosen penalty is the smallest or largest of those tried: try more (--penalty)", err=True)
+    say_left_out(result)
+    say_outputs(json_file, csv_file, png_file)

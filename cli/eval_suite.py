@@ -1,0 +1,146 @@
+"""sop-eval suite: a list of tasks on a model, and one table that grows by a column a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sop_faiss.cli import eval_logistic, eval_unsupervised, knn, linear, retrieve
+from sop_faiss.cli.common import page_footer, run_command, say_written
+from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.tables import print_table
+from sop_faiss.config.load import read_mapping
+from sop_faiss.errors import ConfigError, DataError
+
+_COMMANDS: dict[str, tuple[str, click.Command]] = {
+    "knn": ("sop-knn", knn.main),
+    "linear": ("sop-linear", linear.main),
+    "retrieve": ("sop-retrieve", retrieve.main),
+    "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
+    "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),
+}
+"""By the name in a suite: how it is typed, and the command."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.,=+-]{0,99}", re.ASCII)
+"""Of a task or a model: the name of a file."""
+_RESERVED = ("model", "json", "help", "version")
+
+
+@click.command(
+    "suite",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
+    short_help="A list of tasks on a model, added to one table.",
+)
+@click.argument("file", type=NamedPath(), metavar="FILE.yaml")
+@click.argument("encoder_options", nargs=-1, type=click.UNPROCESSED, metavar="[ENCODER OPTIONS]")
+@click.option("--model", required=True, metavar="M", help="The encoder, as in the commands of the tasks.")
+@click.option("--out", required=True, type=NamedPath(), metavar="DIR", help="New, or where earlier models are.")
+@click.option("--name", metavar="NAME", help="Name of the column.  [default: from M]")
+@click.option("--again", is_flag=True, help="Measure again what is already there.")
+@run_command
+def suite_command(
+    file: Path, encoder_options: tuple[str, ...], model: str, out: Path, name: str | None, again: bool
+) -> None:
+    """Run the tasks of a file on a model; write leaderboard.json, .md and .html with all models measured so far.
+
+    Options that are not listed here, as --size, go to every task. A task that was measured by the same command is not
+    measured again; one that fails is reported, and the others continue.
+
+    \b
+    FILE.yaml: a name of each task, which command it is, and that command's options.
+      tasks:
+        imagenette-knn: {task: knn, train: imagenette/train, test: imagenette/val, k: 20}
+        groceries: {task: retrieve, dataset: retrieval_grocery/, protocol: plain, square: true}
+
+    \b
+    Example:
+      sop-eval suite leaderboard.yaml --model runs/photos --out board
+    """
+    from sop_faiss.verbs.scoring.eval_suite import Leaderboard
+
+    column = _column(model) if name is None else name
+    if not _NAME.fullmatch(column):
+        raise ConfigError(f"--name {column!r}: wanted letters, digits and .,=+-_, starting with a letter or digit")
+    board = Leaderboard(out)
+    shared = ["--model", model, *encoder_options]
+    planned = {task: (kind, [*argv, *shared]) for task, (kind, argv) in _tasks(file).items()}
+    for task, (kind, argv) in planned.items():
+        _check(file, task, _COMMANDS[kind][1], argv)
+    failed = []
+    for task, (kind, argv) in planned.items():
+        typed, command = _COMMANDS[kind]
+        asked = [typed, *argv]
+        if not again and board.is_done(column, task, asked):
+            click.echo(f"{task}: already measured (--again measures it again)", err=True)
+            continue
+        click.echo(f"{task}: {' '.join(asked)}", err=True)
+        partial = board.result_file(column, task).with_suffix(".partial")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        try:
+            command.main([*argv, "--json", str(partial)], standalone_mode=False)
+        except SystemExit as ended:
+            if ended.code not in (0, 1):  # a signal
+                raise
+        if partial.exists():
+            board.accept(column, task, asked, partial)
+        else:
+            failed.append(task)
+    table = board.write("Leaderboard", list(planned), page_footer("sop-eval suite"))
+    print_table(table.caption, table.columns, table.rows)
+    for what, ending in (("page", "html"), ("Markdown", "md"), ("JSON", "json")):
+        say_written(what, out / f"leaderboard.{ending}")
+    if failed:
+        raise DataError(
+            f"{len(failed)} of {len(planned)} tasks failed: {', '.join(failed)}; the others are in the table"
+        )
+
+
+def _column(model: str) -> str:
+    """Name a column after a model: without what a file's name cannot hold."""
+    return re.sub(r"[^\w.,=+-]+", "_", model, flags=re.ASCII).strip("_.,=+-")[:100] or "model"
+
+
+def _tasks(file: Path) -> dict[str, tuple[str, list[str]]]:
+    """Read which command each task of a suite is, and its options."""
+    content = read_mapping(file, "suite")
+    tasks = content.get("tasks")
+    if set(content) != {"tasks"} or not isinstance(tasks, dict) or not tasks:
+        raise ConfigError(f"suite {file}: wanted one section, tasks, with a name for each task")
+    found: dict[str, tuple[str, list[str]]] = {}
+    for name, options in tasks.items():
+        place = f"suite {file}, task {name}"
+        if not _NAME.fullmatch(str(name)):
+            raise ConfigError(f"{place}: wanted a name of letters, digits and .,=+-_, starting with a letter or digit")
+        if not isinstance(options, dict) or str(options.get("task")) not in _COMMANDS:
+            raise ConfigError(f"{place}: wanted task: {', '.join(_COMMANDS)}, and that command's options")
+        if reserved := [key for key in _RESERVED if key in options]:
+            raise ConfigError(f"{place}: {reserved[0]} cannot be an option of a task in a suite: remove it")
+        argv: list[str] = []
+        for key, value in options.items():
+            if key != "task":
+                argv += _as_options(place, str(key), value)
+        found[str(name)] = (options["task"], argv)
+    return found
+
+
+def _as_options(place: str, key: str, value: Any) -> list[str]:
+    option = f"--{key.replace('_', '-')}" if len(key) > 1 else f"-{key}"
+    if isinstance(value, bool):
+        return [option] if value else []
+    if isinstance(value, list):
+        return [word for each in value for word in _as_options(place, key, each)]
+    if not isinstance(value, str | int | float):
+        raise ConfigError(f"{place}: {key} = {value}: wanted a text, a number, true, or a list of these")
+    return [option, str(value)]
+
+
+def _check(file: Path, task: str, command: click.Command, argv: list[str]) -> None:
+    """Parse a task's options, so that a wrong one is reported before any work."""
+    try:
+        with command.make_context(task, list(argv)):
+            pass
+    except click.ClickException as error:
+        raise ConfigError(f"suite {file}, task {task}: {error.format_message()}") from None

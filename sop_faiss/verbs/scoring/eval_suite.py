@@ -1,0 +1,147 @@
+"""Results of several encoders on the same tasks, as one table: JSON, Markdown and a page.
+
+A directory holds `results/MODEL/TASK.json`, as the commands write them, and beside each `TASK.asked.json`, the command.
+The tables are made from these files alone, so that another model adds a column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sop_faiss.errors import DataError
+from sop_faiss.files import write_json
+from sop_faiss.report.contact_sheet import Commands, SheetTable
+from sop_faiss.report.markdown import write_markdown
+from sop_faiss.report.page import write_page
+
+__all__ = ["Leaderboard"]
+
+
+class Leaderboard:
+    """The directory of a leaderboard.
+
+    Args:
+        directory: new, empty, or one that an earlier suite wrote.
+
+    Raises:
+        DataError: it holds something else.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        if directory.exists() and not directory.is_dir():
+            raise DataError(f"{directory} is a file: wanted a new directory, or that of an earlier suite")
+        if directory.is_dir() and any(directory.iterdir()) and not (directory / "results").is_dir():
+            raise DataError(f"{directory} holds something else than a suite's results: name a new directory")
+        self.directory = directory
+
+    def result_file(self, model: str, task: str) -> Path:
+        """Return where the result of a task is."""
+        return self.directory / "results" / model / f"{task}.json"
+
+    def is_done(self, model: str, task: str, asked: list[str]) -> bool:
+        """Return whether the result of a command is there."""
+        file = self.result_file(model, task)
+        return file.exists() and _read(file.with_suffix(".asked.json")) == asked
+
+    def accept(self, model: str, task: str, asked: list[str], file: Path) -> None:
+        """Make a file the result of a task, in place of an earlier one, and record which command wrote it."""
+        result = self.result_file(model, task)
+        result.with_suffix(".asked.json").unlink(missing_ok=True)  # a kill now means that it is measured again
+        file.replace(result)
+        write_json(result.with_suffix(".asked.json"), asked)
+
+    def results(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return the results: by model, the oldest first, then by task.
+
+        Raises:
+            DataError: a file is damaged.
+        """
+
+        def age(folder: Path) -> tuple[float, str]:
+            return min((file.stat().st_mtime for file in folder.glob("*.json")), default=0.0), folder.name
+
+        folders = sorted((each for each in (self.directory / "results").glob("*") if each.is_dir()), key=age)
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for folder in folders:
+            for file in sorted(folder.glob("*.json")):
+                if not file.name.endswith(".asked.json"):
+                    found.setdefault(folder.name, {})[file.stem] = _checked(file)
+        return found
+
+    def table(self, first: Sequence[str] = ()) -> SheetTable:
+        """Tabulate every metric of every task: a column a model.
+
+        Args:
+            first: tasks in their order; others follow by name.
+        """
+        results = self.results()
+        measured = {task for of_model in results.values() for task in of_model}
+        tasks = [task for task in first if task in measured] + sorted(measured - set(first))
+        rows = []
+        for task in tasks:
+            of_task = {model: results[model][task]["metrics"] for model in results if task in results[model]}
+            for metric in dict.fromkeys(name for metrics in of_task.values() for name in metrics):
+                cells = [_shown(of_task.get(model, {}).get(metric)) for model in results]
+                rows.append([f"{task}: {metric}", *cells])
+        return SheetTable(["task", *results], rows, "Percent, unless a task says otherwise")
+
+    def write(self, title: str, first: Sequence[str], footer: str) -> SheetTable:
+        """Write `leaderboard.json`, `.md` and `.html`, each atomically, and return the table.
+
+        Raises:
+            OSError: the place cannot be written.
+        """
+        table, results = self.table(first), self.results()
+        write_json(self.directory / "leaderboard.json", results)
+        write_markdown(self.directory / "leaderboard.md", title, [table])
+        values = {
+            "title": title,
+            "commands": Commands(),
+            "subtitle": f"{len(results)} models, {len({task for of in results.values() for task in of})} tasks.",
+            "notices": [],
+            "tables": [table],
+            "groups": [],
+            "details": [_details(results)],
+            "footer": footer,
+        }
+        write_page(self.directory / "leaderboard.html", "study.html", values)
+        return table
+
+
+def _details(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> SheetTable:
+    rows = [
+        [model, task, result["command"], result["dataset"], result["encoder"]["name"], f"{result['seconds']:,.0f}"]
+        for model, of_model in results.items()
+        for task, result in of_model.items()
+    ]
+    return SheetTable(["model", "task", "command", "data", "encoder", "seconds"], rows, "Measurements")
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _checked(file: Path) -> dict[str, Any]:
+    result = _read(file)
+    try:
+        numbers = {str(name): float(value) for name, value in result["metrics"].items()}
+        texts = {key: str(result[key]) for key in ("command", "dataset")}
+        return {
+            **result,
+            **texts,
+            "metrics": numbers,
+            "encoder": {"name": str(result["encoder"]["name"])},
+            "seconds": float(result["seconds"]),
+        }
+    except (TypeError, KeyError, ValueError, AttributeError):
+        raise DataError(f"{file} is not a result of a task: remove it, and the suite measures it again") from None

@@ -1,0 +1,128 @@
+"""sop-eval: tasks on features, and suites of tasks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from sop_faiss.cli.eval import main
+from tests.images import write_folder
+from tests.messages import command_fails
+from tests.test_cli_knn import RESNET, write_store
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def fails(*words: object) -> str:
+    return command_fails(main, *words)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    labels = np.arange(30) % 3
+    write_store(tmp_path / "data" / "train", 1, labels, 30)
+    write_store(tmp_path / "data" / "val", 2, labels, 30)
+    return tmp_path / "data"
+
+
+def test_logistic_regression_of_features(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "l.json"
+    result = run("logistic", "--data", data, "--penalty", 0.1, "--penalty", 0.001, "--json", file)
+    assert result.exit_code == 0, result.output
+    assert "chosen" in result.stdout and "30 test and 30 training images, 3 classes" in result.stdout
+    content = json.loads(file.read_text())
+    assert content["command"] == "sop-eval logistic" and content["metrics"] == {"top1": 100.0}
+    assert content["protocol"]["penalties"] == [0.1, 0.001] and content["protocol"]["held_out_images"] == 3
+
+
+def test_clusters_of_features(data: Path) -> None:
+    result = run("unsupervised", "--train", data / "train", "--test", data / "val", "--json", "-")
+    content = json.loads(result.stdout)
+    assert content["metrics"] == {"acc": 100.0, "ari": 100.0, "nmi": 100.0, "fmi": 100.0}
+    assert content["protocol"]["clusters"] == 3 and content["protocol"]["restarts"] == 5
+
+
+def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
+    for task in ("logistic", "unsupervised"):
+        assert "--train SRC" in fails(task)
+        assert "train/ and val/" in fails(task, "--data", tmp_path)
+        assert "encoder's options" in fails(task, "--data", data, "--size", 32)
+    assert "penalties" in fails("logistic", "--data", data, "--penalty", 0)
+    assert "clusters = 1" in fails("unsupervised", "--data", data, "--clusters", 1)
+    assert "31 centroids" in fails("unsupervised", "--data", data, "--clusters", 31)
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    sets = {
+        "train": str(write_folder(tmp_path / "a", per_class=6, seed=1)),
+        "test": str(write_folder(tmp_path / "b", per_class=2, seed=2)),
+    }
+    tasks = {
+        "clusters": {"task": "unsupervised", "restarts": 1, **sets},
+        "neighbors": {"task": "knn", "k": [3, 5], **sets},
+    }
+    file = tmp_path / "suite.yaml"
+    file.write_text(yaml.safe_dump({"tasks": tasks}, sort_keys=False))
+    return file
+
+
+def test_a_suite_grows_by_a_column_a_model(suite: Path, tmp_path: Path) -> None:
+    board = tmp_path / "board"
+    first = run("suite", suite, *RESNET, "--name", "one", "--out", board)
+    assert first.exit_code == 0, first.output
+    again = run("suite", suite, *RESNET, "--name", "one", "--out", board)
+    assert again.exit_code == 0 and again.stderr.count("already measured") == 2
+    other = run("suite", suite, *RESNET, "--size", 48, "--name", "two", "--out", board)
+    assert other.exit_code == 0 and "already measured" not in other.stderr
+    header, _, *rows = (board / "leaderboard.md").read_text().splitlines()[4:]
+    assert header == "| task | one | two |" and rows[0].startswith("| clusters: acc | ")
+    assert [row.split(":")[0] for row in rows] == ["| clusters"] * 4 + ["| neighbors"] * (len(rows) - 4)
+    content = json.loads((board / "leaderboard.json").read_text())
+    assert content["two"]["neighbors"]["protocol"]["preprocess"]["crop"] == 48
+    assert "neighbors: top1_k3" in (board / "leaderboard.html").read_text()
+    assert not list(board.rglob("*.partial"))
+
+
+def test_a_failed_task_does_not_stop_the_others(suite: Path, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "b")
+    content = yaml.safe_load(suite.read_text())
+    content["tasks"]["clusters"]["test"] = str(write_folder(tmp_path / "c", per_class=2, seed=2))
+    suite.write_text(yaml.safe_dump(content))
+    result = run("suite", suite, *RESNET, "--out", tmp_path / "board")
+    assert result.exit_code == 1 and "1 of 2 tasks failed: neighbors" in result.stderr
+    (table,) = json.loads((tmp_path / "board" / "leaderboard.json").read_text()).values()
+    assert list(table) == ["clusters"]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("tasks: {}", "tasks"),
+        ("[1, 2]", "sections"),
+        ("tasks: {a: {task: sleep}}", "task a"),
+        ("tasks: {a: {task: [knn]}}", "task a"),
+        ("tasks: {'../a': {task: knn}}", "a name of letters"),
+        ("tasks: {a: {task: knn, train: x, test: y, nope: 3}}", "--nope"),
+        ("tasks: {a: {task: knn, train: {x: 1}}}", "train"),
+        ("tasks: {a: {task: knn, model: x}}", "model"),
+        ("tasks: {a: {task: knn, help: true}}", "task a"),
+    ],
+)
+def test_suites_that_cannot_be_run(content: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(content)
+    assert named in fails("suite", tmp_path / "s.yaml", *RESNET, "--out", tmp_path / "board")
+    assert not (tmp_path / "board").exists()
+
+
+def test_a_folder_of_something_else_is_not_a_leaderboard(suite: Path, tmp_path: Path) -> None:
+    assert "something else" in fails("suite", suite, *RESNET, "--out", tmp_path / "a")
+    assert "letters" in fails("suite", suite, *RESNET, "--name", "../x", "--out", tmp_path / "board")
