@@ -1,0 +1,38 @@
+"""k-means by FAISS on the CPU."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+from jaxtyping import Float32
+
+from sop_faiss.errors import ConfigError
+
+__all__ = ["kmeans"]
+
+
+def kmeans(rows: Float32[np.ndarray, "n d"], count: int, iterations: int, seed: int) -> Float32[np.ndarray, "k d"]:
+    """Return the centroids of k-means, started from rows drawn by the seed.
+
+    Args:
+        rows: all of them are used in every iteration.
+        count: k.
+        iterations: of Lloyd's algorithm.
+        seed: below 2^31.
+
+    Raises:
+        ConfigError: there are fewer rows than centroids.
+    """
+    if not 1 <= count <= len(rows):
+        raise ConfigError(f"k-means with {count} centroids of {len(rows)} rows: wanted 1 to {len(rows)} centroids")
+    engine = faiss.Kmeans(
+        rows.shape[1],
+        count,
+        niter=iterations,
+        seed=seed,
+        min_points_per_centroid=1,  # else FAISS prints a warning
+        max_points_per_centroid=-(-len(rows) // count),  # else it takes a sample
+    )
+    engine.train(np.ascontiguousarray(rows))
+    centroids: Float32[np.ndarray, "k d"] = engine.centroids
+    return centroids
