@@ -43,7 +43,7 @@ def test_each_setting_is_what_an_extraction_gives(
     assert any("_last2" in setting.pooling for setting in settings) == ("resnet" not in spec.model)
     found = setting_features(encoder, source, settings, views=False)
     assert len(found.bad) == 1 and len(found.positions) == 12
-    for setting in settings:
+    for setting in settings[::4]:
         pooling, blocks = split_pooling(setting.pooling)
         last = blocks if blocks > 1 else None
         changed = {"size": setting.size, "scales": setting.scales, "pooling": pooling, "last_blocks": last}

@@ -166,7 +166,8 @@ def setting_features(
 
 def _two_crops(image: UInt8[np.ndarray, "h w 3"], seed: tuple[int, int]) -> list[np.ndarray]:
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-    boxes = [draw_crop(*image.shape[:2], _CROP_AREA, _CROP_ASPECT, rng) for _ in range(2)]
+    height, width = image.shape[:2]
+    boxes = [draw_crop(height, width, _CROP_AREA, _CROP_ASPECT, rng) for _ in range(2)]
     return [image[box.top : box.top + box.height, box.left : box.left + box.width] for box in boxes]
 
 

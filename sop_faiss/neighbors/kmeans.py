@@ -34,5 +34,4 @@ def kmeans(rows: Float32[np.ndarray, "n d"], count: int, iterations: int, seed: 
         max_points_per_centroid=-(-len(rows) // count),  # else it takes a sample
     )
     engine.train(np.ascontiguousarray(rows))
-    centroids: Float32[np.ndarray, "k d"] = engine.centroids
-    return centroids
+    return np.asarray(engine.centroids, np.float32)
