@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.knn import main
+from sop_faiss.cli.retrieve import main as retrieve
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.evaluate import baselines, patch_dictionary
@@ -106,3 +107,17 @@ def test_small_images_are_the_images_themselves_at_their_own_size(tmp_path: Path
     source = open_source(tmp_path / "one.png")
     np.testing.assert_array_equal(small_images(source, 48)[0], pixels)
     assert small_images(source, 32).shape == (1, 32, 32, 3)
+
+
+def test_retrieval_has_the_same_baselines(photos: tuple[str, str], few_patches: None, tmp_path: Path) -> None:
+    file = tmp_path / "retrieve.json"
+    command = ("--model", "lite0", "--size", "64", "--dataset", photos[0], "--baselines")
+    result = CliRunner().invoke(retrieve, [*command, "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    content = json.loads(file.read_text())
+    assert list(content["baselines"]) == ["raw pixels", "patch dictionary", "random weights"]
+    for name, each in content["baselines"].items():
+        assert each["metrics"].keys() == content["metrics"].keys()
+        line = next(line for line in result.stdout.splitlines() if line.strip().startswith(name))
+        assert line.split()[-2:] == [f"{each['metrics'][metric]:.2f}" for metric in ("mAP", "R@1")]
+    assert "--baselines" in command_fails(retrieve, *command, "--qe", "2")
