@@ -14,7 +14,7 @@ from sop_faiss.cli.retrieve import main as retrieve
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.evaluate import baselines, patch_dictionary
-from sop_faiss.evaluate.baselines import pixel_features, small_images
+from sop_faiss.evaluate.baselines import small_images
 from sop_faiss.evaluate.knn import knn_scores
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.features.extract import ExtractionOptions, extract_features
@@ -73,8 +73,11 @@ def test_the_same_images_vote_as_for_the_model(photos: tuple[str, str], few_patc
     train, test = (open_source(each) for each in photos)
     usable = extract_features(encoder_of_spec(RANDOM), train, extraction)
     rows = [train.keys.index(key) for key in usable.keys]
-    seen = [pixel_features(small_images(each, baselines.SIDE)) for each in (Subset(train, np.array(rows)), test)]
-    by_hand = knn_scores(seen[0], train.labels[rows], seen[1], test.labels, (3,))
+    sources = (Subset(train, np.array(rows)), test)
+    seen = [small_images(each, baselines.SIDE).reshape(len(each), -1).astype(float) for each in sources]
+    centered = [each - seen[0].mean(0) for each in seen]
+    unit = [(each / np.linalg.norm(each, axis=1, keepdims=True)).astype(np.float32) for each in centered]
+    by_hand = knn_scores(unit[0], train.labels[rows], unit[1], test.labels, (3,))
     assert pixels.metrics == by_hand.metrics
     assert result.baselines[2].left_out and result.baselines[2].to_dict() == {"left_out": result.baselines[2].left_out}
 

@@ -20,7 +20,6 @@ from sop_faiss.data.ordered_map import default_workers, map_ordered
 from sop_faiss.evaluate.patch_dictionary import CENTROIDS, PATCH, learn_dictionary, standardize
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
-from sop_faiss.model.encoders.untrained import with_random_weights
 from sop_faiss.progress import ProgressCallback, Stage
 
 __all__ = ["SIDE", "Baseline", "measure_baselines", "pixel_features", "small_images"]
@@ -86,10 +85,17 @@ def small_images(
     return images
 
 
-def pixel_features(images: UInt8[np.ndarray, "n s s 3"]) -> Features:
-    """Return unit-norm raw pixels, the naive feature."""
+def pixel_features(images: UInt8[np.ndarray, "n s s 3"], center: Float32[np.ndarray, " d"] | None = None) -> Features:
+    """Return unit-norm raw pixels, the naive feature.
+
+    Args:
+        images: RGB.
+        center: subtracted first, such as the mean of the training images; None: nothing is.
+    """
     rows = images.reshape(len(images), -1).astype(np.float32)
-    rows += 1.0  # a black image still has a direction
+    if center is not None:
+        rows -= center
+    rows += 1.0 if center is None else 1e-6  # a black image, and one that is the mean, still have a direction
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     return rows
 
@@ -156,7 +162,8 @@ def _simple_baselines(
 def _of_pixels(
     first: np.ndarray, second: np.ndarray, device: torch.device, progress: ProgressCallback
 ) -> tuple[np.ndarray, np.ndarray]:
-    return pixel_features(first), pixel_features(second)
+    center = first.reshape(len(first), -1).mean(axis=0, dtype=np.float64).astype(np.float32)
+    return pixel_features(first, center), pixel_features(second, center)
 
 
 def _of_patches(
@@ -176,6 +183,8 @@ def _random_weights(encoder: Encoder, score: ScoreEncoder, stage: Stage) -> Base
     name = "random weights"
     if encoder.spec is not None and "random_weights" in encoder.spec:
         return Baseline(name, {}, 0.0, left_out="the model itself has random weights")
+    from sop_faiss.model.encoders.untrained import with_random_weights  # loads timm, which feature stores do without
+
     started = time.perf_counter()
     with stage(f"baseline: {name}", "images") as progress:
         metrics = dict(score(with_random_weights(encoder, _SEED), progress))
