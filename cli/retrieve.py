@@ -14,7 +14,7 @@ from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
-from sop_faiss.cli.tables import print_table
+from sop_faiss.cli.tables import print_baselines, print_table
 from sop_faiss.files import atomic_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, ground_truth_files, source_files
@@ -67,6 +67,11 @@ _PATH = NamedPath()
     help="Database augmentation: add the N nearest gallery images to each gallery image.",
 )
 @click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
+@click.option(
+    "--baselines",
+    is_flag=True,
+    help="Score raw pixels, a dictionary of image patches, and the same network with random weights, too.",
+)
 @batch_size_option
 @workers_option
 @json_option
@@ -95,6 +100,7 @@ def main(
     qe_alpha: float,
     dba: int,
     dba_alpha: float,
+    baselines: bool,
     batch_size: int,
     workers: int | None,
     json_file: Path | None,
@@ -152,6 +158,7 @@ def main(
     refuse_without("dba_alpha", "--dba N", dba != 0)
     from sop_faiss.evaluate.expansion import Expansion
     from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.progress import silent_stage
     from sop_faiss.verbs.scoring.retrieve import RetrieveOptions, evaluate_retrieval
     from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
 
@@ -160,10 +167,12 @@ def main(
         {"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, to_stdout=["--json"], force=force
     )
     extraction = ExtractionOptions(batch_size, workers)
-    options = RetrieveOptions(square, top, extraction, distractors, expansion=Expansion(qe, qe_alpha, dba, dba_alpha))
-    with ranks_of_torchrun() as is_main, progress_reporter("embedding", "images") as progress:
+    expansion = Expansion(qe, qe_alpha, dba, dba_alpha)
+    options = RetrieveOptions(square, top, extraction, distractors, expansion, baselines)
+    with ranks_of_torchrun() as is_main:
+        stage = progress_reporter if is_main else silent_stage
         result = evaluate_retrieval(
-            encoder, dataset, data_root, protocol=protocol, gnd=gnd, options=options, progress=progress
+            encoder, dataset, data_root, protocol=protocol, gnd=gnd, options=options, stage=stage
         )
     if not is_main:
         return
@@ -190,6 +199,9 @@ def _print(result: RetrievalResult, dataset: str) -> None:
         f"{dataset}{among}, protocol {result.rules.name}, percent"
     )
     print_table(title, *metrics_table(result))
+    metrics = result.scores.metrics
+    wanted = [*(difficulty.metric("mAP") for difficulty in result.rules.difficulties), "R@1"]
+    print_baselines(result.baselines, metrics, {name: name for name in wanted if name in metrics}, "percent")
     published = published_table(result)
     if published is not None:
         columns, rows, differences = published

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +13,10 @@ from rich.text import Text
 
 from sop_faiss.cli.common import one_line
 
-__all__ = ["print_table"]
+if TYPE_CHECKING:
+    from sop_faiss.evaluate.baselines import Baseline
+
+__all__ = ["print_baselines", "print_table"]
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -27,3 +32,27 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console = Console(highlight=False, soft_wrap=True, width=max(Console().width, needed))
     console.print(Text(one_line(title)))
     console.print(table)
+
+
+def print_baselines(
+    baselines: Sequence[Baseline], metrics: Mapping[str, float], columns: Mapping[str, str], unit: str
+) -> None:
+    """Print what baselines score next to the model, if there are any, and why one is left out.
+
+    Args:
+        baselines: in the order of the rows.
+        metrics: of the model.
+        columns: heading to metric.
+        unit: of the metrics.
+    """
+    if not baselines:
+        return
+    measured = [(each.name, each.metrics) for each in baselines if not each.left_out]
+    rows = [
+        [name, *(f"{scores[metric]:.2f}" for metric in columns.values())]
+        for name, scores in [*measured, ("model", metrics)]
+    ]
+    print_table(f"next to what needs no training, {unit}", ["features", *columns], rows)
+    for each in baselines:
+        if each.left_out:
+            click.echo(one_line(f"{each.name}: left out, since {each.left_out}"))

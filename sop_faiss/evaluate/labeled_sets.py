@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
 from sop_faiss.evaluate.labeled_part import LabeledPart
@@ -33,6 +35,8 @@ class LabeledFeatures:
         class_names: name of each number; None where only numbers are known.
         choices: what of the protocol is known here, as JSON values.
         encoder: name and fingerprint.
+        train_images: what the training rows are of; None where only features are known.
+        test_images: of the test rows.
     """
 
     train_features: Float32[np.ndarray, "n d"]
@@ -42,6 +46,8 @@ class LabeledFeatures:
     class_names: list[str] | None = None
     choices: dict[str, Any] = field(default_factory=dict)
     encoder: dict[str, str] = field(default_factory=dict)
+    train_images: ImageSource | None = None
+    test_images: ImageSource | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,19 @@ def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -
     made_by = train_store.manifest["encoder"]
     encoder = {"name": str(made_by.get("name")), "fingerprint": str(made_by["fingerprint"])}
     features = train_store.features if len(rows) == len(train_store) else train_store.features[rows]
-    return LabeledFeatures(features, train_labels, test_store.features, test_labels, names, choices, encoder)
+    images = _images(train, rows), _images(test, np.arange(len(test_store)))
+    return LabeledFeatures(features, train_labels, test_store.features, test_labels, names, choices, encoder, *images)
+
+
+def _images(feature_set: FeatureSet, rows: Int64[np.ndarray, " n"]) -> ImageSource | None:
+    """Return the images that rows of a set's features are of."""
+    if feature_set.source is None:
+        return None
+    store, keys = _store(feature_set), feature_set.source.keys
+    if len(store) < len(keys):  # without those that could not be used
+        place = {key: position for position, key in enumerate(keys)}
+        rows = np.array([place[store.keys[row]] for row in rows], dtype=np.int64)
+    return Subset(feature_set.source, rows)
 
 
 def _require_labels(feature_set: FeatureSet, what: str) -> Int64[np.ndarray, " n"]:

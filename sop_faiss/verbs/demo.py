@@ -13,9 +13,9 @@ from jaxtyping import Float32
 from sop_faiss.bootstrap import Interval
 from sop_faiss.config import Config, load_config
 from sop_faiss.data.demo_scenes import KNOWN_PER_THING, write_scenes
-from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, RunStoppedError
+from sop_faiss.evaluate.baselines import pixel_features, small_images
 from sop_faiss.evaluate.feature_sets import open_feature_set
 from sop_faiss.evaluate.knn_task import KnnTask
 from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
@@ -123,10 +123,7 @@ def train_for_demo(config: Config, out: Path, progress: ProgressCallback) -> Tra
 
 
 def _pixels(source: ImageSource) -> Float32[np.ndarray, "n d"]:
-    """Unit-norm raw pixels, the naive feature."""
-    rows = np.stack([decode_image(source.read(i)).ravel() for i in range(len(source))]).astype(np.float32)
-    rows += 1.0  # a black image still has a direction
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return pixel_features(small_images(source, _SIZE // 2))
 
 
 @dataclass(frozen=True)

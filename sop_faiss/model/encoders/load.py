@@ -17,6 +17,7 @@ import torch
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.checkpoint import scores_of_run
 from sop_faiss.model.device import choose_device
+from sop_faiss.model.encoders.choice import is_choice, read_choice
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.packaged import (
     PACKAGED_POOLING,
@@ -40,8 +41,8 @@ __all__ = ["encoder_of_spec", "load_encoder"]
 
 _log = logging.getLogger(__name__)
 _MODEL_FORMS = (
-    f"wanted {', '.join(PACKAGED_ENCODERS)}, a run directory, a checkpoint in one, an export, timm:NAME, dino:FILE or "
-    "config:NAME"
+    f"wanted {', '.join(PACKAGED_ENCODERS)}, a run directory, a checkpoint in one, an export, timm:NAME, dino:FILE, "
+    "config:NAME or a .json of sop-index tune"
 )
 
 
@@ -52,6 +53,8 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         CheckpointError: weights are missing, damaged, or of another model.
         ConfigError: the model is unknown, or an option does not apply to it.
     """
+    if is_choice(spec.model):
+        return _encoder_of_choice(spec)
     from sop_faiss.model.encoders.sop_encoder import exported_model, trained_model, untrained_model
     from sop_faiss.model.encoders.timm_encoder import filled_model, random_model
     from sop_faiss.model.export import is_export
@@ -99,6 +102,17 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     encoder = _assemble(spec, model, name, left_out).to(device)
     encoder.scores = scores
     encoder.spec = remembered_spec(_without_defaults(spec, encoder), checkpoint)
+    return encoder
+
+
+def _encoder_of_choice(spec: EncoderSpec) -> Encoder:
+    choice = read_choice(Path(spec.model), spec)
+    encoder = encoder_of_spec(choice.spec)
+    if encoder.fingerprint != choice.fingerprint:
+        raise CheckpointError(
+            f"{choice.spec.weights or choice.spec.model} has changed since {spec.model} was written: run sop-index "
+            "tune again, or name the encoder itself"
+        )
     return encoder
 
 

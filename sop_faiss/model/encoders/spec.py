@@ -29,7 +29,8 @@ class EncoderSpec:
 
     model: str
     """M: `lite0`, `lite1` or `lite2`; a run directory or a checkpoint in it, an export, `timm:NAME`, `dino:FILE`, or
-    `config:NAME|FILE`. `lite0` is always the packaged encoder, `./lite0` a directory of that name."""
+    `config:NAME|FILE`; or a choice that `sop-index tune` wrote (.json). `lite0` is always the packaged encoder,
+    `./lite0` a directory of that name."""
     weights: Path | None = None
     """Weights file of a `timm:` model: .safetensors, .pth or .bin."""
     arch: str | None = None

@@ -56,10 +56,12 @@ class TimmModel(nn.Module):
         position_resize: `timm` or `dino`, as `resample_positions` has it.
         top_value: white in deep grayscale images it was trained on; 0: what each file states (see `Preprocess`).
         mean, std: of the images it was trained on, as timm records them; empty if it does not.
+        made_with: timm's options that follow its weights file, as the grid of positions.
     """
 
     def __init__(self, model: nn.Module, name: str, *, any_size: bool, position_resize: str = "timm") -> None:
         super().__init__()
+        self.made_with: dict[str, Any] = {}
         self.position_resize = position_resize
         if position_resize == "dino":
             resize_as_dino(model, name)
@@ -176,12 +178,18 @@ def _create(name: str, options: Mapping[str, Any], position_resize: str) -> Timm
             if not any_size or not any(option in str(error) for option in any_size):
                 raise ConfigError(f"timm model {name} cannot be made: {error}") from None
         else:
-            return TimmModel(model, name, any_size=bool(any_size), position_resize=position_resize)
+            made = TimmModel(model, name, any_size=bool(any_size), position_resize=position_resize)
+            made.made_with = dict(options)
+            return made
     raise AssertionError("the last options are empty")
 
 
-def random_model(name: str, seed: int, position_resize: str = "timm") -> TimmModel:
+def random_model(
+    name: str, seed: int, position_resize: str = "timm", made_with: Mapping[str, Any] | None = None
+) -> TimmModel:
     """Make a timm model with the random weights that `seed` gives; the caller's random state stays as it is.
+
+    `made_with` is that of a `TimmModel` which is to be made again.
 
     Raises:
         ConfigError: timm has no such model.
@@ -189,7 +197,7 @@ def random_model(name: str, seed: int, position_resize: str = "timm") -> TimmMod
     require_timm_name(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return _create(name, {}, position_resize)
+        return _create(name, made_with or {}, position_resize)
 
 
 def filled_model(

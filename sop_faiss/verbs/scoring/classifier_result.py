@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sop_faiss.evaluate.baselines import Baseline
 from sop_faiss.evaluate.confusion import Confusion
 from sop_faiss.evaluate.results import result_content
 from sop_faiss.files import atomic_file
@@ -26,6 +27,7 @@ class ClassifierResult:
         encoder: name and fingerprint.
         seconds: wall-clock time.
         confusion: which class was taken for which.
+        baselines: what simpler features scored; empty if that was not asked for.
     """
 
     command: str
@@ -35,10 +37,13 @@ class ClassifierResult:
     encoder: dict[str, str]
     seconds: float
     confusion: Confusion
+    baselines: list[Baseline] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        details = {"per_class": self.confusion.per_class()}
+        details: dict[str, Any] = {"per_class": self.confusion.per_class()}
+        if self.baselines:
+            details["baselines"] = {each.name: each.to_dict() for each in self.baselines}
         return result_content(
             self.command, self.dataset, self.protocol, self.metrics, self.encoder, self.seconds, details
         )

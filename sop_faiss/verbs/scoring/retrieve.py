@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64
 
 from sop_faiss.bootstrap import LEVEL, RESAMPLES, SEED, Interval, bootstrap_interval
 from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.baselines import Baseline, measure_baselines
 from sop_faiss.evaluate.expansion import Expansion
 from sop_faiss.evaluate.results import result_content
-from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol
+from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol, score_retrieval
 from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
 from sop_faiss.features.extract import ExtractionOptions
+from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.progress import ProgressCallback
+from sop_faiss.progress import ProgressCallback, Stage, silent_stage
 
 __all__ = ["RetrievalResult", "RetrieveOptions", "evaluate_retrieval"]
 
@@ -40,6 +42,8 @@ class RetrieveOptions:
     """A feature store, or SRC of images, that is relevant to no query: the benchmark's "+R1M"."""
     expansion: Expansion = field(default_factory=Expansion)
     """Query expansion and database augmentation."""
+    baselines: bool = False
+    """Measure raw pixels, a patch dictionary and the same network with random weights, too."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class RetrievalResult:
         encoder: name and fingerprint.
         seconds: wall-clock time.
         intervals: of mAP by the metric's name, in percent, by bootstrap over the queries.
+        baselines: what simpler features scored; empty if that was not asked for.
     """
 
     data: RetrievalSet
@@ -65,11 +70,12 @@ class RetrievalResult:
     encoder: dict[str, str]
     seconds: float
     intervals: dict[str, Interval]
+    baselines: list[Baseline] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
         """Return the result as JSON values, with each query's AP, for comparisons, and the intervals of mAP."""
         intervals = {name: [each.low, each.high] for name, each in self.intervals.items()}
-        details = {
+        details: dict[str, Any] = {
             "confidence": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED, **intervals},
             "per_query": {
                 "queries": self.queries.keys,
@@ -84,6 +90,8 @@ class RetrievalResult:
                 },
             },
         }
+        if self.baselines:
+            details["baselines"] = {each.name: each.to_dict() for each in self.baselines}
         return result_content(
             "sop-retrieve",
             self.data.name,
@@ -103,7 +111,7 @@ def evaluate_retrieval(
     protocol: str | None = None,
     gnd: Path | None = None,
     options: RetrieveOptions | None = None,
-    progress: ProgressCallback | None = None,
+    stage: Stage = silent_stage,
 ) -> RetrievalResult:
     """Rank a data set's gallery for each of its queries, and score the rankings.
 
@@ -116,15 +124,18 @@ def evaluate_retrieval(
         protocol: `revisitop`, `dino` or `plain`; None: the one that suits the ground truth.
         gnd: another ground-truth file than the data set's own.
         options: the rest.
-        progress: called with the number of images read.
+        stage: shows the progress of the extraction, and of each baseline.
 
     Raises:
+        ConfigError: baselines are asked for together with distractors or an expansion.
         DataError: the data set is incomplete or damaged, or does not fit the protocol.
         SopError: as `encoder_of_spec` and `extract_features`.
     """
     options = options or RetrieveOptions()
     if options.top < 1:
         raise ConfigError(f"`top={options.top}`: wanted 1 or more images per query")
+    if options.baselines and (options.distractors is not None or options.expansion != Expansion()):
+        raise ConfigError("`baselines` are scored without distractors and expansion: leave these out")
     started = time.perf_counter()
     data = open_retrieval_set(dataset, data_root, gnd)
     task = RetrievalTask(
@@ -136,7 +147,9 @@ def evaluate_retrieval(
         replace(options.extraction, across_ranks=True),
     )
     loaded = encoder_of_spec(encoder)
-    scores, choices = task.rank(loaded, options.top, progress)
+    with stage("embedding", "images") as progress:
+        scores, choices = task.rank(loaded, options.top, progress)
+    seconds = time.perf_counter() - started
     return RetrievalResult(
         data=data,
         queries=task.queries,
@@ -144,9 +157,20 @@ def evaluate_retrieval(
         scores=scores,
         protocol=choices,
         encoder={"name": loaded.name, "fingerprint": loaded.fingerprint},
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         intervals=_intervals(scores, task.rules),
+        baselines=_baselines(task, loaded, stage) if options.baselines else [],
     )
+
+
+def _baselines(task: RetrievalTask, encoder: Encoder, stage: Stage) -> list[Baseline]:
+    def score(gallery: Float32[np.ndarray, "n d"], queries: Float32[np.ndarray, "q d"]) -> dict[str, float]:
+        return score_retrieval(queries, gallery, task.data.truth, task.rules).metrics
+
+    def score_encoder(untrained: Encoder, progress: ProgressCallback) -> dict[str, float]:
+        return task.rank(untrained, progress=progress)[0].metrics
+
+    return measure_baselines((task.data.gallery, task.queries), encoder, score, score_encoder, stage)
 
 
 def _intervals(scores: RetrievalScores, rules: Protocol) -> dict[str, Interval]:
