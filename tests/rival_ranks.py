@@ -30,6 +30,9 @@ def main(folder: Path, shards: Path) -> None:
     cases = [
         *(KINDS[kind] for kind in ("massl", "dino")),
         (*KINDS["ibot"], "train.parallel=fsdp"),
+        (*KINDS["sop"], "regularizer.kind=sigreg", "regularizer.directions=5"),
+        (*KINDS["sop"], "regularizer.kind=koleo", "train.accumulate=3", "optim.kind=muon"),
+        (*KINDS["sop"], "regularizer.kind=variance_covariance", "train.parallel=fsdp", "train.accumulate=3"),
         (*KINDS["ibot apart"], "train.accumulate=3", "train.views_apart=true"),
     ]
     alone = [train(folder, shards, *overrides) for overrides in cases]

@@ -230,6 +230,45 @@ class SopConfig:
 
 
 @dataclass(frozen=True)
+class RegularizerConfig:
+    """A loss beside SOP's that spreads the images of a batch apart (docs/method.md, 4)."""
+
+    kind: str = "none"
+    """`none`; `koleo` (DINOv2): away from the nearest image, by the log of the distance; `variance_covariance`
+    (VICReg): each dimension spread to a standard deviation of 1, and none a copy of another; `sigreg` (LeJEPA): along
+    random directions as a standard normal distribution is. Of the student's global views, each view by itself, over
+    the images of all ranks and parts: with `train.accumulate` at the price of one more forward pass of the student."""
+    weight: float = 0.1
+    """Its factor in the loss. DINOv2's is 0.1. `variance_covariance` is scaled as VICReg's terms are relative to its
+    25; `sigreg` is a statistic that grows with the batch, and LeJEPA's weight is 0.02 to 0.05."""
+    on: str = "auto"
+    """`features`, what the backbone makes of a view; `embeddings`, what the projector makes of them; or `auto`, as in
+    their papers: `features` for `koleo`, else `embeddings`. KoLeo compares directions; the two others also fix lengths,
+    of features as they are and of embeddings times sqrt(embedding_dim)."""
+    covariance_weight: float = 0.04
+    """Of `variance_covariance`: weight of the covariances relative to the variances'; VICReg has 1 to 25."""
+    directions: int = 1024
+    """Of `sigreg`: random directions, drawn again in each step."""
+
+    def __post_init__(self) -> None:
+        require_finite("regularizer", self)
+        require_one_of("regularizer.kind", self.kind, ("none", "koleo", "variance_covariance", "sigreg"))
+        require_one_of("regularizer.on", self.on, ("auto", "features", "embeddings"))
+        require(
+            self.weight > 0, f"regularizer.weight = {self.weight}: wanted more than 0; regularizer.kind=none is off"
+        )
+        require(
+            self.covariance_weight >= 0,
+            f"regularizer.covariance_weight = {self.covariance_weight}: wanted 0 or more",
+        )
+        require_between("regularizer.directions", self.directions, 1, 65_536)
+
+    def of_features(self) -> bool:
+        """Return whether features are regularized, and not embeddings."""
+        return self.on == "features" or (self.on == "auto" and self.kind == "koleo")
+
+
+@dataclass(frozen=True)
 class LossConfig:
     """Temperatures (docs/method.md, 4)."""
 
