@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def loop_sigreg(embeddings: torch.Tensor, directions: torch.Tensor) -> torch.Ten
         for t in places:
             empirical = sum(torch.exp(1j * t * (embedding @ direction)) for embedding in embeddings) / len(embeddings)
             distances.append(abs(empirical - math.exp(-t * t / 2)) ** 2 * math.exp(-t * t / 2))
-        statistics.append(sum((a + b) / 2 * 0.625 for a, b in zip(distances, distances[1:], strict=False)))
+        statistics.append(sum((a + b) / 2 * 0.625 for a, b in itertools.pairwise(distances)))
     return len(embeddings) * sum(statistics) / len(statistics)
 
 

@@ -60,6 +60,13 @@ class ModelConfig:
     """Overrides the attention heads (ViT)."""
     window_size: int | None = None
     """Overrides the attention window (Swin)."""
+    layer_scale: float | None = None
+    """Overrides LayerScale (ViT): a learned factor of each channel of every residual branch, which starts at this;
+    1e-5 in DINOv2 and DINOv3. null: the backbone's own; a plain ViT has none."""
+    registers: int | None = None
+    """Overrides the registers (ViT): learned tokens beside [CLS] that stand for nothing, 4 in DINOv2 with registers
+    and DINOv3. RoPE and SwiGLU have no field: choose a backbone that has them, as `vit_small_patch16_dinov3` (RoPE)
+    or `vit_small_plus_patch16_dinov3` (both), of any `embed_dim` and `depth`."""
     drop_path: float = 0.1
     """Stochastic depth of the student; the teacher has none."""
     cls_token_std: float = 1e-6
@@ -89,6 +96,10 @@ class ModelConfig:
             0 < self.cls_token_std <= 1, f"model.cls_token_std = {self.cls_token_std}: wanted more than 0, at most 1"
         )
         require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
+        scale = self.layer_scale
+        require(scale is None or 0 < scale <= 1, f"model.layer_scale = {scale}: wanted more than 0, at most 1, or null")
+        count = self.registers
+        require(count is None or 0 <= count <= 1024, f"model.registers = {count}: wanted 0 to 1,024, or null")
         for name, most in _SIZES.items():
             value = getattr(self, name)
             if value is not None:
