@@ -26,37 +26,35 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], momentum: float) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
-        self._matrix_groups = [group for group in self.param_groups if group["is_matrix"]]
-        self._adamw_groups = [group for group in self.param_groups if not group["is_matrix"]]
-        options = {"lr": 0.0, "betas": betas, "fused": True}
-        self._adamw = torch.optim.AdamW([{"params": group["params"]} for group in self._adamw_groups], **options)
+        matrices = [group["params"] for group in self.param_groups if group["is_matrix"]]
+        others = [group["params"] for group in self.param_groups if not group["is_matrix"]]
         # torch's Muon takes nothing but matrices, so it is given views of the parameters.
-        views = [
-            {"params": [nn.Parameter(_as_matrix(p.detach(), p)) for p in group["params"]]}
-            for group in self._matrix_groups
-        ]
+        views = [{"params": [nn.Parameter(_as_matrix(p.detach(), p)) for p in group]} for group in matrices]
         self._muon = torch.optim.Muon(views, lr=0.0, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        self._adamw = torch.optim.AdamW([{"params": group} for group in others], lr=0.0, betas=betas, fused=True)
         self._adamw.state = self.state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient; `closure` is not used."""
-        inner_groups = (
-            [*self._matrix_groups, *self._adamw_groups],
-            [*self._muon.param_groups, *self._adamw.param_groups],
-        )
-        for group, inner in zip(*inner_groups, strict=True):
+        of_muon, of_adamw = iter(self._muon.param_groups), iter(self._adamw.param_groups)
+        for group in self.param_groups:
+            inner = next(of_muon if group["is_matrix"] else of_adamw)
             inner["lr"], inner["weight_decay"] = group["lr"], group["weight_decay"]
+            if group["is_matrix"]:
+                for parameter, matrix in zip(group["params"], inner["params"], strict=True):
+                    self._show_muon(parameter, matrix)
         self._adamw.step()
-        for group, inner in zip(self._matrix_groups, self._muon.param_groups, strict=True):
-            for parameter, matrix in zip(group["params"], inner["params"], strict=True):
-                matrix.grad = None if parameter.grad is None else _rows(parameter.grad, parameter).flatten(1)
-                if matrix.grad is not None:
-                    state = self.state[parameter]
-                    if not state:
-                        state["momentum_buffer"] = torch.zeros_like(parameter)
-                    self._muon.state[matrix]["momentum_buffer"] = _as_matrix(state["momentum_buffer"], parameter)
         self._muon.step()
+
+    def _show_muon(self, parameter: Tensor, matrix: Tensor) -> None:
+        """Give a matrix the gradient and the momentum of its parameter."""
+        matrix.grad = None if parameter.grad is None else _rows(parameter.grad, parameter).flatten(1)
+        if matrix.grad is not None:
+            state = self.state[parameter]
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            self._muon.state[matrix]["momentum_buffer"] = _as_matrix(state["momentum_buffer"], parameter)
 
 
 def _rows(values: Tensor, parameter: Tensor) -> Tensor:
