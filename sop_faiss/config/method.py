@@ -97,9 +97,9 @@ class ModelConfig:
         )
         require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
         scale = self.layer_scale
-        require(scale is None or 0 < scale <= 1, f"model.layer_scale = {scale}: wanted more than 0, at most 1, or null")
-        count = self.registers
-        require(count is None or 0 <= count <= 1024, f"model.registers = {count}: wanted 0 to 1,024, or null")
+        require(scale is None or 0 < scale <= 1, f"model.layer_scale = {scale}: wanted more than 0, at most 1")
+        if self.registers is not None:
+            require_between("model.registers", self.registers, 0, 1024)
         for name, most in _SIZES.items():
             value = getattr(self, name)
             if value is not None:
