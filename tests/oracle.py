@@ -142,3 +142,9 @@ def _cubic_taps(index: int, scale: float) -> list[tuple[int, float]]:
         near, far = (a + 2) * t**3 - (a + 3) * t**2 + 1, a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a
         taps.append((place, near if t <= 1 else far))
     return taps
+
+
+def loop_koleo(embeddings: torch.Tensor) -> torch.Tensor:
+    count = range(len(embeddings))
+    nearest = [min((embeddings[i] - embeddings[j]).norm() for j in count if j != i) for i in count]
+    return -torch.stack(nearest).log().mean()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sop_faiss import distributed
+from sop_faiss.errors import ConfigError
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.rank_agreement import check_ranks_agree
 from sop_faiss.train.state import RunState
@@ -30,10 +31,15 @@ def main(folder: Path, shards: Path) -> None:
     cases = [
         *(KINDS[kind] for kind in ("massl", "dino")),
         (*KINDS["ibot"], "train.parallel=fsdp"),
+        (*KINDS["sop"], "regularizer.kind=sigreg", "regularizer.directions=5", "optim.kind=muon"),
+        (*KINDS["sop"], "regularizer.kind=koleo", "train.accumulate=3", "train.parallel=fsdp"),
         (*KINDS["ibot apart"], "train.accumulate=3", "train.views_apart=true"),
     ]
+    muon_in_shards = (*KINDS["sop"], "optim.kind=muon", "train.parallel=fsdp")
     alone = [train(folder, shards, *overrides) for overrides in cases]
     distributed.join_process_group("cpu")
+    with pytest.raises(ConfigError, match=r"optim\.kind = muon"):
+        train(folder, shards, *muon_in_shards)
     for overrides, (said, state) in zip(cases, alone, strict=True):
         together, shared = train(folder, shards, *overrides)
         for one, two in zip(said, together, strict=True):

@@ -101,6 +101,8 @@ def test_the_scale_of_the_first_class_token():
         (ModelConfig(backbone="beit_base_patch16_224"), "model.backbone is a Beit"),
         (ModelConfig(backbone="swin_tiny_patch4_window7_224", embed_dim=12), "does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", window_size=7), "does not apply"),
+        (ModelConfig(backbone="swin_tiny_patch4_window7_224", layer_scale=1e-5), "model.layer_scale does not apply"),
+        (ModelConfig(backbone="resnet_small", registers=4), "model.registers does not apply"),
         (ModelConfig(backbone="vit_tiny_patch16_224", patch_size=64), "exceeds views.global_size"),
         (ModelConfig(backbone="vit_tiny_patch16_224", embed_dim=25), "model.backbone"),
         (ModelConfig(backbone="vit_medium_patch16_gap_240"), r"no \[CLS\] token"),

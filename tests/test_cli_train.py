@@ -56,7 +56,11 @@ def test_help_explains_itself():
 
 
 @pytest.mark.parametrize(
-    ("begun", "offered"), [("vit", "plain,vitb16\nplain,vitl16\nplain,vits16"), ("./m", "file,./m")]
+    ("begun", "offered"),
+    [
+        ("vit", "\n".join(f"plain,vit{n}" for n in ("b16", "b16_modern", "l16", "l16_modern", "s16"))),
+        ("./m", "file,./m"),
+    ],
 )
 def test_completion_offers_packaged_configurations_and_files(begun, offered):
     asked = {"COMP_WORDS": f"sop-train {begun}", "COMP_CWORD": "1", "_SOP_TRAIN_COMPLETE": "bash_complete"}

@@ -23,6 +23,31 @@ def test_overrides_come_last_and_the_result_can_be_read_again(tmp_path):
     assert load_config(again) == config
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("optim.kind=adam",),
+        ("optim.lr_scaling=root",),
+        ("optim.patch_embed_lr_scale=0",),
+        ("optim.patch_embed_lr_scale=1.5",),
+        ("optim.muon_lr_scale=2",),
+        ("optim.muon_momentum=0.9",),
+        ("optim.muon_lr_scale=0", "optim.kind=muon"),
+        ("optim.muon_momentum=1", "optim.kind=muon"),
+        ("optim.muon_lr_scale=many", "optim.kind=muon"),
+        ("model.layer_scale=0",),
+        ("model.layer_scale=-1",),
+        ("model.registers=-1",),
+        ("model.registers=100000",),
+        ("model.registers=1.5",),
+    ],
+)
+def test_settings_of_a_modern_recipe_are_checked(tmp_path, overrides):
+    with pytest.raises(ConfigError, match=re.escape(overrides[0].partition("=")[0])) as caught:
+        load_config(tiny_config_file(tmp_path), overrides)
+    assert "\n" not in str(caught.value)
+
+
 DINO = ("objective.kind=dino", "masks.kind=none")
 
 

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.objectives.choose import choose_objective
-from sop_faiss.objectives.massl import koleo
+from sop_faiss.objectives.regularizers import koleo
 from sop_faiss.train.loop import train_step
 from tests.images import write_shards
-from tests.oracle import loop_massl_loss
+from tests.oracle import loop_koleo, loop_massl_loss
 from tests.rivals import KINDS, opened, see
 from tests.runs import tiny_config
 
@@ -36,12 +36,6 @@ def test_steps_do_what_the_paper_says(tmp_path):
         stored = (first + torch.arange(6)) % 24
         torch.testing.assert_close(objective.memory.embeddings[stored], seen.teacher[1], rtol=1e-4, atol=1e-5)
         assert torch.equal(objective.memory.image_ids[stored], batch.image_ids)
-
-
-def loop_koleo(embeddings: torch.Tensor) -> torch.Tensor:
-    count = range(len(embeddings))
-    nearest = [min((embeddings[i] - embeddings[j]).norm() for j in count if j != i) for i in count]
-    return -torch.stack(nearest).log().mean()
 
 
 def test_koleo_is_the_log_distance_to_the_nearest_image():

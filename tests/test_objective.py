@@ -49,6 +49,9 @@ class Agreement:
     def begin_step(self, settings, images, patches):
         pass
 
+    def look_ahead(self, networks, parts):
+        pass
+
     def learn(self, networks, part, settings, share):
         views = networks.normalized(part.global_views, part.global_colors)
         nothing = networks.normalized(part.local_views, part.local_colors)[:0]

@@ -71,6 +71,26 @@ def test_lower_layers_learn_more_slowly(backbone, scales):
         assert rates[id(named[name])] == pytest.approx(0.1 * 0.25 * scale), name
 
 
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_a_patch_embedding_learns_more_slowly_still(decay):
+    config = ModelConfig("vit_tiny_patch16_224", patch_size=8, embed_dim=24, depth=2, num_heads=2)
+    network = Network(seeded_backbone(config, 32, 0), nn.ModuleDict({"shared": Projector(4, 4, 4)}), "cls")
+    rates = {}
+    for scale in (1.0, 0.2):
+        optimizer = make_optimizer(network, OptimConfig(layer_decay=decay, patch_embed_lr_scale=scale))
+        apply_settings(optimizer, StepSettings(0.1, 0.3, momentum=0.9, teacher_temp=0.04))
+        rates[scale] = by_parameter(optimizer, "lr")
+    for name, parameter in network.named_parameters():
+        factor = 0.2 if name.startswith("backbone.trunk.patch_embed.") else 1.0
+        assert rates[0.2][id(parameter)] == pytest.approx(factor * rates[1.0][id(parameter)]), name
+
+
+def test_a_network_without_a_patch_embedding_is_refused():
+    network = Network(seeded_backbone(ModelConfig("test_resnet", drop_path=0.0), 32, 0), nn.ModuleDict(), "cls")
+    with pytest.raises(ConfigError, match=r"optim\.patch_embed_lr_scale"):
+        make_optimizer(network, OptimConfig(patch_embed_lr_scale=0.2))
+
+
 def by_parameter(optimizer: torch.optim.Optimizer, key: str) -> dict[int, float]:
     return {id(parameter): group[key] for group in optimizer.param_groups for parameter in group["params"]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from sop_faiss import load_encoder
 from sop_faiss.config import ModelConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.backbone import VitBackbone
-from sop_faiss.model.backbones.build import build_backbone, seeded_backbone
+from sop_faiss.model.backbones.build import build_backbone, seeded_backbone, shape_of
 from sop_faiss.model.initial_weights import load_initial_weights
 from sop_faiss.verbs.training.export import export_run
 from sop_faiss.verbs.training.train import run_training
@@ -35,6 +36,10 @@ READS_ROWS = {
     "vit_small_patch16_rope_mixed_ape_224": True,  # learned rotations of each block
     "vit_pe_core_tiny_patch16_384": True,  # attention pooling in timm
 }
+
+
+PLAIN = ("vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2")
+"""Of timm's `VisionTransformer`, not its `Eva`."""
 
 
 def backbone_of(name: str, depth: int = 2) -> VitBackbone:
@@ -131,9 +136,24 @@ def test_timms_norm_after_pooling_becomes_the_final_norm(tmp_path: Path) -> None
     assert torch.equal(backbone.trunk.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
 
 
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_plus_patch16_dinov3"])
+def test_registers_and_layer_scale_are_timms(name: str) -> None:
+    plain = ModelConfig(name, patch_size=8, embed_dim=32, depth=2, num_heads=2)
+    config = replace(plain, layer_scale=0.01, registers=3)
+    backbone, own = seeded_backbone(config, 32, 0), seeded_backbone(plain, 32, 0)
+    assert backbone.trunk.num_prefix_tokens == 4 and backbone.trunk.reg_token.shape == (1, 3, 32)
+    scales = [value for key, value in backbone.named_parameters() if "gamma" in key]
+    assert len(scales) == 4 and all((scale == 0.01).all() for scale in scales)
+    # Fields that are not set change neither the network nor what identifies an encoder.
+    assert set(own.state_dict()) - set(backbone.state_dict()) == set()
+    assert shape_of(config) == shape_of(plain) | {"layer_scale": 0.01, "registers": 3}
+    assert [*shape_of(plain)] == ["backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size"]
+
+
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
+        ("vit_tiny_patch16_224", ("model.layer_scale=1e-5", "model.registers=2")),
         ("vit_small_plus_patch16_dinov3", ()),
         ("vit_small_patch14_reg4_dinov2", ("train.checkpoint_activations=true",)),
         ("eva02_tiny_patch14_224", ("model.global_token=mean",)),
@@ -146,7 +166,7 @@ def test_runs_train_and_are_exported(tmp_path: Path, name: str, overrides: tuple
     assert run_training(config, tmp_path / "run").step == 2
     assert export_run(tmp_path / "run", tmp_path / "out").cosine > 0.9999
     run, exported = load_encoder(str(tmp_path / "run")), load_encoder(str(tmp_path / "out"))
-    assert isinstance(run.model.backbone.trunk, Eva) == ("dinov2" not in name)
+    assert isinstance(run.model.backbone.trunk, Eva) == (name not in PLAIN)
     assert run.fingerprint == exported.fingerprint
     with torch.no_grad():
         (feature, tokens), again = run.tokens(random_images(16)), exported.tokens(random_images(16))

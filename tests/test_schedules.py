@@ -34,6 +34,11 @@ def test_learning_rate_warms_up_linearly_then_falls_along_a_cosine():
     assert schedules.at(325).learning_rate == pytest.approx(quarter)
 
 
+def test_the_peak_follows_the_root_of_the_batch_where_asked():
+    schedules = make(lr_scaling="sqrt")
+    assert schedules.at(100).learning_rate == pytest.approx(5e-4 * 1024**0.5 / 16)
+
+
 def test_weight_decay_momentum_and_temperature():
     schedules = make()
     assert schedules.at(0).weight_decay == pytest.approx(0.04)

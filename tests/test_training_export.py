@@ -136,7 +136,7 @@ def test_timm_prepares_images_alike(exported: Path) -> None:
 def test_timms_crop_share_means_the_same_resize(size: int) -> None:
     config = tiny_config()
     preprocess = Preprocess.square(size)
-    content = timm_config(torch.nn.Identity(), config, preprocess, ("backbone",), "0")
+    content = timm_config(torch.nn.Identity(), config, preprocess, "0")
     assert int(size / content["pretrained_cfg"]["crop_pct"]) == preprocess.resize  # as timm computes it: floor
 
 

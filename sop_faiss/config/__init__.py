@@ -15,7 +15,14 @@ from sop_faiss.config.load import (
     packaged_configs,
     to_yaml,
 )
-from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, SopConfig, TermConfig
+from sop_faiss.config.method import (
+    LossConfig,
+    ModelConfig,
+    NeighborsConfig,
+    RegularizerConfig,
+    SopConfig,
+    TermConfig,
+)
 from sop_faiss.config.rivals import DinoConfig, IbotConfig, MasslConfig, ObjectiveConfig, PrototypesConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 from sop_faiss.config.schema import Config
@@ -34,6 +41,7 @@ __all__ = [
     "ObjectiveConfig",
     "OptimConfig",
     "PrototypesConfig",
+    "RegularizerConfig",
     "SopConfig",
     "TermConfig",
     "TrainConfig",

@@ -156,7 +156,9 @@ def _docstrings(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _accepted(name: str) -> str:
     """Return which values a field's check accepts, in its words; empty if it takes any of its kind."""
     default = _kind(name)
-    one = default[0] if default and isinstance(default, tuple) else 0 if default is None else default
+    one = default[0] if default and isinstance(default, tuple) else default
+    if one is None:
+        one = 0.0 if wanted(name).startswith("wanted a number") else 0
     probe = _PROBES.get(type(one))
     if probe is None:  # true or false
         return ""

@@ -60,6 +60,13 @@ class ModelConfig:
     """Overrides the attention heads (ViT)."""
     window_size: int | None = None
     """Overrides the attention window (Swin)."""
+    layer_scale: float | None = None
+    """Overrides LayerScale (ViT): a learned factor of each channel of every residual branch, which starts at this;
+    1e-5 in DINOv2 and DINOv3. null: the backbone's own; a plain ViT has none."""
+    registers: int | None = None
+    """Overrides the registers (ViT): learned tokens beside [CLS] that stand for nothing, 4 in DINOv2 with registers
+    and DINOv3. RoPE and SwiGLU have no field: choose a backbone that has them, as `vit_small_patch16_dinov3` (RoPE)
+    or `vit_small_plus_patch16_dinov3` (both), of any `embed_dim` and `depth`."""
     drop_path: float = 0.1
     """Stochastic depth of the student; the teacher has none."""
     cls_token_std: float = 1e-6
@@ -89,6 +96,10 @@ class ModelConfig:
             0 < self.cls_token_std <= 1, f"model.cls_token_std = {self.cls_token_std}: wanted more than 0, at most 1"
         )
         require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
+        scale = self.layer_scale
+        require(scale is None or 0 < scale <= 1, f"model.layer_scale = {scale}: wanted more than 0, at most 1")
+        if self.registers is not None:
+            require_between("model.registers", self.registers, 0, 1024)
         for name, most in _SIZES.items():
             value = getattr(self, name)
             if value is not None:
@@ -227,6 +238,45 @@ class SopConfig:
     def terms(self) -> dict[str, TermConfig]:
         """Return the loss terms that have a weight, by name."""
         return {name: term for name, term in (("cls", self.cls), ("patch", self.patch)) if term.weight}
+
+
+@dataclass(frozen=True)
+class RegularizerConfig:
+    """A loss beside SOP's that spreads the images of a batch apart (docs/method.md, 4)."""
+
+    kind: str = "none"
+    """`none`; `koleo` (DINOv2): away from the nearest image, by the log of the distance; `variance_covariance`
+    (VICReg): each dimension spread to a standard deviation of 1, and none a copy of another; `sigreg` (LeJEPA): along
+    random directions as a standard normal distribution is. Of the student's global views, each view by itself, over
+    the images of all ranks and parts: with `train.accumulate` at the price of one more forward pass of the student."""
+    weight: float = 0.1
+    """Its factor in the loss. DINOv2's is 0.1. `variance_covariance` is scaled as VICReg's terms are relative to its
+    25; `sigreg` is a statistic that grows with the batch, and LeJEPA's weight is 0.02 to 0.05."""
+    on: str = "auto"
+    """`features`, what the backbone makes of a view; `embeddings`, what the projector makes of them; or `auto`, as in
+    their papers: `features` for `koleo`, else `embeddings`. KoLeo compares directions; the two others also fix lengths,
+    of features as they are and of embeddings times sqrt(embedding_dim)."""
+    covariance_weight: float = 0.04
+    """Of `variance_covariance`: weight of the covariances relative to the variances'; VICReg has 1 to 25."""
+    directions: int = 1024
+    """Of `sigreg`: random directions, drawn again in each step."""
+
+    def __post_init__(self) -> None:
+        require_finite("regularizer", self)
+        require_one_of("regularizer.kind", self.kind, ("none", "koleo", "variance_covariance", "sigreg"))
+        require_one_of("regularizer.on", self.on, ("auto", "features", "embeddings"))
+        require(
+            self.weight > 0, f"regularizer.weight = {self.weight}: wanted more than 0; regularizer.kind=none is off"
+        )
+        require(
+            self.covariance_weight >= 0,
+            f"regularizer.covariance_weight = {self.covariance_weight}: wanted 0 or more",
+        )
+        require_between("regularizer.directions", self.directions, 1, 65_536)
+
+    def of_features(self) -> bool:
+        """Return whether features are regularized, and not embeddings."""
+        return self.on == "features" or (self.on == "auto" and self.kind == "koleo")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from sop_faiss.config.checks import require, require_between, require_finite, re
 
 __all__ = ["OBJECTIVES", "DinoConfig", "IbotConfig", "MasslConfig", "ObjectiveConfig", "PrototypesConfig"]
 
-OBJECTIVES = {"sop": ("sop", "neighbors"), "massl": ("massl",), "dino": ("dino",), "ibot": ("ibot",)}
+OBJECTIVES = {"sop": ("sop", "neighbors", "regularizer"), "massl": ("massl",), "dino": ("dino",), "ibot": ("ibot",)}
 """The sections that each objective reads; those of the others stay at their defaults."""
 _MOST_PROTOTYPES = 16_777_216  # 16 GiB of weights with d = 256, beyond any in use
 

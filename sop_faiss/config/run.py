@@ -11,10 +11,21 @@ __all__ = ["EvaluateConfig", "OptimConfig", "TrainConfig"]
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW, its schedules, and the teacher's momentum (docs/method.md, 5)."""
+    """AdamW or Muon, their schedules, and the teacher's momentum (docs/method.md, 5)."""
 
+    kind: str = "adamw"
+    """`adamw`, or `muon` (torch's) for the weights of linear layers and ordinary convolutions above the backbone's
+    stem, a convolution's as a matrix of one row per output; all others stay with AdamW. Not with shards (FSDP2)."""
+    muon_lr_scale: float = 1.0
+    """Of `muon`: its learning rate divided by AdamW's. At 1 it takes AdamW's, since its updates are scaled to about the
+    size of AdamW's."""
+    muon_momentum: float = 0.95
+    """Of `muon`: decay of the mean gradient (Nesterov's), in the place of `beta1`."""
     base_lr: float = 5e-4
-    """Learning rate for a batch of 256; the peak is base_lr * batch_size / 256."""
+    """Learning rate for a batch of 256; the peak is base_lr * batch_size / 256, if `lr_scaling` is linear."""
+    lr_scaling: str = "linear"
+    """How the peak follows the batch: `linear` (DINO, iBOT), or `sqrt`: base_lr * sqrt(batch_size / 256), as DINOv2,
+    whose base is that of a batch of 1024, twice this one."""
     min_lr: float = 1e-6
     """Where the cosine ends."""
     warmup_epochs: float = 10.0
@@ -32,6 +43,8 @@ class OptimConfig:
     layer_decay: float = 1.0
     """Layer-wise learning rates, as in BEiT: the projector's times this for the backbone's last layer, and times this
     again for each layer below, as timm counts layers. 1: the same for all layers."""
+    patch_embed_lr_scale: float = 1.0
+    """The patch embedding's learning rate divided by what it would be, `layer_decay` included; DINOv2: 0.2."""
     clip_norm: float = 3.0
     """Gradient norm limit of each parameter by itself; 0 switches it off."""
     beta1: float = 0.9
@@ -49,10 +62,23 @@ class OptimConfig:
         require(self.min_lr >= 0, f"optim.min_lr = {self.min_lr}: wanted 0 or more")
         for name in ("warmup_epochs", "projector_warmup_epochs"):
             require(getattr(self, name) >= 0, f"optim.{name} = {getattr(self, name)}: wanted 0 or more")
-        require(0 < self.layer_decay <= 1, f"optim.layer_decay = {self.layer_decay}: wanted more than 0, at most 1")
+        require_one_of("optim.kind", self.kind, ("adamw", "muon"))
+        require_one_of("optim.lr_scaling", self.lr_scaling, ("linear", "sqrt"))
+        for name in ("layer_decay", "patch_embed_lr_scale"):
+            require(
+                0 < getattr(self, name) <= 1, f"optim.{name} = {getattr(self, name)}: wanted more than 0, at most 1"
+            )
+        scale = self.muon_lr_scale
+        require(0 < scale <= 1000, f"optim.muon_lr_scale = {scale}: wanted more than 0, at most 1000")
+        for name, default in (("muon_lr_scale", 1.0), ("muon_momentum", 0.95)):
+            require(
+                self.kind == "muon" or getattr(self, name) == default,
+                f"optim.{name} = {getattr(self, name)} is a setting of optim.kind = muon, and this run's is "
+                f"{self.kind}: leave it out, or set optim.kind=muon",
+            )
         for name in ("weight_decay", "weight_decay_end", "clip_norm"):
             require(getattr(self, name) >= 0, f"optim.{name} = {getattr(self, name)}: wanted 0 or more")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "muon_momentum"):
             require(0 <= getattr(self, name) < 1, f"optim.{name} = {getattr(self, name)}: wanted 0 <= beta < 1")
         for name in ("momentum", "momentum_end"):
             require_share(f"optim.{name}", getattr(self, name))

@@ -8,7 +8,7 @@ from typing import Any
 
 from sop_faiss.config.checks import require, shown
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
-from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, SopConfig
+from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, RegularizerConfig, SopConfig
 from sop_faiss.config.rivals import OBJECTIVES, DinoConfig, IbotConfig, MasslConfig, ObjectiveConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 
@@ -26,6 +26,7 @@ class Config:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     neighbors: NeighborsConfig = field(default_factory=NeighborsConfig)
     sop: SopConfig = field(default_factory=SopConfig)
+    regularizer: RegularizerConfig = field(default_factory=RegularizerConfig)
     massl: MasslConfig = field(default_factory=MasslConfig)
     dino: DinoConfig = field(default_factory=DinoConfig)
     ibot: IbotConfig = field(default_factory=IbotConfig)
@@ -72,6 +73,11 @@ class Config:
                     f"{name} = {shown(value)} is a setting of objective.kind = {other}, and this run's is {kind}: "
                     f"leave it out, or set objective.kind={other}",
                 )
+        require(
+            self.regularizer.kind == "none" or weights["cls"] > 0,
+            f"regularizer.kind = {self.regularizer.kind} with sop.cls.weight = 0, which embeds no complete views: set "
+            "regularizer.kind=none, or give sop.cls a weight",
+        )
         if kind in ("massl", "dino"):
             require(
                 masks.kind == "none",

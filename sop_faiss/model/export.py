@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from sop_faiss.config import Config, config_of
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
+from sop_faiss.model.backbones.build import shape_of, timm_overrides
 from sop_faiss.model.backbones.positions import resize_in_architecture
 from sop_faiss.model.encoders.preprocess import Preprocess
 
@@ -31,7 +32,6 @@ __all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "is_export", "model_arguments", "read_
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 FORMAT = "sop_faiss export 1"
-_OVERRIDES = ("patch_size", "embed_dim", "depth", "num_heads", "window_size")
 _VIEW_FIELDS = ("global_size", "mean", "std")
 
 
@@ -43,7 +43,7 @@ def is_export(path: Path) -> bool:
 def model_arguments(model: nn.Module, config: Config) -> dict[str, Any]:
     """Return the arguments with which `timm.create_model` makes this model again, with the run's pooling at its end."""
     settings = config.model
-    arguments = {name: getattr(settings, name) for name in _OVERRIDES if getattr(settings, name) is not None}
+    arguments = timm_overrides(settings)
     if isinstance(model, VisionTransformer | Eva):
         arguments |= {"img_size": config.views.global_size, "dynamic_img_size": True}
         if settings.global_token == "cls":
@@ -55,16 +55,13 @@ def model_arguments(model: nn.Module, config: Config) -> dict[str, Any]:
     return arguments
 
 
-def timm_config(
-    model: nn.Module, config: Config, preprocess: Preprocess, shape_fields: tuple[str, ...], weights_sha256: str
-) -> dict[str, Any]:
+def timm_config(model: nn.Module, config: Config, preprocess: Preprocess, weights_sha256: str) -> dict[str, Any]:
     """Return the content of config.json.
 
     Args:
         model: of timm.
         config: of the run.
         preprocess: of its encoder.
-        shape_fields: the fields of the model section that make the backbone what it is.
         weights_sha256: of model.safetensors.
     """
     known: Any = getattr(model, "pretrained_cfg", {})
@@ -95,7 +92,8 @@ def timm_config(
         "sop_faiss": {
             "format": FORMAT,
             "weights_sha256": weights_sha256,
-            "model": {name: getattr(config.model, name) for name in (*shape_fields, "global_token")}
+            "model": shape_of(config.model)
+            | {"global_token": config.model.global_token}
             | resize_in_architecture(config.model.position_resize),
             "views": {name: getattr(config.views, name) for name in _VIEW_FIELDS},
             "data": {"top_value": config.data.top_value},

@@ -17,6 +17,7 @@ from sop_faiss.config import Config, ModelConfig, ViewsConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import sha256_file
 from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
+from sop_faiss.model.backbones.build import SHAPE_FIELDS
 from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
 from sop_faiss.model.encoders.packaged import packaged_architecture, packaged_weights
@@ -26,12 +27,10 @@ from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settin
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
 from sop_faiss.paths import path_state
 
-__all__ = ["SHAPE_FIELDS", "load_initial_weights", "resolve_init"]
+__all__ = ["load_initial_weights", "resolve_init"]
 
 _log = logging.getLogger(__name__)
 _INIT_FORMS = f"{', '.join(PACKAGED_ENCODERS)}, timm:NAME, dino:FILE, a run directory or a checkpoint in one"
-SHAPE_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
-"""The fields of the model section that make the backbone what it is."""
 
 
 class _Source(NamedTuple):

@@ -63,6 +63,9 @@ class DinoObjective:
     def begin_step(self, settings: StepSettings, images: int, patches: int) -> None:
         """Draw nothing: all parts of a step use the center that the last step left."""
 
+    def look_ahead(self, networks: Networks, parts: list[Batch]) -> None:
+        """Compute nothing: the loss is a mean over parts."""
+
     def learn(self, networks: Networks, part: Batch, settings: StepSettings, share: float) -> Learned:
         """Compute views, logits, losses and gradients of some of the step's images (algorithm 1)."""
         config = self.config

@@ -85,6 +85,9 @@ class IbotObjective:
         progress = min(1.0, max(0, risen) / steps) if steps else 1.0
         return loss.teacher_temp_start + (loss.teacher_temp - loss.teacher_temp_start) * progress
 
+    def look_ahead(self, networks: Networks, parts: list[Batch]) -> None:
+        """Compute nothing: the loss is a mean over parts."""
+
     def learn(self, networks: Networks, part: Batch, settings: StepSettings, share: float) -> Learned:
         """Compute views, logits, losses and gradients of some of the step's images (algorithm 1)."""
         config, masks = self.config, part.masks

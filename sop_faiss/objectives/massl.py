@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sop_faiss import distributed
 from sop_faiss.config import Config
@@ -23,6 +22,7 @@ from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill
+from sop_faiss.objectives.regularizers import koleo
 from sop_faiss.objectives.sop_terms import memory_rows
 from sop_faiss.objectives.term_metrics import term_metrics
 from sop_faiss.progress import Stage, silent_stage
@@ -88,6 +88,9 @@ class MasslObjective:
             contributions=embeddings.new_ones(count, size, 1),
         )
         self._health = {f"{key}_cls": value for key, value in self._blocks.health().items() if key.startswith("memory")}
+
+    def look_ahead(self, networks: Networks, parts: list[Batch]) -> None:
+        """Compute nothing: the loss is a mean over parts."""
 
     def learn(self, networks: Networks, part: Batch, settings: StepSettings, share: float) -> Learned:
         """Compute views, embeddings, losses and gradients of some of the step's images."""
@@ -198,13 +201,3 @@ class MasslObjective:
             raise CheckpointError("the checkpoint has no MaSSL memory: resume with the same objective.kind")
         self.generator.set_state(state["generator"])
         self.memory.load_state_dict(memory)
-
-
-def koleo(embeddings: Float[Tensor, "b d"]) -> Float[Tensor, ""]:
-    """Return the KoLeo term (arXiv 1806.03198): minus the mean log distance of each embedding to its nearest one."""
-    if len(embeddings) < 2:
-        return embeddings.sum() * 0.0  # an image alone has no neighbor
-    with torch.no_grad():
-        nearest = (embeddings @ embeddings.T).fill_diagonal_(-1).argmax(1)
-    tiny = 1e-8  # as in the released code, for equal embeddings
-    return -(F.pairwise_distance(embeddings, embeddings[nearest], eps=tiny) + tiny).log().mean()

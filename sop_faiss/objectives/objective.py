@@ -1,7 +1,8 @@
 """The seam between training and what is learned: the loop calls an objective, which never sees the run.
 
-One step of the loop (`train/loop.py`) is: `begin_step`, `learn` once for each part of the batch, the optimizer, the
-teacher's update, `end_step`. A method is one file with one class that has these methods; `choose.py` names them.
+One step of the loop (`train/loop.py`) is: `begin_step`, `look_ahead` if the batch has several parts, `learn` once for
+each part, the optimizer, the teacher's update, `end_step`. A method is one file with one class that has these methods;
+`choose.py` names them.
 """
 
 from __future__ import annotations
@@ -111,6 +112,17 @@ class Objective(Protocol):
             settings: of the step.
             images: of this rank.
             patches: tokens of a global view.
+        """
+
+    def look_ahead(self, networks: Networks, parts: list[Batch]) -> None:
+        """See the parts of a step that has several before the first is learned, for losses that are not sums over them.
+
+        Drop path draws for a part what it will draw for it in `learn`, if the student is given the same views in the
+        same order.
+
+        Args:
+            networks: student and teacher; nothing changes them here.
+            parts: of this rank's images, on the device.
         """
 
     def learn(self, networks: Networks, part: Batch, settings: StepSettings, share: float) -> Learned:

@@ -8,9 +8,10 @@ left out. The mathematics is in `sop_faiss/sop/`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from sop_faiss import distributed
@@ -18,9 +19,11 @@ from sop_faiss.config import Config
 from sop_faiss.data.batch import Batch
 from sop_faiss.data.stream import Batches
 from sop_faiss.distributed import generator_digest
-from sop_faiss.model.networks import Networks
+from sop_faiss.errors import CheckpointError
+from sop_faiss.model.networks import Embedded, Networks
 from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill
+from sop_faiss.objectives.regularizers import Regularizer
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
 from sop_faiss.objectives.term_metrics import term_metrics
 from sop_faiss.progress import Stage, silent_stage
@@ -48,6 +51,10 @@ class SopObjective:
         self._health: dict[str, Tensor] = {}
         self._stored_patches: Int64[Tensor, " b"] = torch.empty(0, dtype=torch.int64)
         self._images_learned = 0
+        regularizer = config.regularizer
+        self.regularizer = None if regularizer.kind == "none" else Regularizer(regularizer, config.train.seed)
+        self._regularized = torch.zeros(())
+        self._pulls: Float[Tensor, "G b d"] | None = None
 
     def heads(self, feature_dim: int) -> nn.ModuleDict:
         """Make one projector for [CLS] and patch tokens (section 4)."""
@@ -69,6 +76,61 @@ class SopObjective:
         }
         self._stored_patches = self._draw_stored_patches(images, patches)
         self._images_learned = 0
+        self._pulls = None
+
+    def look_ahead(self, networks: Networks, parts: list[Batch]) -> None:
+        """Compute the regularizer over all parts of the step, from a forward pass of each without gradients."""
+        if self.regularizer is None:
+            return
+        seen = []
+        with torch.no_grad():
+            for part in parts:
+                global_views = networks.normalized(part.global_views, part.global_colors)
+                local_views = networks.normalized(part.local_views, part.local_colors)
+                masked = part.masks.flatten().nonzero().squeeze(1)
+                for with_globals, student in self._study(networks, global_views, local_views, part.masks, masked):
+                    seen += [self._to_regularize(student, len(global_views))] if with_globals else []
+        self._regularized, self._pulls = self.regularizer.pull(torch.cat(seen, dim=1))
+
+    def _study(
+        self,
+        networks: Networks,
+        global_views: Float[Tensor, "G b 3 h w"],
+        local_views: Float[Tensor, "L b 3 s s2"],
+        masks: Bool[Tensor, "G b n"],
+        masked: Int64[Tensor, " m"],
+    ) -> Iterator[tuple[bool, Embedded]]:
+        """Yield what the student makes of all views together, or of the local ones first (`train.views_apart`).
+
+        Yields:
+            Whether the global views are among them, and features and embeddings.
+        """
+        shown = [(global_views, local_views)]
+        if self.config.train.views_apart and self.has_cls and len(local_views):
+            shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
+        for shown_globals, shown_locals in shown:
+            with_globals = len(shown_globals) > 0
+            yield (
+                with_globals,
+                networks.study(
+                    shown_globals,
+                    shown_locals,
+                    masks if with_globals and self.config.masks.kind != "none" else None,
+                    masked if with_globals and self.has_patch else None,
+                    self.has_cls,
+                ),
+            )
+
+    def _to_regularize(self, student: Embedded, views: int) -> Float[Tensor, "G b _"]:
+        return (student.cls_features if self.config.regularizer.of_features() else student.cls)[:views]
+
+    def _regularizer_loss(self, own: Float[Tensor, "G b _"], first: int) -> Float[Tensor, ""]:
+        """Return a number with the regularizer's gradient for these images, `first` of this rank's and those after."""
+        assert self.regularizer is not None
+        if self._pulls is None:
+            self._regularized, self._pulls = self.regularizer.pull(own)
+        pulls = self._pulls[:, first : first + own.shape[1]]
+        return self.config.regularizer.weight * (own.float() * pulls).sum()
 
     def learn(self, networks: Networks, part: Batch, settings: StepSettings, share: float) -> Learned:
         """Compute views, embeddings, losses and gradients of some of the step's images (algorithm 1)."""
@@ -81,7 +143,8 @@ class SopObjective:
         global_views = networks.normalized(part.global_views, part.global_colors)
         local_views = networks.normalized(part.local_views, part.local_colors)
         masked = masks.flatten().nonzero().squeeze(1)
-        stored_patches = self._stored_patches[self._images_learned : self._images_learned + images]
+        first = self._images_learned
+        stored_patches = self._stored_patches[first : first + images]
         self._images_learned += images
         stored_view = _stored_view(views)
         stored = (stored_view * images + torch.arange(images, device=device)) * patches + stored_patches
@@ -97,19 +160,8 @@ class SopObjective:
             features=teacher.cls_features.unflatten(0, (views, images)) if self.has_cls else None,
         )
 
-        # The student's embeddings and the losses (section 3.3): all views together, or the local ones first.
-        shown = [(global_views, local_views)]
-        if config.train.views_apart and self.has_cls and len(local_views):
-            shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
-        for shown_globals, shown_locals in shown:
-            with_globals = len(shown_globals) > 0
-            student = networks.study(
-                shown_globals,
-                shown_locals,
-                masks if with_globals and config.masks.kind != "none" else None,
-                masked if with_globals and self.has_patch else None,
-                self.has_cls,
-            )
+        # The student's embeddings and the losses (section 3.3).
+        for with_globals, student in self._study(networks, global_views, local_views, masks, masked):
             loss = torch.zeros((), device=device)
             if self.has_cls:
                 first_view = 0 if with_globals else views
@@ -123,6 +175,9 @@ class SopObjective:
                 term = patch_loss(student.patches, teacher_patches, weights, self._drawn["patch"], *temperatures)
                 loss = loss + self.settings["patch"].weight * term.loss
                 learned.sums["patch"] += term.sums()
+            if self.regularizer is not None and with_globals:
+                # Of all parts together: `share` is a factor of the other losses only.
+                loss = loss + self._regularizer_loss(self._to_regularize(student, views), first) / share
             (loss * share).backward()
         return learned
 
@@ -138,6 +193,9 @@ class SopObjective:
             sums = distributed.average(torch.stack([part.sums[name] for part in learned]).sum(0))
             metrics.update(term_metrics(name, sums, len(learned), self.floors()[name]))
             metrics["loss"] += self.settings[name].weight * metrics[f"loss_{name}"]
+        if self.regularizer is not None:
+            metrics["loss"] += self.config.regularizer.weight * self._regularized
+            metrics["regularizer"] = self._regularized
         return {**metrics, **self._health}
 
     @torch.no_grad()
@@ -196,6 +254,8 @@ class SopObjective:
         for name, term in self.terms.items():
             digests[f"{name} memory"] = term.memory.digest()
             digests[f"draws of {name} anchors"] = generator_digest(term.maker.generator)
+        if self.regularizer is not None:
+            digests["draws of directions"] = generator_digest(self.regularizer.generator)
         return digests
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -203,6 +263,8 @@ class SopObjective:
         state = {"patch_generator": self.stored_patch_generator.get_state()}
         for name, term in self.terms.items():
             state.update(term.tensors(name))
+        if self.regularizer is not None:
+            state["regularizer_generator"] = self.regularizer.generator.get_state()
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -210,6 +272,10 @@ class SopObjective:
         self.stored_patch_generator.set_state(state["patch_generator"])
         for name, term in self.terms.items():
             term.load_tensors(name, state)
+        if self.regularizer is not None:
+            if "regularizer_generator" not in state:
+                raise CheckpointError("the checkpoint has no regularizer: resume with the same regularizer.kind")
+            self.regularizer.generator.set_state(state["regularizer_generator"])
 
 
 def _stored_view(views: int) -> int:

@@ -76,7 +76,9 @@ _LEGEND = {
     "feature_rankme": "features",
     **dict.fromkeys(("learning_rate", "weight_decay", "momentum", "teacher_temp"), ""),
     **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes"), ""),
-    **dict.fromkeys(("view_recall_at_1", "view_auc", "backbone_lr_scale", "gradient_norm", "update_norm"), ""),
+    **dict.fromkeys(
+        ("view_recall_at_1", "view_auc", "backbone_lr_scale", "gradient_norm", "update_norm", "regularizer"), ""
+    ),
 }
 _GIB = 2.0**30
 
@@ -113,6 +115,7 @@ _KINDS = (
         _always((1.0, "1: uniform"), (0.0, "0: one prototype takes all")),
     ),
     _Kind("Loss", "KL: loss minus teacher entropy", "nats", r"kl_(\w+)", _always((0.0, "0: student is teacher"))),
+    _Kind("Loss", "Regularizer before its weight", "value", r"(regularizer)"),
     _Kind("Health", "Supports' similarity to anchor", "cosine", r"support_similarity_(\w+)", _ALIKE),
     _Kind("Health", "Mean similarity of different images", "cosine", r"((?:embedding|feature)_cosine)", _ALIKE),
     _Kind(

@@ -61,10 +61,12 @@ def train_step(state: RunState, batch: Batch, log: PrototypeLog | None = None) -
     state.optimizer.zero_grad(set_to_none=True)
     state.student.freeze_backbone(settings.backbone_lr_scale == 0)
     share = 1.0 / config.train.accumulate
+    parts = batch.split(config.train.accumulate)
+    if len(parts) > 1:
+        with _seeded_drop_path(state):  # the draws of `learn`
+            objective.look_ahead(state.networks, parts)
     with _seeded_drop_path(state):
-        learned = [
-            objective.learn(state.networks, part, settings, share) for part in batch.split(config.train.accumulate)
-        ]
+        learned = [objective.learn(state.networks, part, settings, share) for part in parts]
     state.average_gradients()  # over ranks
 
     # 6. The optimizer updates the student.

@@ -1,4 +1,4 @@
-"""AdamW as the recipe has it, and gradient clipping per parameter (docs/method.md, 5)."""
+"""AdamW as the recipe has it, Muon beside it if asked for, and gradient clipping per parameter (docs/method.md, 5)."""
 
 from __future__ import annotations
 
@@ -13,56 +13,92 @@ from sop_faiss import distributed
 from sop_faiss.config import OptimConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.objectives.objective import StepSettings
+from sop_faiss.train.muon import MuonWithAdamW
+from sop_faiss.train.parallel import is_sharded
 
 __all__ = ["apply_settings", "clip_each_gradient", "make_optimizer"]
 
 _BACKBONE = "backbone."
 """Prefix of the names of the backbone's parameters; all others are the projector's."""
+_TRUNK = f"{_BACKBONE}trunk."
+_PATCH_EMBED = f"{_TRUNK}patch_embed."
 
 
-def make_optimizer(network: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Make AdamW with a group for each learning rate and decay; biases and 1-d parameters are not decayed.
+def make_optimizer(network: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """Make the optimizer with a group for each learning rate and decay; biases and 1-d parameters are not decayed.
 
     Departs: iBOT decays the mask token; `optim.decay_mask_token` does so.
 
     Raises:
-        ConfigError: `optim.layer_decay` is not 1, and the backbone's layers are not known.
+        ConfigError: a setting needs to know the backbone's layers, its patch embedding or its matrices, and cannot.
     """
-    scales = _layer_scales(network, config.layer_decay)
-    groups: dict[tuple[bool, bool, float], list[Tensor]] = {}
+    scales = _layer_scales(network, config)
+    matrices = _matrices(network) if config.kind == "muon" else set()
+    groups: dict[tuple[bool, bool, float, bool], list[Tensor]] = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             decays = parameter.ndim > 1 or (config.decay_mask_token and name.endswith(".mask_token"))
-            key = (decays, name.startswith(_BACKBONE), scales.get(name, 1.0))
+            scale, is_matrix = scales.get(name, 1.0), name in matrices
+            key = (decays, name.startswith(_BACKBONE), scale * (config.muon_lr_scale if is_matrix else 1.0), is_matrix)
             groups.setdefault(key, []).append(parameter)
     described = [
-        {"params": parameters, "decays": decays, "in_backbone": in_backbone, "lr_scale": scale}
-        for (decays, in_backbone, scale), parameters in groups.items()
+        {"params": parameters, "decays": decays, "in_backbone": in_backbone, "lr_scale": scale, "is_matrix": is_matrix}
+        for (decays, in_backbone, scale, is_matrix), parameters in groups.items()
     ]
-    return torch.optim.AdamW(described, lr=0.0, betas=(config.beta1, config.beta2), fused=True)
+    betas = (config.beta1, config.beta2)
+    if config.kind == "muon":
+        return MuonWithAdamW(described, betas, config.muon_momentum)
+    return torch.optim.AdamW(described, lr=0.0, betas=betas, fused=True)
 
 
-def _layer_scales(network: nn.Module, decay: float) -> dict[str, float]:
-    """Return each backbone parameter's learning rate relative to the projector's: a power of decay by its layer.
+def _layer_scales(network: nn.Module, config: OptimConfig) -> dict[str, float]:
+    """Return each backbone parameter's learning rate relative to the projector's: a power of the decay by its layer.
 
-    timm counts the layers from the stem up; a final norm belongs to the last block, the mask token to the stem.
+    A final norm belongs to the last block, the mask token to the stem.
     """
-    if decay == 1:
-        return {}
-    backbone: Any = getattr(network, "backbone", None)
-    trunk: Any = getattr(backbone, "trunk", None)
+    scales: dict[str, float] = {}
+    if config.layer_decay != 1:
+        layer_of = _layers(network, f"optim.layer_decay = {config.layer_decay}", "optim.layer_decay=1")
+        layers = max(layer_of.values()) + 1
+        scales = {name: config.layer_decay ** (layers - layer) for name, layer in layer_of.items()}
+        own = network.get_submodule("backbone").named_parameters(recurse=False)
+        scales |= {f"{_BACKBONE}{name}": config.layer_decay**layers for name, _ in own}
+    if config.patch_embed_lr_scale != 1:
+        names = [name for name, _ in network.named_parameters() if name.startswith(_PATCH_EMBED)]
+        if not names:
+            raise ConfigError(
+                f"optim.patch_embed_lr_scale = {config.patch_embed_lr_scale}: this backbone has no patch embedding; "
+                "set optim.patch_embed_lr_scale=1"
+            )
+        scales |= {name: scales.get(name, 1.0) * config.patch_embed_lr_scale for name in names}
+    return scales
+
+
+def _layers(network: nn.Module, setting: str, remedy: str) -> dict[str, int]:
+    """Return the layer of each parameter of the timm model, as timm counts them from the stem (0) up."""
+    trunk: Any = getattr(getattr(network, "backbone", None), "trunk", None)
     if not hasattr(trunk, "group_matcher"):
+        raise ConfigError(f"{setting}: timm does not say what the layers of a {type(trunk).__name__} are; set {remedy}")
+    layers = group_parameters(trunk, trunk.group_matcher(coarse=False), reverse=True)
+    return {f"{_TRUNK}{name}": layer for name, layer in layers.items()}
+
+
+def _matrices(network: nn.Module) -> set[str]:
+    """Return the names of what Muon updates: weights of linear layers and convolutions above the backbone's stem.
+
+    Grouped convolutions are left out, whose weights are many small matrices.
+    """
+    layer_of = _layers(network, "optim.kind = muon", "optim.kind=adamw")
+    if is_sharded(network):
         raise ConfigError(
-            f"optim.layer_decay = {decay}: timm does not say what the layers of a {type(trunk).__name__} are; "
-            "set optim.layer_decay=1"
+            "optim.kind = muon needs complete matrices, and FSDP2 gives each rank a part: set train.parallel=ddp, or "
+            "optim.kind=adamw"
         )
-    layer_of = {
-        f"{_BACKBONE}trunk.{name}": layer
-        for name, layer in group_parameters(trunk, trunk.group_matcher(coarse=False), reverse=True).items()
+    kinds = {
+        f"{name}.weight": isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+        for name, module in network.named_modules()
     }
-    layers = max(layer_of.values()) + 1
-    own = {f"{_BACKBONE}{name}" for name, _ in backbone.named_parameters(recurse=False)}
-    return {name: decay ** (layers - layer) for name, layer in layer_of.items()} | dict.fromkeys(own, decay**layers)
+    return {name for name, layer in layer_of.items() if layer > 0 and kinds.get(name, False)}
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, settings: StepSettings) -> None:

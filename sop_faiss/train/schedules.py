@@ -41,7 +41,10 @@ class Schedules:
         here it rises with every step, as in the released code. In the recipe's 30 epochs they differ by at most 0.001.
         """
         optim, loss = self.config.optim, self.config.loss
-        peak = optim.base_lr * self.config.train.batch_size / 256  # linear scaling, as DINO and iBOT
+        if optim.lr_scaling == "linear":  # as DINO and iBOT
+            peak = optim.base_lr * self.config.train.batch_size / 256
+        else:  # as DINOv2
+            peak = optim.base_lr * math.sqrt(self.config.train.batch_size / 256)
         warmup_steps = round(optim.warmup_epochs * self.steps_per_epoch)
         if step < warmup_steps:
             learning_rate = peak * step / warmup_steps

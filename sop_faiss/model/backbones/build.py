@@ -21,7 +21,11 @@ from sop_faiss.model.backbones.conv import ConvBackbone
 from sop_faiss.model.backbones.positions import resize_as_dino
 from sop_faiss.model.backbones.small import SMALL_SIZES
 
-__all__ = ["build_backbone", "seeded_backbone"]
+__all__ = ["SHAPE_FIELDS", "build_backbone", "seeded_backbone", "shape_of", "timm_overrides"]
+
+_FIRST_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
+SHAPE_FIELDS = (*_FIRST_FIELDS, "layer_scale", "registers")
+"""The fields of the model section that make the backbone what it is."""
 
 _TIMM_CLS_TOKEN_STD = 1e-6
 """Of the default: the token that timm has drawn stays (0.02 in its Eva family); another one is drawn after all else."""
@@ -42,12 +46,8 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
         near = difflib.get_close_matches(config.backbone, timm.list_models(), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"model.backbone = {config.backbone!r}: timm has no model of this name{hint}")
-    overrides = {
-        name: getattr(config, name)
-        for name in ("patch_size", "embed_dim", "depth", "num_heads", "window_size")
-        if getattr(config, name) is not None
-    }
-    is_eva = timm.models.model_entrypoint(config.backbone).__module__ == Eva.__module__
+    overrides = {name: getattr(config, name) for name in SHAPE_FIELDS[1:] if getattr(config, name) is not None}
+    is_eva = _is_eva(config.backbone)
     swin, is_vit = config.backbone.startswith("swin_"), is_eva or config.backbone.startswith(("vit_", "deit"))
     for name in overrides:
         if name not in SMALL_SIZES.get(config.backbone, ()) and not (swin if name == "window_size" else is_vit):
@@ -69,7 +69,9 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # timm warns of features that are not used here
-            model = timm.create_model(config.backbone, pretrained=False, num_classes=0, **options, **overrides)
+            model = timm.create_model(
+                config.backbone, pretrained=False, num_classes=0, **options, **timm_overrides(config)
+            )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, RuntimeError) and re.search(r"alloc|memory|overflow", reason, re.IGNORECASE):
@@ -92,6 +94,27 @@ def build_backbone(config: ModelConfig, image_size: int, drop_path: float = 0.0)
     if isinstance(model, SwinTransformer):
         return SwinBackbone(model)
     raise ConfigError(f"model.backbone = {config.backbone} is a {type(model).__name__}: wanted a timm ViT or Swin")
+
+
+def timm_overrides(config: ModelConfig) -> dict[str, Any]:
+    """Return what the configuration overrides in a timm model, under the names of timm's arguments."""
+    registers = "num_reg_tokens" if _is_eva(config.backbone) else "reg_tokens"
+    names = {"layer_scale": "init_values", "registers": registers}
+    return {
+        names.get(name, name): getattr(config, name)
+        for name in SHAPE_FIELDS
+        if name != "backbone" and getattr(config, name) is not None
+    }
+
+
+def shape_of(config: ModelConfig) -> dict[str, Any]:
+    """Return `SHAPE_FIELDS` for fingerprints and exports; the later ones only where set, so that earlier ones hold."""
+    shape = {name: getattr(config, name) for name in SHAPE_FIELDS}
+    return {name: value for name, value in shape.items() if name in _FIRST_FIELDS or value is not None}
+
+
+def _is_eva(name: str) -> bool:
+    return bool(timm.models.model_entrypoint(name).__module__ == Eva.__module__)
 
 
 def seeded_backbone(config: ModelConfig, image_size: int, seed: int, drop_path: float = 0.0) -> Backbone:

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from sop_faiss.config import Config, load_config
 from sop_faiss.model.backbones.backbone import Backbone, Tokens, VitBackbone
-from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.backbones.build import seeded_backbone, shape_of
 from sop_faiss.model.backbones.conv import ConvBackbone
 from sop_faiss.model.backbones.positions import resize_in_architecture
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone, run_directory
 from sop_faiss.model.encoders.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
 from sop_faiss.model.encoders.weights import fit_tensors
 from sop_faiss.model.export import read_export
-from sop_faiss.model.initial_weights import SHAPE_FIELDS, resolve_init
+from sop_faiss.model.initial_weights import resolve_init
 
-__all__ = ["SHAPE_FIELDS", "SopModel", "exported_model", "trained_model", "untrained_model"]
+__all__ = ["SopModel", "exported_model", "trained_model", "untrained_model"]
 
 
 class SopModel(nn.Module):
@@ -46,8 +46,9 @@ class SopModel(nn.Module):
             self.poolings = (own, *(name for name in TOKEN_POOLINGS if name != own))
             self.blocks = len(backbone.trunk.blocks)
         self.position_resize = config.model.position_resize
-        shape = {name: getattr(config.model, name) for name in SHAPE_FIELDS}
-        self.architecture: dict[str, Any] = {"sop_faiss": shape | resize_in_architecture(self.position_resize)}
+        self.architecture: dict[str, Any] = {
+            "sop_faiss": shape_of(config.model) | resize_in_architecture(self.position_resize)
+        }
 
     def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
         """Compute raw features; `pooling` is one of `poolings`, or of the last blocks (see `pooling_name`)."""

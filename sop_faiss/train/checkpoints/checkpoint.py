@@ -31,6 +31,8 @@ __all__ = [
 _RECORDS = ("metrics.jsonl", "prototypes.jsonl", "bad_samples.jsonl", "stopped.json")
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 """What AdamW keeps for each parameter."""
+_MUON_STATE = {"momentum_buffer"}
+"""What Muon keeps for each matrix."""
 
 
 def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Path:
@@ -111,6 +113,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, t
         CheckpointError: the tensors belong to another network.
     """
     parameters = dict(network.named_parameters())
+    matrices = {id(p) for group in optimizer.param_groups if group["is_matrix"] for p in group["params"]}
+    wanted = {name: _MUON_STATE if id(p) in matrices else _ADAM_STATE for name, p in parameters.items()}
     optimizer.state.clear()
     for flat_name, value in tensors.items():
         name, _, key = flat_name.rpartition("|")
@@ -123,18 +127,15 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, t
             raise CheckpointError(
                 f"the checkpoint's optimizer has {name} of shape {tuple(value.shape)}: use the same configuration"
             )
-        if key not in _ADAM_STATE or not value.is_floating_point() or (value.ndim == 0) != (key == "step"):
+        if key not in wanted[name] or not value.is_floating_point() or (value.ndim == 0) != (key == "step"):
             raise CheckpointError(f"the checkpoint's optimizer has {flat_name} of another kind: it was changed")
         # In the parameter's memory layout, which a fused optimizer assumes.
         moment = torch.empty_like(parameter, dtype=value.dtype) if value.ndim else value.to(parameter.device)
         optimizer.state[parameter][key] = moment.copy_(like(parameter, value) if value.ndim else value)
-    torn = next((name for name, p in parameters.items() if p in optimizer.state and not _is_whole(optimizer, p)), None)
+    states = {name: optimizer.state[p].keys() for name, p in parameters.items() if p in optimizer.state}
+    torn = next((name for name, keys in states.items() if keys != wanted[name]), None)
     if torn is not None:
         raise CheckpointError(f"the checkpoint's optimizer has only a part of the state of {torn}: it was changed")
-
-
-def _is_whole(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    return optimizer.state[parameter].keys() == _ADAM_STATE
 
 
 def load_network(network: nn.Module, checkpoint: Path, name: str) -> None:

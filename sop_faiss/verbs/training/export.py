@@ -17,7 +17,7 @@ from sop_faiss.errors import CheckpointError
 from sop_faiss.files import atomic_directory, refuse_occupied, sha256_file, write_json
 from sop_faiss.model.checkpoint import read_state, run_directory
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_backbone
-from sop_faiss.model.encoders.sop_encoder import SHAPE_FIELDS, SopModel, trained_model
+from sop_faiss.model.encoders.sop_encoder import SopModel, trained_model
 from sop_faiss.model.export import CONFIG_FILE, WEIGHTS_FILE, is_export, timm_config
 from sop_faiss.model.graphs import read_torch_export, require_onnx, write_onnx, write_torch_export
 from sop_faiss.model.tensor_files import writing_tensors
@@ -138,7 +138,7 @@ def _write_backbone(directory: Path, model: SopModel, encoder: Encoder) -> None:
     with writing_tensors(directory / WEIGHTS_FILE):
         save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
     checksum = sha256_file(directory / WEIGHTS_FILE)
-    content = timm_config(network, model.config, encoder.preprocess, SHAPE_FIELDS, checksum)
+    content = timm_config(network, model.config, encoder.preprocess, checksum)
     write_json(directory / CONFIG_FILE, content)
 
 
