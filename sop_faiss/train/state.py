@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class RunState:
         self.student.to(device).train()
         self.teacher.to(device).eval()
         dtype = autocast_dtype(config, device)
-        compile_networks(config.train.compile, (self.student, self.teacher), device)
+        compile_networks(config.train.compile, (self.student, self.teacher), device, 1 + len(config.train.phases))
         shared, self._averages_by_hand = share_student(Student(self.student), config, device, dtype)
         self.networks = Networks(self.student, self.teacher, shared, device, dtype, config.views)
         self.is_sharded = is_sharded(self.student)
@@ -62,6 +63,8 @@ class RunState:
         self.objective.open(device, images)
         self.step = 0
         self.images_seen = 0
+        self.training_seconds = 0.0
+        """Of a run of `train.minutes`: seconds of all steps so far, without scores."""
         self.bad_samples = 0
         self.scores = ScoreHistory()
         self.alarms = Alarms(Rules.of(config, self.schedules.steps_per_epoch))
@@ -69,6 +72,12 @@ class RunState:
         """Digest of the images that the run is trained on; see `Batches.digest`."""
         self.init_sha256 = ""
         """sha256 of the weights file that `model.init` names."""
+
+    @property
+    def last_step(self) -> int:
+        """Return the last step: that of the schedules, or `train.stop_after_steps` if it comes first."""
+        total = self.schedules.total_steps
+        return min(total, self.config.train.stop_after_steps or total)
 
     def average_gradients(self) -> None:
         """Average the gradients over the ranks, if several backward passes made them (DDP averages in each)."""
@@ -94,7 +103,14 @@ class RunState:
             "data_digest": self.data_digest,
             "alarms": self.alarms.state_dict(),
             "init_sha256": self.init_sha256,
+            **self._length(),
         }
+
+    def _length(self) -> dict[str, Any]:
+        """Return what is known of the length of a run of `train.minutes`."""
+        if not self.config.train.minutes:
+            return {}
+        return {"training_seconds": self.training_seconds, "decided_steps": self.schedules.decided_steps}
 
     def _load_tensors(self, checkpoint: Path) -> None:
         load_network(self.student, checkpoint, "student")
@@ -132,4 +148,6 @@ class RunState:
         self.bad_samples = int(state["bad_samples"])
         self.alarms.load_state_dict(state.get("alarms", {}))
         self.init_sha256 = str(state.get("init_sha256", ""))
+        self.training_seconds = float(state.get("training_seconds", 0.0))
+        self.schedules = replace(self.schedules, decided_steps=state.get("decided_steps"))
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)
