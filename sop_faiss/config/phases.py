@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sop_faiss.config.checks import require, require_finite, shown
@@ -36,8 +36,6 @@ def phases_of(entries: Sequence[Any]) -> tuple[PhaseConfig, ...]:
 
 
 def _phase_of(name: str, entry: Any) -> PhaseConfig:
-    if isinstance(entry, PhaseConfig):
-        entry = asdict(entry)
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{name} = {shown(entry)}: {PHASES_WANTED}")
     known = [each.name for each in fields(PhaseConfig)]
@@ -50,7 +48,8 @@ def _phase_of(name: str, entry: Any) -> PhaseConfig:
         require(is_number or (key == "local_size" and value is None), f"{name}.{key} = {shown(value)}: wanted {kind}")
     for key in ("until", "global_size"):
         require(key in entry, f"{name} lacks {key}: {PHASES_WANTED}")
-    return PhaseConfig(**{"local_size": None, **entry})
+    until = float(min(max(entry["until"], -(10**9)), 10**9))  # a whole number of any size is refused by `check_phases`
+    return PhaseConfig(until, entry["global_size"], entry.get("local_size"))
 
 
 def check_phases(phases: Sequence[PhaseConfig]) -> None:

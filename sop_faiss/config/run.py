@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of, require_share
-from sop_faiss.config.phases import PhaseConfig, check_phases, phases_of
+from sop_faiss.config.phases import PhaseConfig, check_phases
 
 __all__ = ["EvaluateConfig", "OptimConfig", "TrainConfig"]
 
@@ -132,7 +132,6 @@ class TrainConfig:
         require_finite("train", self)
         require(0 < self.epochs <= 1e6, f"train.epochs = {self.epochs}: wanted more than 0, and at most 1,000,000")
         require(0 <= self.minutes <= 1e7, f"train.minutes = {self.minutes}: wanted 0 or more, at most 10,000,000")
-        object.__setattr__(self, "phases", phases_of(self.phases))  # a file or an override has them as plain values
         check_phases(self.phases)
         require(
             not (self.phases and self.minutes),

@@ -121,7 +121,7 @@ def _training(facts: ModelFacts, config: Config) -> str:
         "network": f"{facts.role} of {facts.checkpoint}",
         "steps made": f"{facts.step:,} of {train.batch_size} images each",
         "schedule": f"{length}, base learning rate {config.optim.base_lr:g}",
-        "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} pixels{first}",
+        "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} px{first}",
         **_terms(config),
     }
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,21 @@ from sop_faiss.train.parallel import average_gradients, is_sharded, share_studen
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.score_history import ScoreHistory
 
-__all__ = ["RunState", "autocast_dtype"]
+__all__ = ["Elapsed", "RunState", "autocast_dtype"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class Elapsed:
+    """The time of a run of `train.minutes`, without scores (`train/time_limit.py`)."""
+
+    seconds: float = 0.0
+    """Of all steps so far."""
+    mark_step: int = 0
+    """The step from whose end on speed is measured; 0: not reached yet."""
+    mark_seconds: float = 0.0
+    """`seconds` at that step."""
 
 
 def autocast_dtype(config: Config, device: torch.device) -> torch.dtype | None:
@@ -63,8 +75,7 @@ class RunState:
         self.objective.open(device, images)
         self.step = 0
         self.images_seen = 0
-        self.training_seconds = 0.0
-        """Of a run of `train.minutes`: seconds of all steps so far, without scores."""
+        self.elapsed = Elapsed()
         self.bad_samples = 0
         self.scores = ScoreHistory()
         self.alarms = Alarms(Rules.of(config, self.schedules.steps_per_epoch))
@@ -110,7 +121,7 @@ class RunState:
         """Return what is known of the length of a run of `train.minutes`."""
         if not self.config.train.minutes:
             return {}
-        return {"training_seconds": self.training_seconds, "decided_steps": self.schedules.decided_steps}
+        return {"elapsed": asdict(self.elapsed), "decided_steps": self.schedules.decided_steps}
 
     def _load_tensors(self, checkpoint: Path) -> None:
         load_network(self.student, checkpoint, "student")
@@ -148,6 +159,6 @@ class RunState:
         self.bad_samples = int(state["bad_samples"])
         self.alarms.load_state_dict(state.get("alarms", {}))
         self.init_sha256 = str(state.get("init_sha256", ""))
-        self.training_seconds = float(state.get("training_seconds", 0.0))
+        self.elapsed = Elapsed(**state.get("elapsed", {}))
         self.schedules = replace(self.schedules, decided_steps=state.get("decided_steps"))
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)

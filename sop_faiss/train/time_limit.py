@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable
 
@@ -14,10 +13,11 @@ __all__ = ["TimeLimit"]
 
 _log = logging.getLogger(__name__)
 
-_MEASURED_SHARE = 0.05
-"""Fraction of the time after which the number of steps is decided; until then the schedules stay at their start."""
-_LEAST_STEPS = 10
-"""Steps measured at least. The first half of them does not count: it compiles, and empties what workers had ready."""
+_MARK_SHARE, _DECIDE_SHARE = 0.025, 0.05
+"""Fractions of the time from which on speed is measured, and after which the number of steps is decided; until then the
+schedules stay at their start. What comes first does not count: it compiles, and empties what workers had ready."""
+_LEAST_STEPS = 5
+"""Steps before the speed is measured, and steps measured, at least."""
 _GRACE = 1.1
 """A run that has become slower ends at this many times its minutes."""
 
@@ -36,7 +36,6 @@ class TimeLimit:
         self._state, self._now = state, now
         self._limit = 60.0 * state.config.train.minutes
         self._since = now()
-        self._steps: list[float] = []
 
     def start(self) -> None:
         """Start to count; the time since the last step does not count."""
@@ -55,8 +54,7 @@ class TimeLimit:
         if not self._limit:
             return state.last_step
         now = self._now()
-        self._steps.append(now - self._since)
-        state.training_seconds += now - self._since
+        state.elapsed.seconds += now - self._since
         self._since = now
         decided = distributed.decide(self._decide)
         if decided is not None and decided != state.schedules.decided_steps:
@@ -69,14 +67,18 @@ class TimeLimit:
 
     def _decide(self) -> int | None:
         """Return the number of steps; None if the speed is not known yet."""
-        state, known = self._state, self._state.schedules.decided_steps
+        step, known, elapsed = self._state.step, self._state.schedules.decided_steps, self._state.elapsed
         if known is not None:
-            return min(known, state.step + 1) if state.training_seconds >= _GRACE * self._limit else known
-        is_measured = len(self._steps) >= _LEAST_STEPS and state.training_seconds >= _MEASURED_SHARE * self._limit
-        return self._estimated() if is_measured or state.training_seconds >= self._limit else None
+            return min(known, step + 1) if elapsed.seconds >= _GRACE * self._limit else known
+        if not elapsed.mark_step and step >= _LEAST_STEPS and elapsed.seconds >= _MARK_SHARE * self._limit:
+            elapsed.mark_step, elapsed.mark_seconds = step, elapsed.seconds
+        is_measured = elapsed.mark_step and step - elapsed.mark_step >= _LEAST_STEPS
+        is_time = elapsed.seconds >= _DECIDE_SHARE * self._limit
+        return self._estimated() if (is_measured and is_time) or elapsed.seconds >= self._limit else None
 
     def _estimated(self) -> int:
-        """Return how many steps the run has at the speed of the later half of the steps measured."""
-        seconds = statistics.fmean(self._steps[len(self._steps) // 2 :])
-        left = self._limit - self._state.training_seconds
-        return self._state.step + max(1, int(left / max(seconds, 1e-9)))
+        """Return how many steps the run has at the speed since the mark, or of all steps before there is one."""
+        step, elapsed = self._state.step, self._state.elapsed
+        is_marked = 0 < elapsed.mark_step < step
+        since, steps = (elapsed.mark_seconds, step - elapsed.mark_step) if is_marked else (0.0, step)
+        return step + max(1, int((self._limit - elapsed.seconds) / max((elapsed.seconds - since) / steps, 1e-9)))
