@@ -58,10 +58,9 @@ class TimeLimit:
         self._since = now
         decided = distributed.decide(self._decide)
         if decided is not None and decided != state.schedules.decided_steps:
-            if state.schedules.is_decided:
-                _log.warning("train.minutes: steps have become slower, so the run ends at step %d", decided)
-            else:
-                _log.info("train.minutes = %g: %d steps", state.config.train.minutes, decided)
+            if distributed.is_main():
+                slower = " at the most, since steps have become slower" if state.schedules.is_decided else ""
+                _log.info("train.minutes = %g: %d steps%s", state.config.train.minutes, decided, slower)
             state.schedules = state.schedules.decided(decided)
         return state.last_step if state.schedules.is_decided else self._estimated()
 
