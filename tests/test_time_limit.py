@@ -89,8 +89,9 @@ def test_resumed_it_goes_on_as_if_nothing_had_happened(train, tmp_path):
 
 def test_the_decision_holds_whatever_the_speed_is_later(train):
     """Faster: it ends sooner, with its schedules. Slower: it ends at 1.1 times the minutes."""
-    train("run", lambda step: 6.0, "train.minutes=2", "train.stop_after_steps=12")
-    slower = train("run", lambda step: 12.0, "train.minutes=2")
+    long = ("train.minutes=2", "optim.warmup_epochs=9.5")
+    train("run", lambda step: 6.0, *long, "train.stop_after_steps=12")
+    slower = train("run", lambda step: 12.0, *long)  # it ends one step before its warm-up
     assert slower.finished and slower.step == slower.steps == 18
     assert 120 * 1.1 <= 12 * 6 + (slower.step - 12) * 12 <= 120 * 1.1 + 12
     assert train("faster", lambda step: 6.0 if step <= 10 else 1.0, "train.minutes=2").step == 20

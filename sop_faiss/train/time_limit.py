@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from sop_faiss import distributed
 from sop_faiss.train.state import RunState
@@ -58,10 +59,12 @@ class TimeLimit:
         self._since = now
         decided = distributed.decide(self._decide)
         if decided is not None and decided != state.schedules.decided_steps:
+            is_cut = state.schedules.is_decided  # as it is, even within a warm-up, so that nothing is lost
             if distributed.is_main():
-                slower = " at the most, since steps have become slower" if state.schedules.is_decided else ""
+                slower = ", since steps have become slower" if is_cut else ""
                 _log.info("train.minutes = %g: %d steps%s", state.config.train.minutes, decided, slower)
-            state.schedules = state.schedules.decided(decided)
+            schedules = state.schedules
+            state.schedules = replace(schedules, decided_steps=decided) if is_cut else schedules.decided(decided)
         return state.last_step if state.schedules.is_decided else self._estimated()
 
     def _decide(self) -> int | None:
