@@ -186,7 +186,8 @@ def _rounded(value: Any) -> Any:
 
 def _text(result: TrainingResult, output: Path, data: str) -> str:
     """Return the end of the run for people, with the command that comes next."""
-    reached = f"{result.step:,} of {result.steps:,} steps; saved in {output}; "
+    of_all = "" if result.steps is None else f" of {result.steps:,}"
+    reached = f"{result.step:,}{of_all} steps; saved in {output}; "
     if not result.finished:
         return one_line(f"{reached}stopped by a signal: continue with the same command and --resume")
     model = output if result.last_metrics.get("kept_step") in (None, result.step) else output / "best"
@@ -216,6 +217,8 @@ def _cell(name: str, value: Any) -> str:
         return f"{value / 1e6:,.1f} MB"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
+    if value is None:
+        return "decided in the run"
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
@@ -243,6 +246,8 @@ def _profile(config: Config, steps: int | None, step_seconds: tuple[float, ...],
         ["stage", "ms per image", "images/s", "share"],
         stages,
     )
+    if phases := result.get("images_per_second_of_phases"):
+        click.echo(f"In earlier phases: {', '.join(f'{speed:,.1f}' for speed in phases)} images/s")
     waits = [[f"{seconds} s", f"{share:.0%}"] for seconds, share in result["wait_share_by_step_seconds"].items()]
     print_table("Share of time that a trainer waits for data", ["its step takes", "waits"], waits)
     mix = result["shuffle"]

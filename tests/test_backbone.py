@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sop_faiss.config import ModelConfig
+from sop_faiss.config import Config, MasksConfig, ModelConfig, SopConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.build import build_backbone, seeded_backbone
 
@@ -50,6 +50,44 @@ def test_a_vit_mask_hides_exactly_its_patches():
     torch.testing.assert_close(backbone(clean, mask).patches, backbone(scribbled, mask).patches)
     assert not torch.allclose(backbone(clean, mask).patches[0], backbone(clean).patches[0])
     torch.testing.assert_close(backbone(clean, mask).patches[1], backbone(clean).patches[1])
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch14_reg4_dinov2"])
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_dropped_patches_are_those_that_the_blocks_never_see(name, checkpoints):
+    """By hand: each view by itself, through timm's own parts, with its own patches."""
+    backbone = seeded_backbone(replace(TINY_VIT, backbone=name), 32, 0)
+    backbone.drop_hidden(Config())
+    if checkpoints:
+        backbone.checkpoint_activations()
+    model, mask = backbone.trunk, torch.zeros(2, 16, dtype=torch.bool)
+    mask[0, :8] = mask[1, ::2] = True
+    prefix = model.num_prefix_tokens
+    for view, hidden in zip(images(32), mask, strict=True):
+        embedded = model._pos_embed(model.patch_embed(view[None]))
+        kept = torch.cat([embedded[:, :prefix], embedded[:, prefix:][:, ~hidden]], 1)
+        expected = model.norm(model.blocks(model.norm_pre(kept)))
+        tokens = backbone(view[None], hidden[None])
+        torch.testing.assert_close(tokens.cls, expected[:, 0])
+        torch.testing.assert_close(tokens.patches, expected[:, prefix:])
+        torch.testing.assert_close(backbone.read(view[None], hidden[None]), expected[:, 0])
+    both = backbone.read(images(32), mask)
+    torch.testing.assert_close(both, torch.cat([backbone.read(images(32)[[i]], mask[[i]]) for i in range(2)]))
+    torch.testing.assert_close(backbone.read(images(32), mask & False), backbone.read(images(32)))
+    both.sum().backward()
+    assert backbone.mask_token.grad is None and model.pos_embed.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "test_resnet", "eva02_tiny_patch14_224"])
+def test_other_backbones_drop_no_patches(name):
+    with pytest.raises(ConfigError, match=rf"^masks\.drop = 0\.5 does not apply to {name}") as caught:
+        config = Config(
+            model=ModelConfig(backbone=name),
+            masks=MasksConfig(kind="none", drop=0.5),
+            sop=SopConfig(patch=replace(SopConfig().patch, weight=0.0)),
+        )
+        seeded_backbone(config.model, 224, 0).drop_hidden(config)
+    assert "\n" not in str(caught.value)
 
 
 def test_swin_tokens(swin):

@@ -65,6 +65,7 @@ DINO = ("objective.kind=dino", "masks.kind=none")
         (("objective.kind=ibot", "ibot.cls.prototypes=7"), "ibot.shared_head"),
         (("objective.kind=ibot", "ibot.cls.weight=0", "ibot.patch.weight=0"), "ibot.cls.weight"),
         (("objective.kind=ibot", "masks.kind=none"), "ibot.patch.weight"),
+        (("objective.kind=ibot", "masks.kind=none", "masks.drop=0.5"), "ibot.patch.weight"),
         (("objective.kind=ibot", "ibot.cls.weight=0", "masks.start_epoch=1"), "ibot.cls.weight"),
     ],
 )
@@ -175,6 +176,9 @@ def assert_words_are_ours(message: str) -> None:
         ("loss.student_temp=0", "wanted 0.005 or more"),
         ("train.precision=fp16", "wanted one of auto, float32, bf16"),
         ("masks.kind=none", "leaves the patch loss without patches"),
+        ("masks.drop=0.5", "masks.drop = 0.5 with masks.kind = block"),
+        ("masks.drop=1", "masks.drop = 1.0: wanted 0 or more, less than 1"),
+        ("masks={kind: none, drop: 0.5}", "set sop.patch.weight=0"),
         ("objective.kind=dno", "did you mean 'dino'"),
         ("objective.kind=dino", "masks.kind = block with objective.kind = dino"),
         ("dino.prototypes=7", "dino.prototypes = 7 is a setting of objective.kind = dino, and this run's is sop"),

@@ -76,6 +76,14 @@ def test_boxes_are_where_the_views_were_cut(
             assert off < tolerance, (image.key, box)
 
 
+def test_an_epoch_has_the_sizes_of_its_phase(tmp_path: Path, drawn: list[ViewedImage]) -> None:
+    shards = write_shards(tmp_path / "set", classes=1, per_class=6, size=20)
+    config = tiny_config(tmp_path, f"data.train={shards}", "train.phases=[{until: 0.5, global_size: 8}]")
+    for epoch, side, patches in ((2, 8, 4), (3, 16, 16)):  # of six
+        draw_preview(config, tmp_path / "views.png", images=1, epoch=epoch)
+        assert drawn[-1].global_views.shape[1] == side and drawn[-1].masks.shape[-1] == patches
+
+
 def test_no_boxes_where_the_image_is_turned(tmp_path: Path, drawn: list[ViewedImage]) -> None:
     shards = write_shards(tmp_path / "set", classes=1, per_class=2, size=20)
     config = tiny_config(tmp_path, f"data.train={shards}", "views.max_rotation_degrees=20", "train.batch_size=2")

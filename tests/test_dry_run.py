@@ -87,6 +87,15 @@ def test_activations_are_what_autograd_keeps(tmp_path):
     assert activations_of(tiny_config(tmp_path, "sop.cls.weight=0"))[1] == 0
 
 
+def test_dropped_patches_keep_nothing(tmp_path):
+    common = ("masks.kind=none", "sop.patch.weight=0", "model.drop_path=0")
+    kept = []
+    for drop in (0, 0.25, 0.5):
+        config = tiny_config(tmp_path, *common, f"masks.drop={drop}")
+        kept.append(activations_of(config, networks_of(config)[0])[0])
+    assert kept[1] < 0.9 * kept[0] and kept[2] < 0.9 * kept[1]
+
+
 def test_activations_grow_with_depth_and_draw_nothing(tmp_path):
     kept = []
     for depth in (2, 4, 6):

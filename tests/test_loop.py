@@ -38,6 +38,7 @@ from tests.images import write_folder, write_shards
 from tests.runs import conv_config, tiny_config, tiny_config_file
 
 DROP_NOTHING = "model.drop_path=0"
+DROPS = ("masks.kind=none", "sop.patch.weight=0", "masks.drop=0.5")
 TIMINGS = ("images_per_second", "data_wait_share", "memory_peak_bytes")
 
 
@@ -179,6 +180,13 @@ def nothing_hidden(t: Trained) -> None:
     assert t.losses("loss_cls") != t.plain_losses("loss_cls")  # the student of the other run sees less
 
 
+def half_of_the_patches_dropped(t: Trained) -> None:
+    assert (t.batch.masks.sum(-1) == 8).all() and len(t.batch.masks.flatten(0, 1).unique(dim=0)) == 12
+    assert t.state.student.backbone.mask_token.grad is None
+    assert t.losses("loss_cls") != t.plain_losses("loss_cls")
+    assert t.lines[0]["teacher_entropy_cls_over_lnK"] == t.plain[0]["teacher_entropy_cls_over_lnK"]  # it sees all
+
+
 def no_local_views(t: Trained) -> None:
     assert t.batch.local_views.shape[:2] == (0, 6)
     assert t.losses("loss_cls")[0] != t.plain_losses("loss_cls")[0]
@@ -258,6 +266,7 @@ def kept_neighbors(t: Trained) -> None:
         (("sop.cls.weight=0", "train.views_apart=true"), ("sop.cls.weight=0",), same_metrics),
         (("masks.kind=random",), (), masks_of_a_fixed_size),
         (("masks.kind=none", "sop.patch.weight=0"), ("sop.patch.weight=0",), nothing_hidden),
+        ((*DROPS,), DROPS[:2], half_of_the_patches_dropped),
         (("views.local_count=0",), (), no_local_views),
         (("views.global_count=1",), (), global_views(1)),
         (("views.global_count=3",), (), global_views(3)),
@@ -297,6 +306,7 @@ def test_every_setting_changes_what_it_says(tmp_path, shards, overrides, plain, 
         ("train.views_apart=true",),
         ("train.accumulate=2", "train.views_apart=true", "sop.cls.tasks=2"),
         ("train.views_apart=true", "masks.kind=none", "sop.patch.weight=0"),
+        ("train.accumulate=2", "train.views_apart=true", *DROPS),
     ],
 )
 def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
@@ -318,6 +328,20 @@ def test_a_step_taken_in_parts_is_the_same_step(tmp_path, shards, overrides):
             memory = parts.objective.terms[name].memory
             torch.testing.assert_close(memory.embeddings, level.memory.embeddings, rtol=1e-4, atol=1e-5)
             assert torch.equal(memory.image_ids, level.memory.image_ids)
+
+
+@pytest.mark.parametrize("kind", ["massl", "dino", "ibot"])
+def test_rivals_drop_patches_too(tmp_path, shards, kind):
+    weights = ("ibot.patch.weight=0",) if kind == "ibot" else ()
+    common = (f"objective.kind={kind}", "masks.kind=none", DROP_NOTHING, *weights)
+    if kind == "massl":
+        common += ("massl.capacity=24", "massl.block_size=7")
+    told = []
+    for drop in (0, 0.5):
+        state, batches = fresh(tmp_path, shards, *common, f"masks.drop={drop}")
+        told.append(train_step(state, batches[0]).metrics)
+    assert told[0]["loss"] != told[1]["loss"]
+    assert told[0]["teacher_entropy_cls_over_lnK"] == told[1]["teacher_entropy_cls_over_lnK"]
 
 
 def test_4_x_64_images_give_the_gradients_of_1_x_256(tmp_path, monkeypatch):

@@ -34,6 +34,13 @@ def test_block_masks_hide_the_configured_share():
     assert shares.min() >= 0.08
 
 
+@pytest.mark.parametrize(("drop", "dropped"), [(0.5, 98), (0.3, 58), (0.999, 195), (0.001, 0)])
+def test_as_many_patches_of_every_view_are_dropped(drop, dropped):
+    masks = draw_many(MasksConfig(kind="none", drop=drop), count=50)
+    assert (masks.sum(1) == dropped).all()
+    assert len(np.unique(masks, axis=0)) > 30 if dropped else not masks.any()
+
+
 def test_half_of_the_views_are_not_masked():
     empty = (~draw_many(MasksConfig(probability=0.5)).any(1)).mean()
     assert 0.42 < empty < 0.58

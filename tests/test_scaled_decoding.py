@@ -105,7 +105,7 @@ def test_boxes_are_drawn_on_the_whole_image(photos, tmp_path):
     for scaled in ("false", "true"):
         config = tiny_config(tmp_path, f"data.scaled_decoding={scaled}")
         multicrop = MultiCrop(config, config.views.local_count)
-        samples.append(BatchWriter(source, np.arange(8), multicrop)._load(5, 3))
+        samples.append(BatchWriter(source, np.arange(8), multicrop)._load(5, 3, [16, 16, 8]))
     (whole, drawn), (small, scaled_drawn) = samples
     assert small.shape[0] < whole.shape[0]
     for (view, _), (scaled_view, _), side in zip(drawn, scaled_drawn, (16, 16, 8), strict=True):

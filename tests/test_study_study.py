@@ -254,6 +254,27 @@ def test_a_budget_of_minutes_is_met_by_the_schedule_or_stopped(tmp_path, images,
     assert run(file, tmp_path / "out").unfinished == 0
 
 
+def test_a_trial_weighs_the_phases_by_their_steps(tmp_path, images, monkeypatch):
+    from sop_faiss.verbs.study import one_run
+
+    sizes = []
+
+    def measured(config, place, arm):
+        sizes.append(config.views.global_size)
+        assert not config.train.phases
+        return config.views.global_size / 100, 7
+
+    monkeypatch.setattr(one_run, "_measure", measured)
+    phases = [{"until": 0.7, "global_size": 8}]
+    settings = {**SMALL, "data.train": str(images), "train.phases": phases}
+    file = study_file(tmp_path, images, budget={"minutes": 0.02}, seeds=[0], settings=settings)
+    (tmp_path / "out" / "probes").mkdir(parents=True)
+    (tmp_path / "out" / "study.yaml").write_text(load_study(file).to_yaml())
+    one_run.probe_arm(tmp_path / "out", "tasks=1")
+    found = json.loads((tmp_path / "out" / "probes" / "tasks=1.json").read_text())
+    assert sizes == [8, 16] and found["seconds_per_step"] == pytest.approx(0.7 * 0.08 + 0.3 * 0.16)
+
+
 def test_bad_studies_are_refused_before_anything_is_written(tmp_path, images, made):
     def refused(kind: type[SopError], *parts: str, **changes: object) -> None:
         with pytest.raises(kind) as error:

@@ -205,6 +205,10 @@ class MasksConfig:
     in the released code, it follows the schedule of [CLS]."""
     aspect: tuple[float, float] = (0.3, 1.0 / 0.3)
     """Height over width of a block."""
+    drop: float = 0.0
+    """Fraction of the patches of each of the student's global views that are left out before the first block, others in
+    each view, instead of being replaced by the mask token: a step takes less time and memory (0: none). Rounded down to
+    whole patches. For ViTs without rotary positions, with `kind: none` and no patch loss."""
     pixels: bool = False
     """For convolutional backbones, which have no tokens to hide: replace the pixels of hidden squares by a learned
     color, which starts as the mean. Without it they train with `kind: none` and no patch loss."""
@@ -218,3 +222,14 @@ class MasksConfig:
             require_share("masks.random_ratio", self.random_ratio)
         require_between("masks.start_epoch", self.start_epoch, 0, 1_000_000)
         require_range("masks.aspect", self.aspect, 0.05, 20.0)
+        require(0 <= self.drop < 1, f"masks.drop = {self.drop}: wanted 0 or more, less than 1")
+        require(
+            self.drop == 0 or self.kind == "none",
+            f"masks.drop = {self.drop:g} with masks.kind = {self.kind}: dropped patches take the place of masked ones; "
+            "set masks.kind=none",
+        )
+
+    @property
+    def hides(self) -> bool:
+        """Return whether some patches are masked or dropped."""
+        return self.kind != "none" or self.drop > 0

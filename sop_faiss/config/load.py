@@ -22,6 +22,7 @@ from omegaconf.errors import (
 )
 
 from sop_faiss.config.checks import shown
+from sop_faiss.config.phases import phases_of
 from sop_faiss.config.renamed import RENAMED, translate
 from sop_faiss.config.rivals import OBJECTIVES
 from sop_faiss.config.schema import Config
@@ -70,7 +71,8 @@ def _reject_unknown_keys(content: dict[str, Any], origin: str, prefix: str = "")
             raise ConfigError(f"{origin}: {name} = ??? is a placeholder: give a value")
         if isinstance(value, dict):
             _reject_unknown_keys(value, origin, f"{name}.")
-        if isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
+        has_sections = name == "train.phases"  # see `_with_phases`
+        if isinstance(value, list) and not has_sections and any(isinstance(entry, dict | list) for entry in value):
             raise ConfigError(f"{origin}: {name} = {shown(value)}: {wanted(name)}")
 
 
@@ -283,7 +285,7 @@ def _built(layers: dict[str, dict[str, Any]]) -> Config:
     _make_writable(merged)
     for origin, content in _of_one_objective(layers).items():
         _reject_unknown_keys(content, origin)
-        merged = _merged(merged, content, origin)
+        merged = _merged(merged, _with_phases(content), origin)
     origins = " with ".join(layers)
     try:
         built = OmegaConf.to_object(merged)
@@ -295,6 +297,14 @@ def _built(layers: dict[str, dict[str, Any]]) -> Config:
     if not isinstance(built, Config):
         raise ConfigError(f"{origins} is not a configuration")
     return built
+
+
+def _with_phases(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with the phases of a run as their dataclass, which OmegaConf does not make in a tuple."""
+    train = content.get("train")
+    if not isinstance(train, dict) or not isinstance(train.get("phases"), list):
+        return content
+    return {**content, "train": {**train, "phases": phases_of(train["phases"])}}
 
 
 def _of_one_objective(layers: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of, require_share
+from sop_faiss.config.phases import PhaseConfig, check_phases
 
 __all__ = ["EvaluateConfig", "OptimConfig", "TrainConfig"]
 
@@ -90,6 +91,19 @@ class TrainConfig:
 
     epochs: float = 800.0
     """Passes over the data; schedules are stretched over them."""
+    minutes: float = 0.0
+    """Train for this many minutes instead of `epochs` (0: no), without start-up, scores and time in which the run was
+    stopped. The first twentieth of the time measures the speed, and then the number of steps is decided once, so that
+    all schedules end with the time; durations in epochs (warm-ups, the teacher's temperature) stay as they are. The
+    decision is kept in checkpoints: from there the run is made of steps as any other and is resumed exactly, but
+    another run, on the same machine too, has another number of steps. A run that becomes slower ends at 1.1 times this.
+    `stop_after_steps` may end it sooner. Not with `phases`, whose speeds differ."""
+    phases: tuple[PhaseConfig, ...] = ()
+    """Other sizes of the views in the first parts of the run: low resolution first, then full. A list as
+    `[{until: 0.7, global_size: 96, local_size: 48}]`: up to this fraction of the run's steps (of the schedules', not of
+    `stop_after_steps`) views have these sides in pixels, afterwards those of `views`; without `local_size` local views
+    have theirs all the time. Position embeddings are resampled; blur stays in pixels; masks hide the same fractions.
+    Scores are measured at `views.global_size` all the time."""
     batch_size: int = 1024
     """Images per step over all ranks."""
     accumulate: int = 1
@@ -143,6 +157,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         require_finite("train", self)
         require(0 < self.epochs <= 1e6, f"train.epochs = {self.epochs}: wanted more than 0, and at most 1,000,000")
+        require(0 <= self.minutes <= 1e7, f"train.minutes = {self.minutes}: wanted 0 or more, at most 10,000,000")
+        check_phases(self.phases)
+        require(
+            not (self.phases and self.minutes),
+            f"train.minutes = {self.minutes:g} with train.phases: the first steps do not show how long later ones of "
+            "another size take; set train.epochs instead, or leave out the phases",
+        )
         require(self.batch_size >= 1, f"train.batch_size = {self.batch_size}: wanted 1 or more")
         require(0 <= self.seed < 2**63, f"train.seed = {self.seed}: wanted 0 or more")
         require_one_of("train.precision", self.precision, ("auto", "float32", "bf16"))
@@ -156,6 +177,14 @@ class TrainConfig:
         require(warmup is None or warmup >= 0, f"train.alarm_warmup_steps = {warmup}: wanted 0 or more, or null")
         for name in ("accumulate", "checkpoint_every_steps", "keep_last", "log_every_steps"):
             require(getattr(self, name) >= 1, f"train.{name} = {getattr(self, name)}: wanted 1 or more")
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the optimizer updates of a run of `epochs`."""
+        return max(1, round(self.epochs * steps_per_epoch))
+
+    def phase_ends(self, steps_per_epoch: int) -> list[int]:
+        """Return the number of steps until the end of each of `phases`."""
+        return [round(phase.until * self.total_steps(steps_per_epoch)) for phase in self.phases]
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sop_faiss.config.checks import require, shown
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
 from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, RegularizerConfig, SopConfig
+from sop_faiss.config.phases import PhaseConfig
 from sop_faiss.config.rivals import OBJECTIVES, DinoConfig, IbotConfig, MasslConfig, ObjectiveConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 
@@ -37,14 +38,15 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_objective()
+        by_epochs = not self.train.minutes  # else the number of epochs is not known yet
         require(
-            self.optim.warmup_epochs <= self.train.epochs,
+            self.optim.warmup_epochs <= self.train.epochs or not by_epochs,
             f"optim.warmup_epochs = {self.optim.warmup_epochs} exceeds train.epochs = {self.train.epochs}: "
             "the learning rate would never reach its peak; lower the warm-up",
         )
         projector_epochs = self.optim.projector_warmup_epochs
         require(
-            projector_epochs == 0 or projector_epochs + self.optim.warmup_epochs < self.train.epochs,
+            projector_epochs == 0 or projector_epochs + self.optim.warmup_epochs < self.train.epochs or not by_epochs,
             f"optim.projector_warmup_epochs = {projector_epochs}, then optim.warmup_epochs = "
             f"{self.optim.warmup_epochs} for the backbone, leave nothing of train.epochs = {self.train.epochs}: "
             "lower the warm-ups",
@@ -53,6 +55,21 @@ class Config:
             self.evaluate.test != "holdout" or self.data.holdout_share > 0,
             "evaluate.test = holdout needs data.holdout_share above 0",
         )
+
+    def in_phase(self, step: int, steps_per_epoch: int) -> Config:
+        """Return the configuration with the sizes of views that a step has, counted from 0 (`train.phases`)."""
+        for phase, end in zip(self.train.phases, self.train.phase_ends(steps_per_epoch), strict=True):
+            if step < end:
+                return self._with_sizes(phase)
+        return self
+
+    def each_phase(self) -> list[Config]:
+        """Return the configuration with the sizes of views of each phase, in order; the last one is this."""
+        return [*(self._with_sizes(phase) for phase in self.train.phases), self]
+
+    def _with_sizes(self, phase: PhaseConfig) -> Config:
+        local_size = self.views.local_size if phase.local_size is None else phase.local_size
+        return replace(self, views=replace(self.views, global_size=phase.global_size, local_size=local_size))
 
     def term_weights(self) -> dict[str, float]:
         """Return the weight of each loss term of the objective, `cls` and `patch`; 0: it has no such term."""
@@ -85,6 +102,10 @@ class Config:
             )
         is_fixed = masks.kind == "random" and masks.random_ratio is not None
         never = masks.random_ratio == 0 if is_fixed else 0 in (masks.probability, masks.ratio[1])
+        require(
+            masks.drop == 0 or weights["patch"] == 0,
+            f"masks.drop = {masks.drop:g} with a patch loss, which needs every patch: set {kind}.patch.weight=0",
+        )
         if weights["patch"] > 0:
             require(
                 masks.kind != "none",
@@ -96,7 +117,7 @@ class Config:
                 f"raise it, or set {kind}.patch.weight=0",
             )
             require(
-                masks.start_epoch < max(1, self.train.epochs),
+                masks.start_epoch < max(1, self.train.epochs) or self.train.minutes > 0,
                 f"masks.start_epoch = {masks.start_epoch}: wanted fewer than train.epochs = {self.train.epochs}, or "
                 "the patch loss would never start; lower it",
             )

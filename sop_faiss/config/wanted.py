@@ -6,6 +6,7 @@ import functools
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
+from sop_faiss.config.phases import PHASES_WANTED
 from sop_faiss.config.schema import Config
 
 __all__ = ["wanted"]
@@ -35,6 +36,8 @@ def wanted(name: str) -> str:
     inner = get_args(kind)
     if not inner:
         return f"wanted {_KINDS[kind][0]}"
+    if inner[-1] is Ellipsis:  # of sections: the phases of a run
+        return PHASES_WANTED
     if type(None) in inner:
         return f"wanted {_KINDS[inner[0]][0]}, or null"
     return f"wanted {len(inner)} {_KINDS[inner[0]][1]}, as [{', '.join('ABCDEFGH'[: len(inner)])}]"

@@ -38,6 +38,11 @@ class Buffers(NamedTuple):
     local_colors: Float32[np.ndarray, "L b c"]
     masks: Bool[np.ndarray, "G b n"]
 
+    @property
+    def sides(self) -> list[int]:
+        """Return the side of each view of an image in pixels, global ones first."""
+        return [array.shape[2] for array in (self.global_views, self.local_views) for _ in array]
+
 
 @dataclass
 class Batch:

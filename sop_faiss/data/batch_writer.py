@@ -47,11 +47,13 @@ class BatchWriter:
         Raises:
             DataError: no readable image was found in place of a bad one.
         """
-        image_id, (image, drawn), bad = self._load_readable(image_id, epoch)
+        image_id, (image, drawn), bad = self._load_readable(image_id, epoch, out.sides)
         self.multicrop.write(image, drawn, out, place, epoch)
         return image_id, bad
 
-    def _load_readable(self, wanted: int, epoch: int) -> tuple[int, tuple[Pixels, list[DrawnView]], list[BadSample]]:
+    def _load_readable(
+        self, wanted: int, epoch: int, sides: list[int]
+    ) -> tuple[int, tuple[Pixels, list[DrawnView]], list[BadSample]]:
         """Load the wanted image or, if it cannot be read, one that (seed, epoch, wanted) determines."""
         generator: np.random.Generator | None = None
         failed: dict[int, DataError] = {}
@@ -59,7 +61,7 @@ class BatchWriter:
         for _ in range(REPLACEMENT_TRIES):
             if image_id not in failed:
                 try:
-                    loaded = self._load(image_id, epoch)
+                    loaded = self._load(image_id, epoch, sides)
                 except UnreachableError:  # not this image's fault: others would fail too
                     raise
                 except DataError as error:
@@ -88,11 +90,11 @@ class BatchWriter:
             replacement=source.keys[replacement],
         )
 
-    def _load(self, image_id: int, epoch: int) -> tuple[Pixels, list[DrawnView]]:
+    def _load(self, image_id: int, epoch: int, sides: list[int]) -> tuple[Pixels, list[DrawnView]]:
         image = self._kept.get(image_id)
         if image is not None:
             return image, self.multicrop.draw(image_id, epoch, *image.shape[:2])
-        image, drawn = self.multicrop.load(image_id, epoch, self.source.read(image_id))
+        image, drawn = self.multicrop.load(image_id, epoch, self.source.read(image_id), sides)
         self._keep(image_id, image)
         return image, drawn
 

@@ -70,7 +70,7 @@ def time_stages(batches: Batches, image_ids: Sequence[int], epoch: int = 0) -> d
     Raises:
         DataError: none of the images can be read.
     """
-    views = batches.config.views
+    views = batches.config.views  # of the last phase
     seconds = {stage: 0.0 for stage in STAGES if stage != "color" or not batches.colors_on_device}
     slots = [np.empty((views.global_size, views.global_size, 3), np.uint8) for _ in range(views.global_count)]
     slots += [np.empty((views.local_size, views.local_size, 3), np.uint8) for _ in range(batches.local_count)]

@@ -119,7 +119,7 @@ class SequentialBatches(Batches):
         """Write the views of an image at its place, or return why it cannot be read."""
         place, item = tried
         try:
-            image, drawn = self.multicrop.load(stable_image_id(item.key), epoch, item.encoded)
+            image, drawn = self.multicrop.load(stable_image_id(item.key), epoch, item.encoded, out.sides)
         except DataError as error:
             return Damage(item.key, item.shard, item.member, item.offset, drop_reason(error), str(error))
         self.multicrop.write(image, drawn, out, place, epoch)

@@ -175,8 +175,8 @@ class Batches:
         return map(function, items) if self.threads == 1 else map_ordered(function, items, self.threads)
 
     def _empty_batch(self, step: int) -> Batch:
-        """Return a batch of the step's images, without their views."""
-        views, count = self.config.views, self.batch_size_per_rank
+        """Return a batch of the step's images, without their views, which have the sizes of the step's phase."""
+        views, count = self.config.in_phase(step, self.steps_per_epoch).views, self.batch_size_per_rank
         patches = (views.global_size // self.patch_size) ** 2
         columns = len(COLUMNS) if self.colors_on_device else 0
         return Batch(

@@ -219,9 +219,13 @@ def build_student_and_teacher(config: Config, make_heads: Callable[[int], nn.Mod
         student = _build(config, make_heads, config.model.drop_path)
         teacher = copy.deepcopy(student) if config.model.drop_path == 0 else _build(config, make_heads, 0.0)
     student.backbone.check_settings(config)
-    student.backbone.check_size("views.global_size", config.views.global_size)
-    if config.views.local_count:
-        student.backbone.check_size("views.local_size", config.views.local_size)
+    names = [f"train.phases[{place}]" for place in range(len(config.train.phases))]
+    for name, phase in zip([*names, "views"], config.each_phase(), strict=True):
+        student.backbone.check_size(f"{name}.global_size", phase.views.global_size)
+        if config.views.local_count:
+            student.backbone.check_size(f"{name}.local_size", phase.views.local_size)
+    if config.masks.drop:
+        student.backbone.drop_hidden(config)
     teacher.load_state_dict(student.state_dict())
     if config.train.checkpoint_activations:
         student.backbone.checkpoint_activations()

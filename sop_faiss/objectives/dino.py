@@ -91,7 +91,8 @@ class DinoObjective:
         if config.train.views_apart and len(local_views):
             shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
         for shown_globals, shown_locals in shown:
-            student = networks.study(shown_globals, shown_locals, None, None, True)
+            hidden = part.masks if len(shown_globals) and config.masks.drop else None
+            student = networks.study(shown_globals, shown_locals, hidden, None, True)
             first_view = 0 if len(shown_globals) else views
             term = views_loss(student.cls, targets, config.loss.student_temp, first_view, views + len(local_views))
             learned.sums["cls"] += term.sums()

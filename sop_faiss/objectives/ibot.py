@@ -109,7 +109,7 @@ class IbotObjective:
             student = networks.study(
                 shown_globals,
                 shown_locals,
-                masks if with_globals and config.masks.kind != "none" else None,
+                masks if with_globals and config.masks.hides else None,
                 masked if with_globals and self.has_patch else None,
                 self.has_cls,
             )

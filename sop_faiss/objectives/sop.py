@@ -115,7 +115,7 @@ class SopObjective:
                 networks.study(
                     shown_globals,
                     shown_locals,
-                    masks if with_globals and self.config.masks.kind != "none" else None,
+                    masks if with_globals and self.config.masks.hides else None,
                     masked if with_globals and self.has_patch else None,
                     self.has_cls,
                 ),

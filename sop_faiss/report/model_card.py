@@ -114,11 +114,14 @@ _POOLINGS = {"cls": "the [CLS] token after the final norm", "mean": "the mean of
 
 def _training(facts: ModelFacts, config: Config) -> str:
     views, train = config.views, config.train
+    length = f"{train.minutes:g} minutes" if train.minutes else f"{train.epochs:g} epochs"
+    earlier = [f"{each.views.global_size} and {each.views.local_size}" for each in config.each_phase()[:-1]]
+    first = f", first {', then '.join(earlier)}" if earlier else ""
     rows = {
         "network": f"{facts.role} of {facts.checkpoint}",
         "steps made": f"{facts.step:,} of {train.batch_size} images each",
-        "schedule": f"{train.epochs:g} epochs, base learning rate {config.optim.base_lr:g}",
-        "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} pixels",
+        "schedule": f"{length}, base learning rate {config.optim.base_lr:g}",
+        "views": f"{views.global_count} x {views.global_size} and {views.local_count} x {views.local_size} px{first}",
         **_terms(config),
     }
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows.items())

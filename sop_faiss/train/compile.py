@@ -16,13 +16,14 @@ __all__ = ["compile_networks"]
 _log = logging.getLogger(__name__)
 
 
-def compile_networks(kind: str, networks: Sequence[Network], device: torch.device) -> bool:
+def compile_networks(kind: str, networks: Sequence[Network], device: torch.device, phases: int = 1) -> bool:
     """Have the networks compiled in place at their first call; if that cannot work, log why and continue without.
 
     Args:
         kind: `none`; `backbone`: each block by itself; `step`: each complete network, projector included.
         networks: student and teacher, before ranks share the student.
         device: where they are.
+        phases: of the run, each with views of its own sizes.
 
     Returns:
         Whether they will be compiled: on all ranks or on none.
@@ -42,7 +43,7 @@ def compile_networks(kind: str, networks: Sequence[Network], device: torch.devic
             )
         return False
     # All blocks share their code except for drop path: each rate, view size and pass is compiled once.
-    limit = 8 * len(blocks) + torch._dynamo.config.recompile_limit
+    limit = phases * (8 * len(blocks) + torch._dynamo.config.recompile_limit)
     torch._dynamo.config.recompile_limit = limit
     torch._dynamo.config.accumulated_recompile_limit = max(limit, torch._dynamo.config.accumulated_recompile_limit)
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # health watches only some steps by hooks

@@ -18,6 +18,7 @@ from sop_faiss.objectives.objective import Learned
 from sop_faiss.progress import ProgressCallback, Stage, silent_stage
 from sop_faiss.train.checkpoints.saver import CheckpointSaver
 from sop_faiss.train.log.health import watching
+from sop_faiss.train.log.phase_progress import steps_stage
 from sop_faiss.train.log.prototype_log import PrototypeLog
 from sop_faiss.train.log.records import keep_records, open_monitor, timed_batches
 from sop_faiss.train.optim import apply_settings, clip_each_gradient
@@ -25,6 +26,7 @@ from sop_faiss.train.rank_agreement import check_ranks_agree
 from sop_faiss.train.scoring import Evaluation, Scoring
 from sop_faiss.train.state import RunState
 from sop_faiss.train.stop import StopRequest
+from sop_faiss.train.time_limit import TimeLimit
 
 __all__ = ["Step", "train_step", "train_steps"]
 
@@ -125,12 +127,11 @@ def train_steps(
         OSError: the disk is full.
     """
     config = state.config.train
-    total = state.schedules.total_steps
-    last = min(total, config.stop_after_steps) if config.stop_after_steps else total
     monitor = open_monitor(state, run)
     log = PrototypeLog(run, state.step, config.checkpoint_every_steps) if distributed.is_main() else None
     saver = CheckpointSaver(state, run)
-    scoring = Scoring(state, run, monitor, evaluate, last, stop, stage)
+    scoring = Scoring(state, run, monitor, evaluate, stop, stage)
+    limit = TimeLimit(state)
     with contextlib.ExitStack() as closing:  # the last one first
         if monitor is not None:
             closing.callback(monitor.close)
@@ -140,27 +141,31 @@ def train_steps(
             state.objective.fill(state.networks, batches, stage)
         known = state.scores.counters()
         distributed.decide(scoring.begin)
-        if state.step == last and distributed.decide(lambda: state.scores.counters() != known):
+        if state.step == state.last_step and distributed.decide(lambda: state.scores.counters() != known):
             saver.save(wait=True)  # no step follows that would
-        show = closing.enter_context(stage("training", "steps"))
-        for batch in timed_batches(
-            batch_loader(batches, range(state.step, last), state.device.type == "cuda"), monitor
-        ):
+        show = closing.enter_context(steps_stage(stage, state.config, state.schedules.steps_per_epoch))
+        limit.start()
+        steps = range(state.step, state.last_step)
+        for batch in timed_batches(batch_loader(batches, steps, state.device.type == "cuda"), monitor):
             with watching(state) as watch:
                 step = train_step(state, batch, log)
             check_ranks_agree(state)
             health = watch.numbers(step.learned)
             keep_records(state, batch, step.metrics, health, monitor, run, len(batches.positions))
+            expected = limit.after_step()
             scoring.after_step()
+            limit.start()
+            at_end = state.step == state.last_step
             stopping = stop.anywhere(state.device, saver.failed)  # also when a score failed
             # A run that may be lost must not push out its last good checkpoint.
             due = state.step % config.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon
-            if stopping or state.step == last or due:
-                saver.save(wait=stopping or state.step == last)
-            show(state.step, last)
+            if stopping or at_end or due:
+                saver.save(wait=stopping or at_end)
+            show(state.step, expected)
             if progress is not None:
-                progress(state.step, last)
+                progress(state.step, expected)
             if stopping:
                 distributed.decide(scoring.raise_failure)
-                return state.step == last
+            if stopping or at_end:
+                return at_end
         return True

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sop_faiss.config import Config
+from sop_faiss.errors import ConfigError
 from sop_faiss.objectives.objective import StepSettings
 
-__all__ = ["Schedules", "cosine"]
+__all__ = ["UNDECIDED", "Schedules", "cosine"]
+
+UNDECIDED = 2**40
+"""The number of steps of a run whose length is not decided yet: so many that its schedules stay at their start."""
 
 
 def cosine(start: float, end: float, progress: float) -> float:
@@ -23,15 +27,44 @@ class Schedules:
     Args:
         config: sections optim, loss and train.
         steps_per_epoch: optimizer updates per pass over the data.
+        decided_steps: of a run of `train.minutes`, when its length is decided (`train/time_limit.py`).
     """
 
     config: Config
     steps_per_epoch: int
+    decided_steps: int | None = None
 
     @property
     def total_steps(self) -> int:
-        """Return the optimizer updates of the whole run."""
-        return max(1, round(self.config.train.epochs * self.steps_per_epoch))
+        """Return the optimizer updates of the whole run; `UNDECIDED` before it is known."""
+        if self.decided_steps is not None:
+            return self.decided_steps
+        return UNDECIDED if self.config.train.minutes else self.config.train.total_steps(self.steps_per_epoch)
+
+    @property
+    def is_decided(self) -> bool:
+        """Return whether the number of steps is known."""
+        return self.total_steps != UNDECIDED
+
+    def decided(self, steps: int) -> Schedules:
+        """Return the schedules of a run of `train.minutes` with this number of steps.
+
+        Raises:
+            ConfigError: a warm-up is longer.
+        """
+        optim = self.config.optim
+        epochs = {
+            "optim.warmup_epochs": optim.warmup_epochs + optim.projector_warmup_epochs,
+            "masks.start_epoch": self.config.masks.start_epoch if self.config.term_weights()["patch"] else 0,
+        }
+        for name, needed in epochs.items():
+            first = round(needed * self.steps_per_epoch)
+            if first > steps:
+                raise ConfigError(
+                    f"{name}: these first {first:,} steps would not end, since train.minutes = "
+                    f"{self.config.train.minutes:g} are {steps:,} steps here: lower it, or train for longer"
+                )
+        return replace(self, decided_steps=steps)
 
     def at(self, step: int) -> StepSettings:
         """Return the settings of a step, counted from 0.

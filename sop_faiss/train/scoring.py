@@ -86,7 +86,6 @@ class Scoring:
         run: its directory.
         monitor: logs the scores; None on all ranks except the main one, and these do nothing.
         evaluate: scores a teacher; None: nothing is scored.
-        last: the last step of training.
         stop: is asked to stop the run if a measurement fails.
         stage: announces each measurement, except those in the background.
     """
@@ -97,11 +96,10 @@ class Scoring:
         run: Path,
         monitor: Monitor | None,
         evaluate: Evaluation | None,
-        last: int,
         stop: StopRequest,
         stage: Stage = silent_stage,
     ) -> None:
-        self._state, self._run, self._monitor, self._last, self._stop = state, run, monitor, last, stop
+        self._state, self._run, self._monitor, self._stop = state, run, monitor, stop
         self._stage = stage
         self._evaluate = evaluate if monitor is not None else None
         self._background = runs_in_background(state.config.evaluate.background, state.device)
@@ -109,6 +107,7 @@ class Scoring:
         self._pending: Future[Mapping[str, Score]] | None = None
         self._failure: Exception | None = None
         self._closed = False
+        self._expected = -1  # the last step that the intervals are made for
 
     def begin(self) -> None:
         """Score, before the first step, step 0 or the teacher whose score was missing in the checkpoint.
@@ -123,12 +122,19 @@ class Scoring:
             return
         history.follow(evaluate.best_by, _scored_on(self._state.config.evaluate))
         step = self._state.step
-        ends_unscored = step == self._last and history.newest is not None and history.newest < step
+        ends_unscored = step == self._state.last_step and history.newest is not None and history.newest < step
         if step == 0 or (ends_unscored and history.measured is None):
             history.measured = Measured(step, self._state.teacher)
-        history.expect(self._last, max(1, self._state.config.evaluate.every_steps), step)
+        self._expect()
         if history.measured is not None:
             self._keep(evaluate(history.measured.teacher, self._announce))
+
+    def _expect(self) -> None:
+        """Fit the intervals to the number of scores; while that is not known, to one."""
+        state, every = self._state, max(1, self._state.config.evaluate.every_steps)
+        self._expected = state.last_step
+        known = state.schedules.is_decided or state.config.train.stop_after_steps
+        state.scores.expect(state.last_step if known else state.step + 1, every, state.step)
 
     def after_step(self) -> None:
         """Add a score that is ready after a step, and measure if this step is due.
@@ -138,14 +144,16 @@ class Scoring:
         if self._evaluate is None or self._failure is not None:
             return
         step, every = self._state.step, self._state.config.evaluate.every_steps
-        is_due = step == self._last or step % every == 0
+        if self._state.last_step != self._expected:  # `train.minutes` has decided
+            self._expect()
+        is_due = step == self._state.last_step or step % every == 0
         if self._pending is not None and (is_due or self._pending.done()):
             self._take(self._pending.result)
         if is_due and self._failure is None:
             self._measure(self._evaluate)
 
     def _measure(self, evaluate: Evaluation) -> None:
-        teacher, at_end = self._state.teacher, self._state.step == self._last
+        teacher, at_end = self._state.teacher, self._state.step == self._state.last_step
         if not self._background or at_end:
             self._state.scores.measured = Measured(self._state.step, teacher)
             self._take(lambda: evaluate(teacher, self._announce))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,21 @@ from sop_faiss.train.parallel import average_gradients, is_sharded, share_studen
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.score_history import ScoreHistory
 
-__all__ = ["RunState", "autocast_dtype"]
+__all__ = ["Elapsed", "RunState", "autocast_dtype"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class Elapsed:
+    """The time of a run of `train.minutes`, without scores (`train/time_limit.py`)."""
+
+    seconds: float = 0.0
+    """Of all steps so far."""
+    mark_step: int = 0
+    """The step from whose end on speed is measured; 0: not reached yet."""
+    mark_seconds: float = 0.0
+    """`seconds` at that step."""
 
 
 def autocast_dtype(config: Config, device: torch.device) -> torch.dtype | None:
@@ -53,7 +66,7 @@ class RunState:
         self.student.to(device).train()
         self.teacher.to(device).eval()
         dtype = autocast_dtype(config, device)
-        compile_networks(config.train.compile, (self.student, self.teacher), device)
+        compile_networks(config.train.compile, (self.student, self.teacher), device, 1 + len(config.train.phases))
         shared, self._averages_by_hand = share_student(Student(self.student), config, device, dtype)
         self.networks = Networks(self.student, self.teacher, shared, device, dtype, config.views)
         self.is_sharded = is_sharded(self.student)
@@ -62,6 +75,7 @@ class RunState:
         self.objective.open(device, images)
         self.step = 0
         self.images_seen = 0
+        self.elapsed = Elapsed()
         self.bad_samples = 0
         self.scores = ScoreHistory()
         self.alarms = Alarms(Rules.of(config, self.schedules.steps_per_epoch))
@@ -69,6 +83,12 @@ class RunState:
         """Digest of the images that the run is trained on; see `Batches.digest`."""
         self.init_sha256 = ""
         """sha256 of the weights file that `model.init` names."""
+
+    @property
+    def last_step(self) -> int:
+        """Return the last step: that of the schedules, or `train.stop_after_steps` if it comes first."""
+        total = self.schedules.total_steps
+        return min(total, self.config.train.stop_after_steps or total)
 
     def average_gradients(self) -> None:
         """Average the gradients over the ranks, if several backward passes made them (DDP averages in each)."""
@@ -94,7 +114,14 @@ class RunState:
             "data_digest": self.data_digest,
             "alarms": self.alarms.state_dict(),
             "init_sha256": self.init_sha256,
+            **self._length(),
         }
+
+    def _length(self) -> dict[str, Any]:
+        """Return what is known of the length of a run of `train.minutes`."""
+        if not self.config.train.minutes:
+            return {}
+        return {"elapsed": asdict(self.elapsed), "decided_steps": self.schedules.decided_steps}
 
     def _load_tensors(self, checkpoint: Path) -> None:
         load_network(self.student, checkpoint, "student")
@@ -132,4 +159,6 @@ class RunState:
         self.bad_samples = int(state["bad_samples"])
         self.alarms.load_state_dict(state.get("alarms", {}))
         self.init_sha256 = str(state.get("init_sha256", ""))
+        self.elapsed = Elapsed(**state.get("elapsed", {}))
+        self.schedules = replace(self.schedules, decided_steps=state.get("decided_steps"))
         _log.info("resuming at step %d from %s", self.step, checkpoint.name)

@@ -212,7 +212,10 @@ def _tables(config: Config, usable: int, result: TrainingResult, commands: Seque
     trained = [
         ["started from", config.model.init or f"random weights of {config.model.backbone}"],
         ["photos", f"{usable:,}, {held_out:,} of them left out for the score" if held_out else f"{usable:,}"],
-        ["steps", f"{result.step:,} of {config.train.batch_size} photos; the complete schedule has {result.steps:,}"],
+        [
+            "steps",
+            f"{result.step:,} of {config.train.batch_size} photos; the complete schedule has {result.steps or 0:,}",
+        ],
         ["size", f"{config.views.global_size} px"],
     ]
     health = [

@@ -26,10 +26,12 @@ def draw_mask(rows: int, cols: int, config: MasksConfig, generator: np.random.Ge
         generator: the view's own.
     """
     patches = rows * cols
-    if config.kind == "random":
+    if config.kind == "random" or config.drop:
         mask = np.zeros(patches, dtype=bool)
         fixed = config.random_ratio
         wanted = _draw_wanted(patches, config, generator) if fixed is None else round(fixed * patches)
+        if config.drop:
+            wanted = int(config.drop * patches)
         mask[generator.permutation(patches)[:wanted]] = True
         return mask
     bits = 0

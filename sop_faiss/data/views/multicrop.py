@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,26 +49,36 @@ class MultiCrop:
             drawn.append(DrawnView(draw_view(height, width, index, self.config.views, generator), generator))
         return drawn
 
-    def load(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Pixels, list[DrawnView]]:
+    def load(
+        self, image_id: int, epoch: int, encoded: bytes, sides: Sequence[int] | None = None
+    ) -> tuple[Pixels, list[DrawnView]]:
         """Decode an image and draw its views. Boxes are drawn for its full size, at whatever fraction it is decoded.
+
+        Args:
+            image_id: of the image.
+            epoch: of the views.
+            encoded: content of the image's file.
+            sides: of the views in pixels, which `data.scaled_decoding` depends on; None: those of the configuration.
 
         Raises:
             DataError: the image cannot be read; the message begins with the reason.
         """
         if self.config.data.scaled_decoding:
-            scaled = self._load_scaled(image_id, epoch, encoded)
+            scaled = self._load_scaled(image_id, epoch, encoded, sides or self._sides)
             if scaled is not None:
                 return scaled
         image = decode_image(encoded, self.config.data.max_image_pixels, self.config.data.top_value)
         return image, self.draw(image_id, epoch, *image.shape[:2])
 
-    def _load_scaled(self, image_id: int, epoch: int, encoded: bytes) -> tuple[Pixels, list[DrawnView]] | None:
+    def _load_scaled(
+        self, image_id: int, epoch: int, encoded: bytes, sides: Sequence[int]
+    ) -> tuple[Pixels, list[DrawnView]] | None:
         """Decode the image at the fraction that its views allow; None if it must be decoded at full size."""
         size = upright_jpeg_size(encoded, self.config.data.max_image_pixels)
         if size is None:
             return None
         drawn = self.draw(image_id, epoch, *size)
-        crops = [(one.view.box, side) for one, side in zip(drawn, self._sides, strict=True)]
+        crops = [(one.view.box, side) for one, side in zip(drawn, sides, strict=True)]
         denominator = scale_denominator(*size, crops)
         image = decode_scaled(encoded, size, denominator) if denominator > 1 else None
         if image is None:

@@ -141,6 +141,17 @@ class Backbone(nn.Module):
                 f"train.checkpoint_activations = true, and {type(self.trunk).__name__} cannot do it: leave it out"
             ) from None
 
+    def drop_hidden(self, config: Config) -> None:
+        """Leave masked patches out from now on, instead of putting the mask token in their place.
+
+        Raises:
+            ConfigError: this kind of backbone cannot leave patches out.
+        """
+        raise ConfigError(
+            f"masks.drop = {config.masks.drop:g} does not apply to {config.model.backbone}: only a ViT without rotary "
+            "positions can leave patches out; set masks.drop=0"
+        )
+
     def _masked(
         self, patches: Float[Tensor, "b rows cols c"], masks: Bool[Tensor, "b n"] | None, side: int
     ) -> Float[Tensor, "b rows cols c"]:
@@ -166,6 +177,7 @@ class VitBackbone(Backbone):
         width, side = model.embed_dim, model.patch_embed.patch_size[0]
         super().__init__(model, width, side, width, freezes_batchnorm=freezes_batchnorm)
         self._checkpoints = False
+        self._drops = False
         self._reads_rows = works_on_rows(model.blocks[-1])
 
     def blocks(self) -> list[nn.Module]:
@@ -175,6 +187,12 @@ class VitBackbone(Backbone):
     def checkpoint_activations(self) -> None:
         """See `Backbone.checkpoint_activations`."""
         self._checkpoints = True
+
+    def drop_hidden(self, config: Config) -> None:
+        """See `Backbone.drop_hidden`; every view must then have the same number of masked patches."""
+        if isinstance(self.trunk, Eva):
+            super().drop_hidden(config)
+        self._drops = True
 
     def forward(self, images: Float[Tensor, "b 3 h w"], masks: Bool[Tensor, "b n"] | None = None) -> Tokens:
         """See `Backbone.forward`."""
@@ -217,9 +235,11 @@ class VitBackbone(Backbone):
     ) -> tuple[Float[Tensor, "b tokens d"], list[tuple[Tensor, ...]]]:
         """Return tokens before the first block, and each block's rotary positions, if any."""
         model = self.trunk
-        patches = self._masked(model.patch_embed(images), masks, side=1)
+        patches = self._masked(model.patch_embed(images), None if self._drops else masks, side=1)
         embedded = model._pos_embed(patches)
         tokens, rope = embedded if isinstance(model, Eva) else (embedded, None)
+        if self._drops and masks is not None:
+            tokens = _without(tokens, masks, model.num_prefix_tokens)
         if rope is None:
             ropes: list[tuple[Tensor, ...]] = [()] * len(model.blocks)
         else:  # mixed: learned, and different in each block
@@ -231,6 +251,13 @@ class VitBackbone(Backbone):
         if self._checkpoints and torch.is_grad_enabled():
             return checkpoint(block, *arguments, use_reentrant=False)
         return block(*arguments)
+
+
+def _without(tokens: Float[Tensor, "b tokens d"], masks: Bool[Tensor, "b n"], prefix: int) -> Float[Tensor, "b kept d"]:
+    """Leave out each view's masked patches, as many in each; the `prefix` tokens before the patches stay."""
+    before = masks.new_zeros(len(masks), prefix)
+    kept = (~torch.cat([before, masks], 1)).flatten().nonzero().squeeze(1)
+    return tokens.flatten(0, 1).index_select(0, kept).unflatten(0, (len(tokens), -1))
 
 
 class SwinBackbone(Backbone):

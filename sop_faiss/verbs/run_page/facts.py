@@ -38,9 +38,11 @@ def run_table(run: Path, config: Config, curves: Mapping[str, Curve], state: Map
     any_curve = max(curves.values(), key=lambda curve: float(curve.steps[-1]))
     step = float(any_curve.steps[-1])
     epoch = _last(curves, "epoch")
-    rows = [["steps", f"{step:,.0f}{_of_all(config, step, epoch)}"]]
+    minutes, total = config.train.minutes, state.get("decided_steps")
+    of_all = _of_all(config, step, epoch) if not minutes else f" of {total:,}" if isinstance(total, int) else ""
+    rows = [["steps", f"{step:,.0f}{of_all}"]]
     if epoch is not None:
-        rows.append(["epochs", f"{epoch:,.2f} of {config.train.epochs:,g}"])
+        rows.append(["epochs", f"{epoch:,.2f}" if minutes else f"{epoch:,.2f} of {config.train.epochs:,g}"])
     if (images := _last(curves, "images")) is not None:
         rows.append(["images seen", f"{images:,.0f}"])
     rows += [

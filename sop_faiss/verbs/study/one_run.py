@@ -148,6 +148,8 @@ def _commit() -> str:
 def probe_arm(root: Path, arm: str) -> None:
     """Measure an arm's seconds per step by a short training, which is thrown away, and write them.
 
+    With `train.phases` each phase is measured by itself, and the mean is that of a complete run.
+
     Raises:
         ConfigError: the study has no such arm.
         SopError: as of `run_training`.
@@ -159,6 +161,14 @@ def probe_arm(root: Path, arm: str) -> None:
     train = replace(configs[arm].train, stop_after_steps=_PROBE_STEPS, checkpoint_every_steps=10**9, wandb_project="")
     config = replace(configs[arm], train=train, evaluate=replace(configs[arm].evaluate, every_steps=0, best_by=""))
     place = folder.probe(arm).with_suffix(".trial")
+    ends = [0.0, *(phase.until for phase in train.phases), 1.0]
+    measured = [_measure(replace(each, train=replace(train, phases=())), place, arm) for each in config.each_phase()]
+    seconds = sum((end - start) * each for start, end, (each, _) in zip(ends, ends[1:], measured, strict=False))
+    write_json(folder.probe(arm), {"seconds_per_step": seconds, "steps": sum(steps for _, steps in measured)})
+
+
+def _measure(config: Config, place: Path, arm: str) -> tuple[float, int]:
+    """Train for a short time; return the seconds per step, and how many steps were made."""
     shutil.rmtree(place, ignore_errors=True)
     moments: list[float] = []
 
@@ -172,5 +182,4 @@ def probe_arm(root: Path, arm: str) -> None:
     if len(moments) < 4:
         raise ConfigError(f"arm {arm} ended after {len(moments)} steps, too few to measure its speed: use budget.steps")
     later = moments[len(moments) // 4 :]  # the first steps are slower: memory is allocated, files are read first
-    seconds = (later[-1] - later[0]) / (len(later) - 1)
-    write_json(folder.probe(arm), {"seconds_per_step": seconds, "steps": len(moments)})
+    return (later[-1] - later[0]) / (len(later) - 1), len(moments)

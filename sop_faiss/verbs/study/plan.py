@@ -43,6 +43,11 @@ def arm_configs(study: StudyConfig) -> dict[str, Config]:
     has_budget = any((study.budget.steps, study.budget.images, study.budget.minutes))
     seen: dict[tuple[tuple[str, str], ...], str] = {}
     for name, config in configs.items():
+        if config.train.minutes:
+            raise ConfigError(
+                f"arm {name}: train.minutes = {config.train.minutes:g} is for single runs; in a study, which compares "
+                "runs of a length known before, set train.minutes=0 and budget.minutes"
+            )
         settings = flat_settings(config)
         for each in _LENGTH if has_budget else ():
             del settings[each]  # which the budget sets
@@ -106,7 +111,7 @@ def _planned(
     steps_per_epoch = max(1, images[key] // config.train.batch_size)
     steps = _budget_steps(study, arm.name, config, step_seconds)
     if steps is None:
-        total = max(1, round(config.train.epochs * steps_per_epoch))
+        total = config.train.total_steps(steps_per_epoch)
         return PlannedRun(arm, config.train.seed, config, min(total, config.train.stop_after_steps or total))
     try:
         train = replace(config.train, epochs=steps / steps_per_epoch, stop_after_steps=0)

@@ -66,7 +66,8 @@ def activation_bytes(student: Network, config: Config, needs: Needs) -> tuple[in
     """
     views, unit = config.views, student.backbone.patch_size
     patches = (views.global_size // unit) ** 2
-    masks = None if config.masks.kind == "none" else torch.zeros(1, patches, dtype=torch.bool)
+    dropped = int(config.masks.drop * patches)
+    masks = (torch.arange(patches) < dropped).unsqueeze(0) if config.masks.hides else None
     masked = torch.arange(round(_masked_share(config) * patches)) if needs.patches else None
     of_global = _kept_bytes(student, views.global_size, masks, masked, needs.cls)
     return of_global, _kept_bytes(student, views.local_size) if views.local_count and needs.cls else 0
@@ -109,7 +110,14 @@ def _masked_share(config: Config) -> float:
 def describe_device_memory(
     config: Config, student: Network, needs: Needs, world_size: int, uses_bf16: bool, is_sharded: bool
 ) -> dict[str, int]:
-    """Estimate the bytes that a step needs on each rank besides weights and memories."""
+    """Estimate the bytes that a step needs on each rank besides weights and memories; of `train.phases` the largest."""
+    phases = [_device_memory(phase, student, needs, world_size, uses_bf16, is_sharded) for phase in config.each_phase()]
+    return max(phases, key=lambda sizes: sum(sizes.values()))
+
+
+def _device_memory(
+    config: Config, student: Network, needs: Needs, world_size: int, uses_bf16: bool, is_sharded: bool
+) -> dict[str, int]:
     images = config.train.batch_size // world_size
     at_once = images // config.train.accumulate
     views = config.views

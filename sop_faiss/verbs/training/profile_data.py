@@ -31,13 +31,14 @@ def profile_data(
 
     Args:
         config: of the run.
-        steps: number of batches to make, from the first of the run.
+        steps: number of batches to make, from the first of the run, or of its last phase if views change their sizes.
         step_seconds: assumed durations of a training step.
         progress: called with the number of batches made and their total.
 
     Returns:
         Images per second of the stream; milliseconds per image of each stage on one thread; the fraction of time that
-        training would wait, by the duration of a step; the number of shards in a batch, and the ideal number.
+        training would wait, by the duration of a step; the number of shards in a batch, and the ideal number. All of it
+        at the sizes of `views`; with `train.phases` also the images per second of each phase before.
 
     Raises:
         ConfigError: a setting is impossible.
@@ -49,9 +50,11 @@ def profile_data(
     if odd:
         raise ConfigError(f"`step_seconds={odd[0]:g}`: wanted a number of seconds above 0")
     batches = open_batches(config, "a profile")
-    speed = time_stream(batches, range(steps), progress)
-    image_ids = batches.image_ids(steps)[:_STAGE_IMAGES].tolist()  # of a later step: not yet in the page cache
-    stages = time_stages(batches, image_ids, steps // batches.steps_per_epoch)
+    *earlier, first = [0, *config.train.phase_ends(batches.steps_per_epoch)]
+    before = [time_stream(batches, range(start, start + steps)) for start in earlier]
+    speed = time_stream(batches, range(first, first + steps), progress)
+    image_ids = batches.image_ids(first + steps)[:_STAGE_IMAGES].tolist()  # of a later step: not yet in the page cache
+    stages = time_stages(batches, image_ids, (first + steps) // batches.steps_per_epoch)
     total = sum(stages.values())
     batch_seconds = speed.seconds / speed.steps
     mix = shuffle_quality(batches)
@@ -63,6 +66,7 @@ def profile_data(
         "bad_images": speed.bad,
         "images_per_second": speed.images / speed.seconds,
         "seconds_per_batch": batch_seconds,
+        **({"images_per_second_of_phases": [each.images / each.seconds for each in before]} if before else {}),
         "stages": {
             stage: {
                 "milliseconds_per_image": 1e3 * seconds,

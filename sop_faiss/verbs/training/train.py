@@ -76,8 +76,8 @@ class TrainingResult:
     """Whether it reached its end, or `train.stop_after_steps`; False if a signal stopped it; then it can be resumed."""
     step: int
     """The last step made."""
-    steps: int
-    """Total number of steps, by its schedules."""
+    steps: int | None
+    """Total number of steps, by its schedules; None: not decided yet (`train.minutes`)."""
     last_metrics: dict[str, Any]
     """The last line of `metrics.jsonl` with a loss and the last with a score, merged, with the current step and epoch.
 
@@ -206,7 +206,8 @@ def run_training(
         if finished and distributed.is_main():
             _log_signs(state, signs)
         last = {**_last_metrics(state, lines), "signs": list(signs)}
-        return TrainingResult(finished, state.step, state.schedules.total_steps, last)
+        steps = state.schedules.total_steps if state.schedules.is_decided else None
+        return TrainingResult(finished, state.step, steps, last)
     finally:
         lock.release()
         distributed.leave_process_group()
@@ -247,6 +248,8 @@ def _log_verdict(state: RunState) -> None:
 def describe_run(config: Config) -> dict[str, Any]:
     """Describe a run for `sop-train --dry-run`: its images, parameters, steps, and estimated memory.
 
+    The number of steps of a run of `train.minutes` is None, since it depends on the machine.
+
     Raises:
         ConfigError: a setting is impossible.
         DataError: the training images cannot be opened.
@@ -259,7 +262,8 @@ def describe_run(config: Config) -> dict[str, Any]:
     needs = objective.needs(device, len(trained))
     batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
     evaluation = open_evaluation(config, source, trained, held_out)
-    steps = Schedules(config, batches.steps_per_epoch).total_steps
+    schedules = Schedules(config, batches.steps_per_epoch)
+    steps = schedules.total_steps if schedules.is_decided else None
     parameters = sum(p.numel() for p in student.parameters())
     checkpoint_bytes = parameters * 4 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
     copied = config.train.background_save and device.type == "cpu"  # the copy of a GPU's state is in main memory
@@ -283,7 +287,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         "projector_parameters": sum(p.numel() for p in student.heads.parameters()),
         "steps_per_epoch": batches.steps_per_epoch,
         "steps": steps,
-        "ends_at_step": min(steps, config.train.stop_after_steps or steps),
+        "ends_at_step": min(filter(None, (steps, config.train.stop_after_steps)), default=None),
         "device": device.type,
         "world_size": world_size,
         "parallel": "none" if world_size == 1 else "fsdp" if is_sharded else "ddp",
