@@ -28,7 +28,7 @@ def train(folder: Path, shards: Path, *overrides: str) -> tuple[list[dict[str, f
 
 def main(folder: Path, shards: Path) -> None:
     cases = [
-        *(KINDS[kind] for kind in ("massl", "dino")),
+        *(KINDS[kind] for kind in ("massl", "dino", "distill")),
         (*KINDS["ibot"], "train.parallel=fsdp"),
         (*KINDS["ibot apart"], "train.accumulate=3", "train.views_apart=true"),
     ]
