@@ -22,6 +22,7 @@ from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.objectives.distill import direction_loss
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
+from sop_faiss.verbs.run_page.prototypes import sample_of_checkpoint
 from sop_faiss.verbs.training.export import export_run
 from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.encoders import timm_network
@@ -115,7 +116,9 @@ def test_the_teacher_is_not_saved_and_another_is_refused(tmp_path, shards):
         kept = [each for each in DISTILL if not each.startswith("distill.teacher")]
         named = ("distill.teacher=timm:test_resnet", f"distill.weights={tmp_path / name}", "train.epochs=1")
         overrides = (f"data.train={shards}", *kept, *named, *overrides)
-        run_training(tiny_config(tmp_path, *overrides), tmp_path / "run", resume=resume)
+        config = tiny_config(tmp_path, *overrides)
+        run_training(config, tmp_path / "run", resume=resume)
+        return config
 
     train("1.safetensors", "train.stop_after_steps=1")
     files = [read_tensors(find_checkpoint(tmp_path / "run"), name) for name in ("student", "teacher", "objective")]
@@ -123,8 +126,10 @@ def test_the_teacher_is_not_saved_and_another_is_refused(tmp_path, shards):
     with pytest.raises(CheckpointError, match=r"distill\.teacher") as caught:
         train("2.safetensors", resume=True)
     assert_one_line(caught, "fingerprint")
-    train("moved.safetensors", resume=True)
+    config = train("moved.safetensors", resume=True)
     assert [line["step"] for line in read_metrics(tmp_path / "run") if "loss" in line] == [1, 2, 3, 4]
+    sample = sample_of_checkpoint(config, find_checkpoint(tmp_path / "run"), 24)
+    assert sample.step == 5 and all(each.image >= 0 for each in sample.prototypes)
     export_run(tmp_path / "run", tmp_path / "exported")
     assert load_encoder(str(tmp_path / "exported")).feature_dim == 24
     assert "direction loss | weight 0.5" in (tmp_path / "exported" / "README.md").read_text()

@@ -44,9 +44,7 @@ class DistillConfig:
     def __post_init__(self) -> None:
         require_finite("distill", self)
         require_one_of("distill.views", self.views, ("same", "others"))
-        require(
-            self.direction_weight >= 0, f"distill.direction_weight = {self.direction_weight}: wanted 0 or more"
-        )
+        require(self.direction_weight >= 0, f"distill.direction_weight = {self.direction_weight}: wanted 0 or more")
         require(
             bool(self.teacher) or not (self.weights or self.arch or self.by_position or self.pooling),
             "distill.weights, arch, by_position and pooling say how distill.teacher is read, which is empty: name it",
@@ -65,8 +63,8 @@ class DistillConfig:
         )
         require(
             sop.patch.weight == 0,
-            f"sop.patch.weight = {sop.patch.weight} with objective.kind = distill, which compares whole views only: set "
-            "sop.patch.weight=0",
+            f"sop.patch.weight = {sop.patch.weight} with objective.kind = distill, which compares whole views only: "
+            "set sop.patch.weight=0",
         )
         require(
             sop.fill == "teacher",

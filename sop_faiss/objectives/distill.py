@@ -197,9 +197,7 @@ class DistillObjective:
         """Return the sizes of the memory, of kept neighbors, of the members of one task, and of the teacher."""
         sizes = sizes_of_terms(self.config, device, images)
         held = sum(value.numel() * value.element_size() for value in self.teacher.state_dict().values())
-        return Needs(
-            True, False, {"cls": self.config.sop.cls.num_anchors}, {**sizes, "frozen_teacher_bytes": held}
-        )
+        return Needs(True, False, {"cls": self.config.sop.cls.num_anchors}, {**sizes, "frozen_teacher_bytes": held})
 
     def digests(self) -> dict[str, str]:
         """Return digests of the teacher, the center, the memory, and the generator of anchors."""

@@ -138,7 +138,10 @@ def _terms(config: Config) -> dict[str, str]:
             terms = {"[CLS] loss": config.ibot.cls, "patch loss": config.ibot.patch}
             return {name: f"weight {t.weight:g}, {t.prototypes:,} learned prototypes" for name, t in terms.items()}
         case "distill":
-            return {"[CLS] loss": _term(config.sop.cls), "direction loss": f"weight {config.distill.direction_weight:g}"}
+            return {
+                "[CLS] loss": _term(config.sop.cls),
+                "direction loss": f"weight {config.distill.direction_weight:g}",
+            }
     return {"[CLS] loss": _term(config.sop.cls), "patch loss": _term(config.sop.patch)}
 
 

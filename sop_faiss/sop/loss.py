@@ -32,7 +32,15 @@ from sop_faiss.sop import kernel
 from sop_faiss.sop.member_weights import MemberWeights
 from sop_faiss.sop.prototypes import Prototypes
 
-__all__ = ["MemberWeights", "TermLoss", "assignment_cross_entropy", "cls_loss", "log_assignment", "paired_views", "patch_loss"]
+__all__ = [
+    "MemberWeights",
+    "TermLoss",
+    "assignment_cross_entropy",
+    "cls_loss",
+    "log_assignment",
+    "paired_views",
+    "patch_loss",
+]
 
 _BLOCK_ELEMENTS = 2**20  # logits in memory at a time: 4 MB in float32, which stay in a CPU's cache
 
