@@ -203,7 +203,7 @@ class DistillObjective:
         """Return digests of the teacher, the center, the memory, and the generator of anchors."""
         return {
             "distilled teacher": self.teacher.fingerprint,
-            "center": checksum(self.center),
+            "center": str(checksum(self.center)),
             "cls memory": self.term.memory.digest(),
             "draws of cls anchors": generator_digest(self.term.maker.generator),
         }
