@@ -166,6 +166,7 @@ class DistillObjective:
     def fill(self, networks: Networks, batches: Batches, stage: Stage = silent_stage) -> None:
         """Store the teacher's features before the first step, until no random row is left, and center them."""
         memory = self.term.memory
+        self.center.zero_()
         for batch in batches_to_fill(batches, memory.capacity, self.config, networks.device, stage):
             stored = [min(1, len(batch.global_views) - 1)]
             views = networks.normalized(batch.global_views[stored], batch.global_colors[stored])
