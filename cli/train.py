@@ -66,7 +66,14 @@ def _complete_config(_: click.Context, __: click.Parameter, incomplete: str) -> 
     "--weights",
     type=NamedPath(),
     metavar="FILE",
-    help="Weights of model.init=timm:NAME, .safetensors, .pth or .bin; the same as model.weights=FILE.",
+    help="Weights of timm:NAME, .safetensors, .pth or .bin: of --teacher where that is given (the same as "
+    "distill.weights=FILE), else of model.init (the same as model.weights=FILE).",
+)
+@click.option(
+    "--teacher",
+    metavar="M",
+    help="Distill this frozen encoder: lite0, lite1, lite2, a run directory, a checkpoint, an export, timm:NAME with "
+    "--weights, or dino:FILE; the same as objective.kind=distill distill.teacher=M.",
 )
 @click.option("--resume", is_flag=True, help="Continue from the newest complete checkpoint; start if there is none.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration, data, parameters, steps and memory.")
@@ -98,6 +105,7 @@ def main(
     overrides: tuple[str, ...],
     output: Path | None,
     weights: Path | None,
+    teacher: str | None,
     resume: bool,
     dry_run: bool,
     explain: str | None,
@@ -144,7 +152,7 @@ def main(
 
     as_json = json_to is not None or not sys.stdout.isatty()
     log_to_stderr(logging.INFO)
-    resolved = load_config(config, overrides, weights=weights)
+    resolved = load_config(config, overrides, weights=weights, teacher=teacher)
     if dry_run:
         resolved = resolve_init(resolved)
         described = describe_run(resolved)

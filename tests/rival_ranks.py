@@ -29,7 +29,7 @@ def train(folder: Path, shards: Path, *overrides: str) -> tuple[list[dict[str, f
 
 def main(folder: Path, shards: Path) -> None:
     cases = [
-        *(KINDS[kind] for kind in ("massl", "dino")),
+        *(KINDS[kind] for kind in ("massl", "dino", "distill")),
         (*KINDS["ibot"], "train.parallel=fsdp"),
         (*KINDS["sop"], "regularizer.kind=sigreg", "regularizer.directions=5", "optim.kind=muon"),
         (*KINDS["sop"], "regularizer.kind=koleo", "train.accumulate=3", "train.parallel=fsdp"),

@@ -31,9 +31,16 @@ KINDS = {
         "ibot.norm_last_layer=false",
         "ibot.freeze_last_layer_epochs=0.5",
     ),
+    "distill": (
+        "objective.kind=distill",
+        "distill.teacher=lite0",
+        "distill.direction_weight=0.5",
+        "sop.patch.weight=0",
+        "sop.fill=teacher",
+    ),
 }
 """By a name for the test: overrides of `tests/runs.py`."""
-for _name in ("massl", "dino"):
+for _name in ("massl", "dino", "distill"):
     KINDS[_name] += ("masks.kind=none",)
 
 

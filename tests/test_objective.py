@@ -153,7 +153,7 @@ def test_parts_of_a_step_are_the_step(tmp_path, shards, kind):
         assert torch.equal(watched.gallery[watched.rows], watched.embeddings)
 
 
-@pytest.mark.parametrize("kind", ["massl", "dino", "ibot apart"])
+@pytest.mark.parametrize("kind", ["massl", "dino", "ibot apart", "distill"])
 def test_every_objective_resumes_exactly(tmp_path, shards, kind):
     overrides = (f"data.train={shards}", "train.epochs=1", *KINDS[kind])
     run_training(tiny_config(tmp_path, *overrides), tmp_path / "whole")
@@ -175,7 +175,7 @@ def test_two_ranks_train_every_objective_as_one_does(tmp_path, shards):
     launch(["-m", "tests.rival_ranks", str(tmp_path), str(shards)], 2)
 
 
-@pytest.mark.parametrize("kind", ["massl", "dino", "ibot"])
+@pytest.mark.parametrize("kind", ["massl", "dino", "ibot", "distill"])
 def test_a_convolutional_network_learns_every_objective(tmp_path, shards, kind):
     overrides = [o for o in KINDS[kind] if not o.startswith("masks.")]
     overrides += ["ibot.patch.weight=0"] if kind == "ibot" else []

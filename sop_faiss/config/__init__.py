@@ -5,6 +5,7 @@ Durations are in epochs here and in steps everywhere else.
 """
 
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
+from sop_faiss.config.distill import DistillConfig
 from sop_faiss.config.load import (
     config_of,
     config_summary,
@@ -31,6 +32,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "DinoConfig",
+    "DistillConfig",
     "EvaluateConfig",
     "IbotConfig",
     "LossConfig",

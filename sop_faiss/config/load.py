@@ -214,21 +214,31 @@ def load_run_config(file: Path) -> Config:
     return _built({f"config {file}": translate(read_mapping(file))})
 
 
-def load_config(name_or_file: str | Path, overrides: Iterable[str] = (), *, weights: Path | None = None) -> Config:
+def load_config(
+    name_or_file: str | Path,
+    overrides: Iterable[str] = (),
+    *,
+    weights: Path | None = None,
+    teacher: str | None = None,
+) -> Config:
     """Read a configuration, apply dotted overrides, and check it.
 
     Args:
         name_or_file: a YAML file, else the name of a packaged configuration.
         overrides: `section.field=value` strings, applied in order.
-        weights: sets `model.weights`; its name may contain any letters.
+        weights: sets `model.weights`, or with `teacher` `distill.weights`; its name may contain any letters.
+        teacher: sets `distill.teacher`, and `objective.kind` to distill.
 
     Raises:
         ConfigError: an unknown key (the nearest is suggested), a wrong type, or an impossible value.
     """
     path = find_config(name_or_file)
     layers = {f"config {path}": read_mapping(path), "overrides": parse_overrides(overrides)}
-    if weights is not None:
-        layers["--weights"] = {"model": {"weights": str(weights)}}
+    file = {} if weights is None else {"weights": str(weights)}
+    if teacher is not None:
+        layers["--teacher"] = {"objective": {"kind": "distill"}, "distill": {"teacher": teacher, **file}}
+    elif file:
+        layers["--weights"] = {"model": file}
     return _built(layers)
 
 
@@ -317,7 +327,7 @@ def _of_one_objective(layers: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
         chosen = content.get("objective")
         kind = chosen.get("kind") if isinstance(chosen, dict) else None
         if isinstance(kind, str) and kind in OBJECTIVES:
-            others = {section for other, sections in OBJECTIVES.items() if other != kind for section in sections}
+            others = {section for sections in OBJECTIVES.values() for section in sections} - set(OBJECTIVES[kind])
             kept = {
                 below: {name: value for name, value in settings.items() if name not in others}
                 for below, settings in kept.items()

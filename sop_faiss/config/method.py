@@ -80,7 +80,8 @@ class ModelConfig:
     projector_hidden: int = 2048
     """Width of its hidden layers."""
     embedding_dim: int = 256
-    """d: dimension of the unit-norm embeddings and of the memories."""
+    """d: dimension of the unit-norm embeddings and of the memories. With `objective.kind=distill` it is the width of
+    the teacher's features, whatever is set here."""
 
     def __post_init__(self) -> None:
         require_finite("model", self)

@@ -8,7 +8,13 @@ from sop_faiss.config.checks import require, require_between, require_finite, re
 
 __all__ = ["OBJECTIVES", "DinoConfig", "IbotConfig", "MasslConfig", "ObjectiveConfig", "PrototypesConfig"]
 
-OBJECTIVES = {"sop": ("sop", "neighbors", "regularizer"), "massl": ("massl",), "dino": ("dino",), "ibot": ("ibot",)}
+OBJECTIVES = {
+    "sop": ("sop", "neighbors", "regularizer"),
+    "massl": ("massl",),
+    "dino": ("dino",),
+    "ibot": ("ibot",),
+    "distill": ("distill", "sop", "neighbors"),
+}
 """The sections that each objective reads; those of the others stay at their defaults."""
 _MOST_PROTOTYPES = 16_777_216  # 16 GiB of weights with d = 256, beyond any in use
 
@@ -18,8 +24,9 @@ class ObjectiveConfig:
     """What is learned."""
 
     kind: str = "sop"
-    """`sop` (this paper), `massl`, `dino` or `ibot` (its rivals). Each has its own section; only that of the chosen
-    one may be set. An override of `objective.kind` drops the sections of the others that the file has."""
+    """`sop` (this paper), `massl`, `dino` or `ibot` (its rivals), or `distill` (SOP's prototypes of a frozen encoder's
+    features, for a student of any network). Each has its own section, `distill` also those of `sop`; only those of the
+    chosen one may be set. An override of `objective.kind` drops the sections of the others that the file has."""
 
     def __post_init__(self) -> None:
         require_one_of("objective.kind", self.kind, tuple(OBJECTIVES))

@@ -8,6 +8,7 @@ from typing import Any
 
 from sop_faiss.config.checks import require, shown
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
+from sop_faiss.config.distill import DistillConfig
 from sop_faiss.config.method import LossConfig, ModelConfig, NeighborsConfig, RegularizerConfig, SopConfig
 from sop_faiss.config.phases import PhaseConfig
 from sop_faiss.config.rivals import OBJECTIVES, DinoConfig, IbotConfig, MasslConfig, ObjectiveConfig
@@ -31,6 +32,7 @@ class Config:
     massl: MasslConfig = field(default_factory=MasslConfig)
     dino: DinoConfig = field(default_factory=DinoConfig)
     ibot: IbotConfig = field(default_factory=IbotConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -83,7 +85,7 @@ class Config:
         """Check that only the chosen objective is configured, and that the masks suit it."""
         kind, masks, weights = self.objective.kind, self.masks, self.term_weights()
         for other, sections in OBJECTIVES.items():
-            for section in sections if other != kind else ():
+            for section in (each for each in sections if each not in OBJECTIVES[kind]):
                 name, value = next(_changed(getattr(self, section), section), ("", None))
                 require(
                     not name,
@@ -95,7 +97,9 @@ class Config:
             f"regularizer.kind = {self.regularizer.kind} with sop.cls.weight = 0, which embeds no complete views: set "
             "regularizer.kind=none, or give sop.cls a weight",
         )
-        if kind in ("massl", "dino"):
+        if kind == "distill":
+            self.distill.check(self.sop)
+        if kind in ("massl", "dino", "distill"):
             require(
                 masks.kind == "none",
                 f"masks.kind = {masks.kind} with objective.kind = {kind}, which masks nothing: set masks.kind=none",

@@ -175,7 +175,7 @@ class Networks:
         wants_last: bool = True,
     ) -> Embedded:
         """Return what the teacher makes of views; arguments as `Network.forward`."""
-        with self._autocast():
+        with self.autocast():
             embedded: Embedded = self.teacher(images, None, patches, wants_cls, wants_last)
         return embedded
 
@@ -188,11 +188,12 @@ class Networks:
         wants_cls: bool,
     ) -> Embedded:
         """Return what the student makes of views, with gradients; arguments as `Student.forward`."""
-        with self._autocast():
+        with self.autocast():
             embedded: Embedded = self.shared_student(global_views, local_views, masks, patches, wants_cls)
         return embedded
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """Return the context in which backbones compute."""
         return torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from sop_faiss.config import Config
 from sop_faiss.objectives.dino import DinoObjective
+from sop_faiss.objectives.distill import DistillObjective
 from sop_faiss.objectives.ibot import IbotObjective
 from sop_faiss.objectives.massl import MasslObjective
 from sop_faiss.objectives.objective import Objective
@@ -19,6 +20,7 @@ _OBJECTIVES: dict[str, Callable[[Config], Objective]] = {
     "massl": MasslObjective,
     "dino": DinoObjective,
     "ibot": IbotObjective,
+    "distill": DistillObjective,
 }
 
 

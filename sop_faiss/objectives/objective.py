@@ -45,9 +45,10 @@ class Learned:
     """By loss term, or by what else an objective averages: numbers that are added up over parts and averaged over
     ranks."""
     to_store: dict[str, Float[Tensor, "b _"]]
-    """By loss term: one teacher embedding of each image."""
+    """By loss term: one teacher embedding of each image; distillation also has the `student`'s."""
     features: Float[Tensor, "G b f"] | None
-    """The teacher's features of the unmasked global views, without gradient; None if none were computed."""
+    """The teacher's features of the unmasked global views, without gradient (distillation: the student's); None if
+    none were computed."""
 
 
 class Watched(NamedTuple):

@@ -16,6 +16,7 @@ _METHODS = {
     "massl": "the method *MaSSL* (ICML 2024, arXiv 2407.17486)",
     "dino": "the method *DINO* (ICCV 2021, arXiv 2104.14294)",
     "ibot": "the method *iBOT* (ICLR 2022, arXiv 2111.07832)",
+    "distill": "*distillation* of a frozen encoder by self-organizing prototypes of its features (arXiv 2505.21533)",
 }
 """By `objective.kind`."""
 _PLACE = ("step", "epoch", "images")
@@ -139,6 +140,11 @@ def _terms(config: Config) -> dict[str, str]:
         case "ibot":
             terms = {"[CLS] loss": config.ibot.cls, "patch loss": config.ibot.patch}
             return {name: f"weight {t.weight:g}, {t.prototypes:,} learned prototypes" for name, t in terms.items()}
+        case "distill":
+            return {
+                "[CLS] loss": _term(config.sop.cls),
+                "direction loss": f"weight {config.distill.direction_weight:g}",
+            }
     return {"[CLS] loss": _term(config.sop.cls), "patch loss": _term(config.sop.patch)}
 
 

@@ -33,7 +33,15 @@ from sop_faiss.sop import kernel
 from sop_faiss.sop.member_weights import MemberWeights
 from sop_faiss.sop.prototypes import Prototypes
 
-__all__ = ["MemberWeights", "TermLoss", "assignment_cross_entropy", "cls_loss", "log_assignment", "patch_loss"]
+__all__ = [
+    "MemberWeights",
+    "TermLoss",
+    "assignment_cross_entropy",
+    "cls_loss",
+    "log_assignment",
+    "paired_views",
+    "patch_loss",
+]
 
 _BLOCK_ELEMENTS = 2**20  # logits in memory at a time: 4 MB in float32, which stay in a CPU's cache
 
@@ -248,6 +256,21 @@ def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
     return -(log_assigned.exp() * log_assigned).sum(1)
 
 
+def paired_views(
+    views: int, global_views: int, first_view: int, all_views: int, same_view: bool
+) -> tuple[list[list[int]], int]:
+    """Return which of the teacher's views each of some student views is compared with, and the pairs of all views.
+
+    Arguments are those of `cls_loss`. Local views are compared with all global ones.
+    """
+    partners = [
+        [j for j in range(global_views) if (i >= global_views) or (j == i) == same_view]
+        for i in range(first_view, first_view + views)
+    ]
+    of_globals = global_views * (1 if same_view else global_views - 1)
+    return partners, of_globals + global_views * (all_views - global_views)
+
+
 def cls_loss(
     student: Float[Tensor, "v B d"],
     teacher: Float[Tensor, "G B d"],
@@ -256,6 +279,8 @@ def cls_loss(
     teacher_temp: float,
     first_view: int = 0,
     all_views: int | None = None,
+    *,
+    same_view: bool = False,
 ) -> TermLoss:
     """Return the [CLS] loss: views of an image agree in their assignment (equation 6; docs/method.md, 4).
 
@@ -272,11 +297,11 @@ def cls_loss(
         teacher_temp: temperature of the teacher's.
         first_view: number of the first view in `student` among all views.
         all_views: V, if `student` holds only some of the views; their losses add up to the loss of all.
+        same_view: compare a global view with the same one instead of the others (distillation).
     """
     views, images, _ = student.shape
     global_views = len(teacher)
-    partners = [[j for j in range(global_views) if j != i] for i in range(first_view, first_view + views)]
-    pairs = global_views * ((all_views or views) - 1)
+    partners, pairs = paired_views(views, global_views, first_view, all_views or views, same_view)
     counts = torch.tensor([len(others) for others in partners], dtype=torch.float64, device=student.device)
     weights = counts / (pairs * images)
     compared = [i for i in range(views) if partners[i]]

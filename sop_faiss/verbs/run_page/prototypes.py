@@ -38,7 +38,9 @@ def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> Proto
     """
     name, term = next(iter(config.sop.terms().items()))
     capacity, exclude_same_image = fit_memory(config, name, images)
-    memory = Memory(capacity, config.model.embedding_dim, torch.Generator())
+    tensors = read_tensors(checkpoint, "objective")
+    rows = tensors.get(f"{name}.memory.embeddings")  # of distillation as wide as its teacher's features
+    memory = Memory(capacity, config.model.embedding_dim if rows is None else rows.shape[-1], torch.Generator())
     maker = PrototypeMaker(
         memory,
         # fixed anchors are saved for all tasks; random ones of the first task are drawn first
@@ -50,7 +52,7 @@ def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> Proto
         generator=torch.Generator(),
     )
     try:
-        Term(memory, maker).load_tensors(name, read_tensors(checkpoint, "objective"))
+        Term(memory, maker).load_tensors(name, tensors)
     except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"the memories of {checkpoint} cannot be loaded ({reason})") from None

@@ -155,7 +155,7 @@ class _Images:
         return sections
 
     def _prototypes(self, images: RunImages) -> list[ImageSection]:
-        if self.config.objective.kind != "sop":
+        if self.config.objective.kind not in ("sop", "distill"):
             return []  # the prototypes of other objectives are learned, or single rows
         samples = read_prototypes(self.run)
         early, now = early_sample(samples), samples[-1] if samples else None

@@ -48,6 +48,8 @@ _MAY_CHANGE_ON_RESUME = (
     "data.shuffle_buffer",
     "neighbors.engine",
     "neighbors.refresh",
+    "distill.teacher",  # its place: the checkpoint knows its fingerprint
+    "distill.weights",
     "train.accumulate",
     "train.views_apart",
     "train.checkpoint_activations",
