@@ -6,6 +6,7 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS
 from sop_faiss.cli.eval_logistic import logistic_command
+from sop_faiss.cli.eval_map import map_command
 from sop_faiss.cli.eval_suite import suite_command
 from sop_faiss.cli.eval_unsupervised import unsupervised_command
 
@@ -26,6 +27,7 @@ def main() -> None:
 
 main.add_command(logistic_command)
 main.add_command(unsupervised_command)
+main.add_command(map_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":

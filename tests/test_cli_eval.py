@@ -126,3 +126,10 @@ def test_suites_that_cannot_be_run(content: str, named: str, tmp_path: Path) -> 
 def test_a_folder_of_something_else_is_not_a_leaderboard(suite: Path, tmp_path: Path) -> None:
     assert "something else" in fails("suite", suite, *RESNET, "--out", tmp_path / "a")
     assert "letters" in fails("suite", suite, *RESNET, "--name", "../x", "--out", tmp_path / "board")
+
+
+def test_a_map_is_an_image(data: Path, tmp_path: Path) -> None:
+    result = run("map", data / "val", "--out", tmp_path / "map.png", "--method", "pca")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert ".png" in fails("map", data / "val", "--out", tmp_path / "map.jpg")
