@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS
+from sop_faiss.cli.eval_attention import attention_command
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
 from sop_faiss.cli.eval_suite import suite_command
@@ -28,6 +29,7 @@ def main() -> None:
 main.add_command(logistic_command)
 main.add_command(unsupervised_command)
 main.add_command(map_command)
+main.add_command(attention_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":

@@ -133,3 +133,17 @@ def test_a_map_is_an_image(data: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     assert ".png" in fails("map", data / "val", "--out", tmp_path / "map.jpg")
+
+
+def test_looks_are_an_image(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "photos", per_class=2, seed=0)
+    vit = ("--model", "timm:test_vit", "--random-weights", 0)
+    result = run("attention", folder, *vit, "--limit", 2, "--out", tmp_path / "a.png")
+    assert result.exit_code == 0 and "patch tokens alone" not in result.stderr, result.output
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    result = run("attention", folder, *RESNET, "--out", tmp_path / "b.png")
+    assert result.exit_code == 0 and "patch tokens alone" in result.stderr, result.output
+    assert "limit = 0" in fails("attention", folder, *vit, "--limit", 0, "--out", tmp_path / "c.png")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.jpg").write_bytes(b"nothing")
+    assert "can be read" in fails("attention", tmp_path / "bad", *vit, "--out", tmp_path / "c.png")
