@@ -8,6 +8,7 @@ from sop_faiss.cli.common import CONTEXT_SETTINGS
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_suite import suite_command
 from sop_faiss.cli.eval_unsupervised import unsupervised_command
+from sop_faiss.cli.eval_video import video_command
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)
@@ -26,6 +27,7 @@ def main() -> None:
 
 main.add_command(logistic_command)
 main.add_command(unsupervised_command)
+main.add_command(video_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":
