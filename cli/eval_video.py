@@ -17,6 +17,8 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files
 
 _DEFAULTS = VideoChoices()
+_FINE = 16
+"""Pixels from token to token in most published numbers."""
 _HEADINGS = {
     "j_and_f": "J&F",
     "j_mean": "J mean",
@@ -111,6 +113,11 @@ def video_command(
             f"J&F {result.metrics['j_and_f']:.1f}, 95 % of the objects' bootstrap {low:.1f} to {high:.1f}",
             ["video", *_HEADINGS.values()],
             [[name, *(f"{row[key]:.1f}" for key in _HEADINGS)] for name, row in rows.items()],
+        )
+    if result.protocol["stride"] > _FINE:
+        click.echo(
+            f"tokens are {result.protocol['stride']} pixels apart: --stride {_FINE} takes a finer map, if there is one",
+            err=True,
         )
     say_written("JSON", json_file)
     say_written("masks", out)

@@ -65,7 +65,7 @@ def test_masks_are_written_and_finished_sequences_kept(
     first = run(*NETWORK, "--data", davis, "--out", out, "--json", tmp_path / "1.json")
     assert first.exit_code == 0, first.output
     metrics = json.loads((tmp_path / "1.json").read_text())["metrics"]
-    assert score_folder(davis, out) == metrics
+    assert score_folder(davis, out)[0] == metrics
     assert sorted(path.name for path in (out / "cat").iterdir()) == [f"{place:05d}.png" for place in range(6)]
     with Image.open(out / "cat" / "00000.png") as image:
         assert image.mode == "P"
@@ -121,7 +121,7 @@ def test_masks_of_others_that_cannot_be_scored(davis: Path, tmp_path: Path) -> N
         (folder / name).mkdir(parents=True)
         for place in range(1, 5):
             (folder / name / f"{place:05d}.png").write_bytes(mask_file(davis, name, place).read_bytes())
-    assert score_folder(davis, folder)["j_and_f"] == 100.0
+    assert score_folder(davis, folder)[0]["j_and_f"] == 100.0
     (folder / "dog" / "00002.png").unlink()
     with pytest.raises(DataError, match=r"00002\.png"):
         score_folder(davis, folder)
@@ -136,7 +136,7 @@ def test_empty_and_full_masks_of_two_objects(tmp_path: Path) -> None:
         Image.new("L", (WIDTH, HEIGHT), 2).save(tmp_path / "m" / f"{place:05d}.png")
     (tmp_path / "m").rename(tmp_path / "cat")
     # J of object 1: 1 (both empty), 1, 0; of object 2: 0, 1, 0. F: a full mask has no boundary, as an empty one
-    found = score_folder(davis, tmp_path)
+    found, _ = score_folder(davis, tmp_path)
     assert found["j_mean"] == pytest.approx(100 * (2 / 3 + 1 / 3) / 2) and found["f_mean"] == 100.0
     assert found["j_decay"] == pytest.approx(100 * (1.0 + 0.5) / 2)  # the first two frames less the last
 

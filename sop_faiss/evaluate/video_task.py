@@ -75,7 +75,7 @@ def mask_of_labels(labels: Float[Tensor, "n c"], grid: tuple[int, int], size: tu
     maps = functional.interpolate(labels.T.unflatten(1, grid)[None], size=size, mode="bilinear", align_corners=False)[0]
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     stretched = torch.where(high > low, (maps - low) / (high - low), maps)
-    return stretched.argmax(0).to(torch.uint8)
+    return stretched.max(0).indices.to(torch.uint8)  # of equal ones the first; much faster than argmax
 
 
 def score_masks(video: Video, masks: Iterable[UInt8[np.ndarray, "h w"]]) -> Float64[np.ndarray, "2 objects frames"]:

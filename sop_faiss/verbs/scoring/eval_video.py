@@ -36,6 +36,8 @@ _IDLE = ("pooling", "last_blocks", "scales", "whitening", "cache", "top_value")
 
 Scores = dict[str, Float64[np.ndarray, "2 objects frames"]]
 """J and F in each frame that counts, by sequence."""
+Summary = tuple[dict[str, float], dict[str, Any]]
+"""Metrics, in percent; and their interval, and the numbers of each object."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def evaluate_video(
     made = encoder_of_spec(replace(encoder, size=None))
     dense = DenseEncoder(made, choices.stride)
     for video in videos:
-        dense.frame_size(*video.first.shape, choices.size)
+        height, width = video.first.shape
+        dense.frame_size(height, width, choices.size)  # that it can be taken is known before any work
     seen = {"mean": list(made.preprocess.mean), "std": list(made.preprocess.std)}
     protocol = {**asdict(choices), "stride": dense.stride, "temperature": TEMPERATURE, "preprocess": seen}
     named = {"name": made.name, "fingerprint": made.fingerprint}
@@ -108,7 +111,7 @@ def evaluate_video(
     return TaskResult("sop-eval video", str(data), protocol, metrics, named, time.perf_counter() - started, details)
 
 
-def score_folder(data: Path, masks: Path, *, progress: ProgressCallback | None = None) -> dict[str, float]:
+def score_folder(data: Path, masks: Path, *, progress: ProgressCallback | None = None) -> Summary:
     """Compare masks that any program has written with the annotated ones, as the evaluator of DAVIS does.
 
     Args:
@@ -117,13 +120,13 @@ def score_folder(data: Path, masks: Path, *, progress: ProgressCallback | None =
         progress: called with the number of frames done.
 
     Returns:
-        The metrics of `evaluate_video`.
+        The metrics and details of `evaluate_video`.
 
     Raises:
         DataError: something is missing, damaged, of another size, or has more objects than are annotated.
     """
     videos = [open_video(data, name) for name in list_videos(data)]
-    return _summary(_scores(videos, lambda video: _read_masks(video, masks / video.name), progress))[0]
+    return _summary(_scores(videos, lambda video: _read_masks(video, masks / video.name), progress))
 
 
 def _scores(
@@ -157,9 +160,9 @@ def _scores_of_ranks(
     except (SopError, OSError) as error:
         failure = error
     together: Scores = {}
-    for scores, error in gather_objects((own, failure)):
-        if error is not None:
-            raise error
+    for scores, raised in gather_objects((own, failure)):
+        if raised is not None:
+            raise raised
         together |= scores
     return {video.name: together[video.name] for video in videos}
 
@@ -207,7 +210,7 @@ def _read_masks(video: Video, folder: Path) -> Iterator[UInt8[np.ndarray, "h w"]
         yield mask
 
 
-def _summary(scores: Scores) -> tuple[dict[str, float], dict[str, Any]]:
+def _summary(scores: Scores) -> Summary:
     """Return the metrics, means over all objects of all sequences in percent, and the numbers of each object."""
     objects: list[dict[str, Any]] = []
     for name, of_video in scores.items():
