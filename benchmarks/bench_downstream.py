@@ -46,7 +46,7 @@ def largest_difference(evaluation: type[Any], data: Path, masks: Path) -> float:
         theirs = evaluation(davis_root=str(data), task="semi-supervised", gt_set="val").evaluate(str(masks))
     ours = score_folder(data, masks)[1]["per_object"]
     return max(
-        abs(row[f"{letter.lower()}_{name}"] / 100 - float(value))
+        abs(float(row[f"{letter.lower()}_{name}"]) / 100 - float(value))
         for letter in "JF"
         for key, name in METRICS.items()
         for row, value in zip(ours, theirs[letter][key], strict=True)
@@ -118,14 +118,17 @@ def metric_rows(davis: Path | None, data: Path | None) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         hostile, results = write_hostile(Path(folder))
         difference = largest_difference(evaluation, hostile, results)
-        detail = {"a_missing_mask": missing_mask(evaluation, hostile, results), "objects": 14}
+        detail = {"where_a_mask_is_missing": missing_mask(evaluation, hostile, results), "objects": 14}
         rows.append(Row(names[0], against, difference, EXACT, meets(difference, EXACT), detail))
         if data is None or not (davis / OSVOS).is_dir():
             why = "no --data" if data is None else f"{OSVOS} is not in the checkout"
             return [*rows, Row(names[1], against, None, EXACT, None, {"not measured": why})]
         numbered, masks = write_numbers(data, davis / OSVOS, Path(folder) / "own")
         difference = largest_difference(evaluation, numbered, masks)
-        detail = {"sequences": ", ".join(list_videos(data)), "ours": score_folder(numbered, masks)[0]}
+        detail = {
+            "sequences": ", ".join(list_videos(data)),
+            "J_and_F_percent": score_folder(numbered, masks)[0]["j_and_f"],
+        }
         rows.append(Row(names[1], against, difference, EXACT, meets(difference, EXACT), detail))
     return rows
 
@@ -216,21 +219,24 @@ def on_this_device() -> Iterator[None]:
 
 
 def measure_memory(module: ModuleType, whose: str) -> int:
-    """Measure the extra peak bytes of one more frame, with all earlier frames kept, in a process of its own."""
+    """Measure the peak bytes of a video, above its tokens and with all that is kept, in a process of its own."""
     tokens = made_up_tokens(KEPT + 4)
-    theirs, ours = Theirs(module, tokens), ours_of(tokens)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
+    before = resident_bytes("VmRSS")
+    theirs = Theirs(module, tokens) if whose == "theirs" else None
+    ours = ours_of(tokens) if theirs is None else None
     with on_this_device(), torch.no_grad():
-        for place in range(1, KEPT + 3):
-            theirs.next_frame(place) if whose == "theirs" else ours.next_frame(tokens[place])
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
-        before = resident_bytes("VmRSS")
-        theirs.next_frame(KEPT + 3) if whose == "theirs" else ours.next_frame(tokens[KEPT + 3])
+        for place in range(1, len(tokens)):
+            if theirs is not None:
+                theirs.next_frame(place)
+            elif ours is not None:
+                ours.next_frame(tokens[place])
     return resident_bytes("VmHWM") - before
 
 
 def propagation_rows(dino: Path | None, repeats: int) -> list[Row]:
     problem = f"{GRID[0]} x {GRID[1]} tokens of {DIM}, first frame and {KEPT} before"
-    names = f"labels of tokens: {problem}", "time of a frame", "extra peak memory of a frame"
+    names = f"labels of tokens: {problem}", "time of a frame", "extra peak memory of a video"
     against, targets = "DINO's label_propagation on the same tokens", (CLOSE, HALF, HALF)
     if dino is None:
         why = {"not measured": "no --dino checkout"}
