@@ -9,7 +9,6 @@ The tokens are compared in square tiles with their neighborhoods only, so that n
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -51,15 +50,14 @@ class LabelPropagation:
         size = (1 + frames, len(tokens))
         self._tokens = tokens.new_empty((*size, tokens.shape[1]))
         self._labels = labels.new_empty((*size, labels.shape[1]))
-        self._free = deque(range(1, 1 + frames))
-        """Places of frames, the one that is overwritten next first."""
-        self._kept = 1
+        self._frames, self._seen = frames, 0
+        """How many frames are kept beside the first, each in place of the oldest; and how many there were."""
         self._tokens[0], self._labels[0] = functional.normalize(tokens, dim=1), labels
 
     def next_frame(self, tokens: Float[Tensor, "n d"]) -> Float[Tensor, "n c"]:
         """Return the labels of the next frame's tokens, and keep both for the frames after it."""
         tokens = functional.normalize(tokens, dim=1)
-        kept = self._tokens[: self._kept].unflatten(1, self.grid)
+        kept = self._tokens[: 1 + min(self._seen, self._frames)].unflatten(1, self.grid)
         queries = tokens.unflatten(0, self.grid)
         found = self._labels.new_empty((*self.grid, self._labels.shape[2]))
         flat_labels = self._labels.flatten(0, 1)
@@ -70,11 +68,10 @@ class LabelPropagation:
             mixed = (flat_labels[places] * weights[:, :, None]).sum(1)
             found[rows, columns] = mixed.view(rows.stop - rows.start, columns.stop - columns.start, -1)
         labels = found.flatten(0, 1)
-        if self._free:
-            place = self._free[0]
-            self._free.rotate(-1)
+        if self._frames:
+            place = 1 + self._seen % self._frames
             self._tokens[place], self._labels[place] = tokens, labels
-            self._kept = max(self._kept, place + 1)
+        self._seen += 1
         return labels
 
     def _around(self, tile: slice, axis: int) -> slice:
