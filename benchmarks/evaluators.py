@@ -1,4 +1,4 @@
-"""DINO's and revisitop's own evaluation, imported from checkouts that the user names."""
+"""DINO's, DAVIS's and revisitop's own evaluation, imported from checkouts that the user names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["dino_knn", "dino_ranks", "load_dino", "load_revisitop", "setups_of", "with_in1d"]
+__all__ = [
+    "dino_knn",
+    "dino_ranks",
+    "load_davis",
+    "load_dino",
+    "load_dino_video",
+    "load_revisitop",
+    "setups_of",
+    "with_in1d",
+]
 
 MapFunction = Callable[..., tuple[float, Any, Any, Any]]
 DIFFICULTIES = {
@@ -33,8 +42,9 @@ def with_in1d() -> Iterator[None]:
 
 
 def _load(checkout: Path, option: str, repository: str, module: str) -> ModuleType:
-    if not (checkout / f"{module}.py").is_file():
-        raise SystemExit(f"{option} {checkout} has no {module}.py: wanted a checkout of github.com/{repository}")
+    file = checkout / f"{module.replace('.', '/')}.py"
+    if not file.is_file():
+        raise SystemExit(f"{option}: {file} does not exist: wanted a checkout of github.com/{repository}")
     sys.path.insert(0, str(checkout))
     try:
         return importlib.import_module(module)
@@ -52,6 +62,18 @@ def load_revisitop(checkout: Path) -> MapFunction:
 def load_dino(checkout: Path) -> ModuleType:
     """Return its module `eval_knn`, unchanged, with its k-NN loop and, as `utils`, its `compute_map`."""
     return _load(checkout, "--dino", "facebookresearch/dino", "eval_knn")
+
+
+def load_dino_video(checkout: Path) -> ModuleType:
+    """Return its module `eval_video_segmentation`, unchanged; it calls `cuda`, and reads `args` from itself."""
+    return _load(checkout, "--dino", "facebookresearch/dino", "eval_video_segmentation")
+
+
+def load_davis(checkout: Path) -> type[Any]:
+    """Return its class `DAVISEvaluation`, unchanged."""
+    repository = "davisvideochallenge/davis2017-evaluation"
+    found: type[Any] = _load(checkout, "--davis", repository, "davis2017.evaluation").DAVISEvaluation
+    return found
 
 
 def dino_ranks(queries: Tensor, gallery: Tensor) -> np.ndarray:

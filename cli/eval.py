@@ -10,6 +10,7 @@ from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
 from sop_faiss.cli.eval_suite import suite_command
 from sop_faiss.cli.eval_unsupervised import unsupervised_command
+from sop_faiss.cli.eval_video import video_command
 
 
 @click.group(context_settings=CONTEXT_SETTINGS)
@@ -30,6 +31,7 @@ main.add_command(logistic_command)
 main.add_command(unsupervised_command)
 main.add_command(map_command)
 main.add_command(attention_command)
+main.add_command(video_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":

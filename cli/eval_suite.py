@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sop_faiss.cli import eval_logistic, eval_unsupervised, knn, linear, retrieve
+from sop_faiss.cli import eval_logistic, eval_unsupervised, eval_video, knn, linear, retrieve
 from sop_faiss.cli.common import page_footer, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
@@ -21,6 +21,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "retrieve": ("sop-retrieve", retrieve.main),
     "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),
+    "video": ("sop-eval video", eval_video.video_command),
 }
 """By the name in a suite: how it is typed, and the command."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.,=+-]{0,99}", re.ASCII)

@@ -52,6 +52,7 @@ def run(command: str, *arguments: object) -> tuple[str, int, list[str]]:
         ("demo",),
         ("doctor",),
         ("embed",),
+        ("eval", "video"),
         ("export",),
         ("index",),
         ("index", "add"),

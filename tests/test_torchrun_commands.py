@@ -13,7 +13,9 @@ import pytest
 from sop_faiss.index.search import FeatureIndex
 from tests.encoders import write_run
 from tests.images import write_folder
+from tests.videos import write_davis
 
+LAUNCH_TWO = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
@@ -64,6 +66,24 @@ def test_two_ranks_retrieve_what_one_retrieves(place: Path, tmp_path: Path) -> N
     one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
     assert two["metrics"] == pytest.approx(one["metrics"])
     assert told[1].count("queries in") == 1
+
+
+def test_two_ranks_follow_the_objects_that_one_follows(place: Path, tmp_path: Path) -> None:
+    davis = write_davis(tmp_path / "davis", ("a", "b", "c"))
+    words = ("video", "--model", place / "run", "--device", "cpu", "--data", davis, "--size", 64)
+    told = []
+    for ranks in (1, 2):
+        told.append(run(ranks, "eval", *words, "--json", tmp_path / f"{ranks}.json", "--out", tmp_path / f"m{ranks}"))
+    one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
+    assert two["metrics"] == one["metrics"] and two["per_object"] == one["per_object"]
+    assert told[1].count("all objects") == 1
+    files = [sorted(path.relative_to(folder) for path in folder.rglob("*.png")) for folder in tmp_path.glob("m?")]
+    assert files[0] == files[1] and len(files[0]) == 18
+    (davis / "JPEGImages" / "480p" / "b" / "00002.jpg").write_bytes(b"")  # of the second rank
+    failed = subprocess.run(
+        [*LAUNCH_TWO, "-m", "sop_faiss.cli.eval", *map(str, words)], capture_output=True, text=True, timeout=300
+    )
+    assert failed.returncode != 0 and failed.stderr.count("error: frame") == 1
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF2,SQ8"])
