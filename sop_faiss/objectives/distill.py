@@ -62,7 +62,7 @@ class DistillObjective:
     @functools.cached_property
     def teacher(self) -> Encoder:
         """The frozen encoder, on the CPU until `open`."""
-        return open_frozen_teacher(self.settings, self._given.views.global_size)
+        return open_frozen_teacher(self._given)
 
     @functools.cached_property
     def config(self) -> Config:
@@ -196,7 +196,7 @@ class DistillObjective:
 
     def floors(self) -> dict[str, float]:
         """Return ln K, the loss where the teacher assigns each image to all prototypes alike."""
-        return {"cls": math.log(self.config.sop.cls.num_anchors)}
+        return {"cls": math.log(self._given.sop.cls.num_anchors)}
 
     def needs(self, device: torch.device, images: int) -> Needs:
         """Return the sizes of the memory, of kept neighbors, of the members of one task, and of the teacher."""
