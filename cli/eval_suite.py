@@ -48,8 +48,8 @@ def suite_command(
     """Run the tasks of a file on a model; write leaderboard.json, .md and .html with all models measured so far.
 
     Options that are not listed here, as --size, go to every task. A task that was measured by the same command is not
-    measured again; one that fails is reported, and the others continue. A column is of one model and its options: others
-    need another --name.
+    measured again; one that fails is reported, and the others continue. A column is of one model and its options:
+    others need another --name.
 
     \b
     FILE.yaml: a name of each task, which command it is, and that command's options.

@@ -57,7 +57,7 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
         assert "encoder's options" in fails(task, "--data", data, "--size", 32)
     assert "penalties" in fails("logistic", "--data", data, "--penalty", 0)
     assert "clusters = 1" in fails("unsupervised", "--data", data, "--clusters", 1)
-    assert "31 centroids" in fails("unsupervised", "--data", data, "--clusters", 31)
+    assert "--clusters 31" in fails("unsupervised", "--data", data, "--clusters", 31)
 
 
 @pytest.fixture
