@@ -381,7 +381,7 @@ def test_impossible_options(stores: tuple[Path, Path], arguments: tuple[object, 
         ((*RESNET, "--batch-size", 0), "--batch-size 0"),
         ((*RESNET, "--workers", 0), "--workers 0"),
         ((*RESNET, "--max-bad-fraction", 2), "--max-bad-fraction 2"),
-        ((*RESNET, "--pooling", "max"), "pooling 'max'"),
+        ((*RESNET, "--pooling", "max"), "--pooling max"),
         ((*RESNET, "--device", "tpu"), "device 'tpu'"),
     ],
 )

@@ -160,7 +160,7 @@ def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str]]:
 def _assemble(spec: EncoderSpec, model: SopModel | TimmModel, name: str, left_out: list[str]) -> Encoder:
     pooling = spec.pooling or model.poolings[0]
     if pooling not in model.poolings:
-        raise ConfigError(f"{spec.model} has no pooling {pooling!r}: wanted one of {', '.join(model.poolings)}")
+        raise ConfigError(f"{spec.model} has no `pooling={pooling}`: wanted one of {', '.join(model.poolings)}")
     pooling = pooling_name(pooling, spec.last_blocks, model.blocks)
     preprocess = Preprocess.square(
         model.native_size if spec.size is None else spec.size,
