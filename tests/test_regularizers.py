@@ -174,6 +174,8 @@ def test_a_state_without_a_regularizer_is_refused(tmp_path):
     [
         (("regularizer.kind=koleo", "regularizer.weight=0"), r"regularizer\.weight"),
         (("regularizer.kind=kleo",), r"regularizer\.kind"),
+        (("regularizer.weight=0.5",), r"regularizer\.weight"),
+        (("regularizer.on=features",), r"regularizer\.on"),
         (("regularizer.on=patches",), r"regularizer\.on"),
         (("regularizer.directions=0",), r"regularizer\.directions"),
         (("regularizer.covariance_weight=-1",), r"regularizer\.covariance_weight"),
