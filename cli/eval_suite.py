@@ -26,7 +26,9 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
 """By the name in a suite: how it is typed, and the command."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.,=+-]{0,99}", re.ASCII)
 """Of a task or a model: the name of a file."""
+_OPTION = re.compile(r"[A-Za-z][A-Za-z_-]*", re.ASCII)
 _RESERVED = ("model", "json", "help", "version")
+"""Options that a task does not get: the suite gives them itself, or they print something else."""
 
 
 @click.command(
@@ -47,7 +49,8 @@ def suite_command(
     """Run the tasks of a file on a model; write leaderboard.json, .md and .html with all models measured so far.
 
     Options that are not listed here, as --size, go to every task. A task that was measured by the same command is not
-    measured again; one that fails is reported, and the others continue.
+    measured again; one that fails is reported, and the others continue. A column is of one model and its options:
+    others need another --name.
 
     \b
     FILE.yaml: a name of each task, which command it is, and that command's options.
@@ -64,24 +67,28 @@ def suite_command(
     column = _column(model) if name is None else name
     if not _NAME.fullmatch(column):
         raise ConfigError(f"--name {column!r}: wanted letters, digits and .,=+-_, starting with a letter or digit")
-    board = Leaderboard(out)
+    for reserved in (f"--{each}" for each in _RESERVED):
+        if any(word == reserved or word.startswith(f"{reserved}=") for word in encoder_options):
+            raise ConfigError(f"{reserved} cannot be an option of all tasks: leave it out")
     shared = ["--model", model, *encoder_options]
-    planned = {task: (kind, [*argv, *shared]) for task, (kind, argv) in _tasks(file).items()}
+    board = Leaderboard(out)
+    board.check_column(column, shared)
+    planned = _tasks(file)
     for task, (kind, argv) in planned.items():
-        _check(file, task, _COMMANDS[kind][1], argv)
+        _check(file, task, _COMMANDS[kind][1], [*argv, *shared])
     failed = []
     for task, (kind, argv) in planned.items():
         typed, command = _COMMANDS[kind]
-        asked = [typed, *argv]
+        asked = {"task": [typed, *argv], "encoder": shared}
         if not again and board.is_done(column, task, asked):
             click.echo(f"{task}: already measured (--again measures it again)", err=True)
             continue
-        click.echo(f"{task}: {' '.join(asked)}", err=True)
+        click.echo(f"{task}: {' '.join([typed, *argv, *shared])}", err=True)
         partial = board.result_file(column, task).with_suffix(".partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
         try:
-            command.main([*argv, "--json", str(partial)], standalone_mode=False)
+            command.main([*argv, *shared, "--json", str(partial)], standalone_mode=False)
         except SystemExit as ended:
             if ended.code not in (0, 1):  # a signal
                 raise
@@ -94,9 +101,8 @@ def suite_command(
     for what, ending in (("page", "html"), ("Markdown", "md"), ("JSON", "json")):
         say_written(what, out / f"leaderboard.{ending}")
     if failed:
-        raise DataError(
-            f"{len(failed)} of {len(planned)} tasks failed: {', '.join(failed)}; the others are in the table"
-        )
+        others = "; the others are in the table" if len(failed) < len(planned) else ""
+        raise DataError(f"{len(failed)} of {len(planned)} tasks failed: {', '.join(failed)}{others}")
 
 
 def _column(model: str) -> str:
@@ -117,8 +123,9 @@ def _tasks(file: Path) -> dict[str, tuple[str, list[str]]]:
             raise ConfigError(f"{place}: wanted a name of letters, digits and .,=+-_, starting with a letter or digit")
         if not isinstance(options, dict) or str(options.get("task")) not in _COMMANDS:
             raise ConfigError(f"{place}: wanted task: {', '.join(_COMMANDS)}, and that command's options")
-        if reserved := [key for key in _RESERVED if key in options]:
-            raise ConfigError(f"{place}: {reserved[0]} cannot be an option of a task in a suite: remove it")
+        for key in options:
+            if key in _RESERVED or not _OPTION.fullmatch(str(key)):
+                raise ConfigError(f"{place}: {key!r} cannot be an option of a task in a suite: remove it")
         argv: list[str] = []
         for key, value in options.items():
             if key != "task":

@@ -17,8 +17,9 @@ from sop_faiss.cli.classifier_outputs import (
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.labeled_part_options import labeled_part_options
+from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
-from sop_faiss.cli.path_options import force_option, refuse_empty
+from sop_faiss.cli.path_options import force_option
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_baselines, print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
@@ -29,14 +30,11 @@ from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, s
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-_SRC = "labeled images (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
-
 
 @click.command(cls=EncoderCommand, context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.version_option(package_name="sop-faiss")
 @optional_encoder_options
-@click.option("--train", required=True, metavar="SRC", callback=refuse_empty, help=f"The images that vote: {_SRC}")
-@click.option("--test", required=True, metavar="SRC", callback=refuse_empty, help=f"The images to classify: {_SRC}")
+@labeled_sets_options
 @click.option(
     "-k",
     "ks",
@@ -89,7 +87,7 @@ def main(
       sop-knn --model runs/photos --train shards/train --test shards/test
       sop-knn --model timm:resnet50 --weights resnet50.safetensors \\
           --train photos/train --test photos/test --json knn.json
-      sop-knn --model runs/photos --train photos/train --test photos/test --baselines
+      sop-knn --model runs/photos --data imagenette/ --baselines
       sop-knn --train features/train --test features/test -k 20
       sop-knn --train features/train --test features/test --train-share 0.01 --confusion who.png
     """

@@ -73,6 +73,8 @@ def _broken(content: dict[str, Any], **changed: Any) -> str:
         {"encoder": {"model": 3}},
         {"encoder": {"model": "lite0", "unknown": 1}},
         {"encoder": {"model": "lite0", "size": -1}},
+        {"encoder": {"model": "/no/such/run"}},
+        {"encoder": {"model": "choice.json"}},
         {"fingerprint": None},
         {"fingerprint": "00"},
         {"fingerprint": 5},
@@ -83,7 +85,8 @@ def test_broken_fields_are_refused(choice: Path, change: dict[str, Any]) -> None
     choice.write_text(_broken(json.loads(choice.read_text()), **change))
     with pytest.raises(CheckpointError, match=r"choice\.json") as refused:
         read_choice(choice, EncoderSpec(str(choice)))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and "sop-index tune" in str(refused.value)
+    assert "`" not in str(refused.value.args[0].replace("`encoder` or `fingerprint`", ""))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 100_000], ids=range(6))

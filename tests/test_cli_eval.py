@@ -57,7 +57,7 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
         assert "encoder's options" in fails(task, "--data", data, "--size", 32)
     assert "penalties" in fails("logistic", "--data", data, "--penalty", 0)
     assert "clusters = 1" in fails("unsupervised", "--data", data, "--clusters", 1)
-    assert "31 centroids" in fails("unsupervised", "--data", data, "--clusters", 31)
+    assert "--clusters 31" in fails("unsupervised", "--data", data, "--clusters", 31)
 
 
 @pytest.fixture
@@ -90,6 +90,20 @@ def test_a_suite_grows_by_a_column_a_model(suite: Path, tmp_path: Path) -> None:
     assert content["two"]["neighbors"]["protocol"]["preprocess"]["crop"] == 48
     assert "neighbors: top1_k3" in (board / "leaderboard.html").read_text()
     assert not list(board.rglob("*.partial"))
+    before = {file: file.read_bytes() for file in board.rglob("*.json")}
+    assert "--name" in fails("suite", suite, *RESNET, "--size", 48, "--name", "one", "--out", board)
+    for option in ("--json=x.json", "--version"):
+        assert "cannot be an option" in fails("suite", suite, *RESNET, "--name", "one", "--out", board, option)
+    assert before == {file: file.read_bytes() for file in board.rglob("*.json")}
+
+
+def test_every_name_of_a_task_is_in_the_table(suite: Path, tmp_path: Path) -> None:
+    content = yaml.safe_load(suite.read_text())
+    names = ("a", "a.asked", "a.json", "a.partial")
+    suite.write_text(yaml.safe_dump({"tasks": dict.fromkeys(names, content["tasks"]["neighbors"])}))
+    assert run("suite", suite, *RESNET, "--name", "one", "--out", tmp_path / "board").exit_code == 0
+    (table,) = json.loads((tmp_path / "board" / "leaderboard.json").read_text()).values()
+    assert sorted(table) == sorted(names)
 
 
 def test_a_failed_task_does_not_stop_the_others(suite: Path, tmp_path: Path) -> None:
@@ -107,7 +121,7 @@ def test_a_failed_task_does_not_stop_the_others(suite: Path, tmp_path: Path) -> 
     ("content", "named"),
     [
         ("tasks: {}", "tasks"),
-        ("[1, 2]", "sections"),
+        ("[1, 2]", "'tasks:'"),
         ("tasks: {a: {task: sleep}}", "task a"),
         ("tasks: {a: {task: [knn]}}", "task a"),
         ("tasks: {'../a': {task: knn}}", "a name of letters"),
@@ -115,6 +129,8 @@ def test_a_failed_task_does_not_stop_the_others(suite: Path, tmp_path: Path) -> 
         ("tasks: {a: {task: knn, train: {x: 1}}}", "train"),
         ("tasks: {a: {task: knn, model: x}}", "model"),
         ("tasks: {a: {task: knn, help: true}}", "task a"),
+        ("tasks: {a: {task: knn, 'json=x': true}}", "task a"),
+        ("tasks: {a: {task: knn, 3: x}}", "task a"),
     ],
 )
 def test_suites_that_cannot_be_run(content: str, named: str, tmp_path: Path) -> None:

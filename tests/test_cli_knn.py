@@ -93,6 +93,13 @@ def test_json_alone_on_stdout(stores: tuple[Path, Path]) -> None:
     assert "JSON" not in result.stderr
 
 
+def test_a_directory_of_both_sets(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    named = run("--train", stores[0], "--test", stores[1], "-k", 3)
+    both = run("--data", stores[0].parent, "-k", 3)
+    assert both.exit_code == 0 and both.stdout == named.stdout
+    assert "--test SRC" in fails("--train", stores[0]) and "--data" in fails("--data", tmp_path / "none")
+
+
 def test_default_ks(stores: tuple[Path, Path], tmp_path: Path) -> None:
     many = write_store(tmp_path / "many", 3, np.arange(200) % 3, rows=200)
     result = run("--train", many, "--test", stores[1])
@@ -374,7 +381,7 @@ def test_impossible_options(stores: tuple[Path, Path], arguments: tuple[object, 
         ((*RESNET, "--batch-size", 0), "--batch-size 0"),
         ((*RESNET, "--workers", 0), "--workers 0"),
         ((*RESNET, "--max-bad-fraction", 2), "--max-bad-fraction 2"),
-        ((*RESNET, "--pooling", "max"), "pooling 'max'"),
+        ((*RESNET, "--pooling", "max"), "--pooling max"),
         ((*RESNET, "--device", "tpu"), "device 'tpu'"),
     ],
 )

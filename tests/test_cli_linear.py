@@ -72,4 +72,10 @@ def test_what_a_user_gets_wrong(stores: tuple[Path, Path], tmp_path: Path) -> No
     assert "a linear probe needs a label" in fails("--train", write_store(tmp_path / "n", 3, None), "--test", stores[1])
     assert "name one rate" in fails(*sets, "--images-per-class", 1)
     assert "encoder's options" in fails("--size", 32, *sets)
-    assert run().exit_code == 2 and run("--train", "a").exit_code == 2
+    assert run().exit_code == 2
+    assert "--test SRC" in fails("--train", stores[0]) and "--train SRC" in fails("--test", stores[1])
+
+
+def test_a_directory_of_both_sets(stores: tuple[Path, Path]) -> None:
+    named, both = run("--train", stores[0], "--test", stores[1]), run("--data", stores[0].parent)
+    assert both.exit_code == 0 and both.stdout == named.stdout

@@ -17,12 +17,15 @@ from torch.nn import functional as F
 from sop_faiss import load_encoder
 from sop_faiss.cli.train import main
 from sop_faiss.data.views.device_color import normalize
-from sop_faiss.errors import CheckpointError, SopError
+from sop_faiss.errors import CheckpointError, ConfigError, SopError
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
+from sop_faiss.model.encoders.choice import write_choice
 from sop_faiss.objectives.distill import direction_loss
+from sop_faiss.progress import silent_stage
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
 from sop_faiss.verbs.run_page.prototypes import sample_of_checkpoint
+from sop_faiss.verbs.run_page.report import report_run
 from sop_faiss.verbs.training.export import export_run
 from sop_faiss.verbs.training.train import describe_run, run_training
 from tests.encoders import timm_network
@@ -121,6 +124,8 @@ def test_the_teacher_is_not_saved_and_another_is_refused(tmp_path, shards):
         return config
 
     train("1.safetensors", "train.stop_after_steps=1")
+    (tmp_path / "1.safetensors").rename(tmp_path / "gone.safetensors")
+    report_run(tmp_path / "run", tmp_path / "page.html", silent_stage)  # without the teacher
     files = [read_tensors(find_checkpoint(tmp_path / "run"), name) for name in ("student", "teacher", "objective")]
     assert not [key for file in files for key in file if "layer1" in key or "conv1" in key]
     with pytest.raises(CheckpointError, match=r"distill\.teacher") as caught:
@@ -182,6 +187,29 @@ def test_the_option_names_the_teacher_and_its_weights(tmp_path, shards):
     assert (own["distill.weights"], own["model.weights"]) == ("", str(file))
     assert "distill.teacher" in command_fails(main, *arguments, "--teacher", "")
     assert "no/such" in command_fails(main, *arguments, "--teacher", "no/such")
+    for override in ("objective.kind=sop", "distill.teacher=lite0", "distill.weights=x.pth"):
+        named = command_fails(main, *arguments, override, "--teacher", "timm:test_resnet", "--weights", file)
+        assert override in named and ("--weights" if "weights" in override else "--teacher") in named
+    assert "regularizer.kind" in command_fails(main, *arguments, "--teacher", "lite0", "regularizer.kind=koleo")
+    assert "model.weights=x.pth" in command_fails(main, *arguments, "--weights", file, "model.weights=x.pth")
+
+
+def test_the_teacher_takes_views_of_every_phase(tmp_path, shards):
+    file = tmp_path / "vit.safetensors"
+    save_file(timm_network("test_vit").state_dict(), file)
+    overrides = ("distill.teacher=timm:test_vit", f"distill.weights={file}", "views.global_size=32")
+    phases = "train.phases=[{until: 0.5, global_size: 24}]"
+    with pytest.raises(ConfigError, match=r"train\.phases\[0\]\.global_size") as caught:
+        describe_run(tiny_config(tmp_path, f"data.train={shards}", *DISTILL, *overrides, phases))
+    assert_one_line(caught)
+    describe_run(tiny_config(tmp_path, f"data.train={shards}", *DISTILL, *overrides, phases.replace("24", "16")))
+
+
+def test_a_choice_of_settings_that_views_do_not_get_is_refused(tmp_path, shards):
+    encoder = load_encoder("lite0", scales=(1.0, 0.5), size=32)
+    write_choice(tmp_path / "c.json", encoder.spec, encoder.fingerprint, {})
+    with pytest.raises(ConfigError, match=r"distill\.teacher"):
+        describe_run(tiny_config(tmp_path, f"data.train={shards}", *DISTILL, f"distill.teacher={tmp_path}/c.json"))
 
 
 def settings_of(*arguments: object) -> dict[str, object]:

@@ -140,10 +140,10 @@ def test_parts_are_regularized_with_the_draws_of_drop_path_that_they_learn_with(
     overrides = (*KINDS["sop"], *REGULARIZERS["sigreg"], "train.accumulate=2", "model.drop_path=0.7")
     state, batches = opened(tmp_path, shards, *overrides)
     seen, learned = [], []
-    pull, loss = Regularizer.pull, SopObjective._regularizer_loss
+    pull, loss = Regularizer.pull, Regularizer.loss
     monkeypatch.setattr(Regularizer, "pull", lambda self, own: seen.append(own) or pull(self, own))
     monkeypatch.setattr(
-        SopObjective, "_regularizer_loss", lambda self, own, first: learned.append(own) or loss(self, own, first)
+        Regularizer, "loss", lambda self, part, *where: learned.append(part.cls[: where[0]]) or loss(self, part, *where)
     )
     train_step(state, batches[0])
     assert len(seen) == 1 and len(learned) == 2
@@ -174,6 +174,8 @@ def test_a_state_without_a_regularizer_is_refused(tmp_path):
     [
         (("regularizer.kind=koleo", "regularizer.weight=0"), r"regularizer\.weight"),
         (("regularizer.kind=kleo",), r"regularizer\.kind"),
+        (("regularizer.weight=0.5",), r"regularizer\.weight"),
+        (("regularizer.on=features",), r"regularizer\.on"),
         (("regularizer.on=patches",), r"regularizer\.on"),
         (("regularizer.directions=0",), r"regularizer\.directions"),
         (("regularizer.covariance_weight=-1",), r"regularizer\.covariance_weight"),

@@ -91,14 +91,17 @@ def _reject_resolvers(value: Any, origin: str, name: str = "") -> None:
         )
 
 
+_SECTIONS = {"config": "'data:' and 'views:'", "study": "'base:' and 'axes:'", "suite": "'tasks:'"}
+"""Examples, by the kind of file."""
+
+
 def read_mapping(path: Path, kind: str = "config") -> dict[str, Any]:
     """Read a YAML file of sections; `kind` is what messages call it.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or has no sections.
     """
-    example = "'data:' and 'views:'" if kind == "config" else "'base:' and 'axes:'"
-    single = f"{kind} {path} has no sections: wanted some such as {example}"
+    single = f"{kind} {path} has no sections: wanted some such as {_SECTIONS[kind]}"
     try:
         loaded = OmegaConf.load(path)
         _reject_resolvers(OmegaConf.to_container(loaded), f"{kind} {path}")
@@ -233,13 +236,20 @@ def load_config(
         ConfigError: an unknown key (the nearest is suggested), a wrong type, or an impossible value.
     """
     path = find_config(name_or_file)
-    layers = {f"config {path}": read_mapping(path), "overrides": parse_overrides(overrides)}
-    file = {} if weights is None else {"weights": str(weights)}
+    given = parse_overrides(overrides)
+    of_options: dict[str, str] = {}
     if teacher is not None:
-        layers["--teacher"] = {"objective": {"kind": "distill"}, "distill": {"teacher": teacher, **file}}
-    elif file:
-        layers["--weights"] = {"model": file}
-    return _built(layers)
+        of_options = {"objective.kind": "distill", "distill.teacher": teacher}
+    if weights is not None:
+        of_options["model.weights" if teacher is None else "distill.weights"] = str(weights)
+    if of_options:
+        flat = flatten(given)
+        for name, value in of_options.items():
+            if flat.get(name, value) != value:
+                option = "weights" if name.endswith(".weights") else "teacher"
+                raise ConfigError(f"override {name}={shown(flat[name])}: `{option}` sets {name}={value}; leave one out")
+        given = _nested(flat | of_options)
+    return _built({f"config {path}": read_mapping(path), "overrides": given})
 
 
 def load_layers(name_or_file: str | Path, layers: Mapping[str, Mapping[str, Any]]) -> Config:

@@ -274,6 +274,12 @@ class RegularizerConfig:
             f"regularizer.covariance_weight = {self.covariance_weight}: wanted 0 or more",
         )
         require_between("regularizer.directions", self.directions, 1, 65_536)
+        for name in ("weight", "on", "covariance_weight", "directions") if self.kind == "none" else ():
+            value = getattr(self, name)
+            require(
+                value == type(self).__dataclass_fields__[name].default,
+                f"regularizer.{name} = {value} with regularizer.kind = none: leave it out, or name the kind",
+            )
 
     def of_features(self) -> bool:
         """Return whether features are regularized, and not embeddings."""

@@ -22,7 +22,7 @@ from sop_faiss.model.last_layer import LastLayer
 from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.centering import Center, drop_last_gradients, targets_of, views_loss
-from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, watch_newest
+from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, studied, watch_newest
 from sop_faiss.objectives.term_metrics import term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.prototype_sample import PrototypeSample
@@ -87,13 +87,8 @@ class DinoObjective:
         del logits  # as large as the targets
 
         # The student's, of all views together, or of the local ones first.
-        shown = [(global_views, local_views)]
-        if config.train.views_apart and len(local_views):
-            shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
-        for shown_globals, shown_locals in shown:
-            hidden = part.masks if len(shown_globals) and config.masks.drop else None
-            student = networks.study(shown_globals, shown_locals, hidden, None, True)
-            first_view = 0 if len(shown_globals) else views
+        for with_globals, student in studied(networks, config, global_views, local_views, part.masks):
+            first_view = 0 if with_globals else views
             term = views_loss(student.cls, targets, config.loss.student_temp, first_view, views + len(local_views))
             learned.sums["cls"] += term.sums()
             (term.loss * share).backward()

@@ -28,7 +28,7 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.frozen_teacher import open_frozen_teacher
 from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
-from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, watch_newest
+from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied, watch_newest
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
 from sop_faiss.objectives.term_metrics import term_metrics
 from sop_faiss.progress import Stage, silent_stage
@@ -62,7 +62,7 @@ class DistillObjective:
     @functools.cached_property
     def teacher(self) -> Encoder:
         """The frozen encoder, on the CPU until `open`."""
-        return open_frozen_teacher(self.settings, self._given.views.global_size)
+        return open_frozen_teacher(self._given)
 
     @functools.cached_property
     def config(self) -> Config:
@@ -107,14 +107,9 @@ class DistillObjective:
             to_store={"cls": targets[stored]},
             features=None,
         )
-        shown = [(global_views, local_views)]
-        if config.train.views_apart and len(local_views):
-            shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
-        for shown_globals, shown_locals in shown:
-            hidden = part.masks if len(shown_globals) and config.masks.drop else None
-            student = networks.study(shown_globals, shown_locals, hidden, None, True)
-            first_view = 0 if len(shown_globals) else views
-            if len(shown_globals):
+        for with_globals, student in studied(networks, config, global_views, local_views, part.masks):
+            first_view = 0 if with_globals else views
+            if with_globals:
                 # Health is of the student's, since the frozen teacher's say nothing of the run.
                 learned.to_store["student"] = student.cls[stored].detach()
                 learned.features = student.cls_features[:views].detach()
@@ -196,7 +191,7 @@ class DistillObjective:
 
     def floors(self) -> dict[str, float]:
         """Return ln K, the loss where the teacher assigns each image to all prototypes alike."""
-        return {"cls": math.log(self.config.sop.cls.num_anchors)}
+        return {"cls": math.log(self._given.sop.cls.num_anchors)}
 
     def needs(self, device: torch.device, images: int) -> Needs:
         """Return the sizes of the memory, of kept neighbors, of the members of one task, and of the teacher."""

@@ -29,7 +29,7 @@ from sop_faiss.objectives.centering import (
     targets_of,
     views_loss,
 )
-from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, watch_newest
+from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, studied, watch_newest
 from sop_faiss.objectives.term_metrics import term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import masked_row_weights
@@ -101,18 +101,10 @@ class IbotObjective:
         learned, targets = self._teach(networks, global_views, masked, settings.teacher_temp)
 
         # The student's logits and the losses: all views together, or the local ones first.
-        shown = [(global_views, local_views)]
-        if config.train.views_apart and self.has_cls and len(local_views):
-            shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
-        for shown_globals, shown_locals in shown:
-            with_globals = len(shown_globals) > 0
-            student = networks.study(
-                shown_globals,
-                shown_locals,
-                masks if with_globals and config.masks.hides else None,
-                masked if with_globals and self.has_patch else None,
-                self.has_cls,
-            )
+        wanted = masked if self.has_patch else None
+        for with_globals, student in studied(
+            networks, config, global_views, local_views, masks, wanted, whole=self.has_cls
+        ):
             loss = torch.zeros((), device=networks.device)
             if self.has_cls:
                 first_view = 0 if with_globals else views

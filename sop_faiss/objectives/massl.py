@@ -21,7 +21,7 @@ from sop_faiss.distributed import generator_digest
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
-from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill
+from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied
 from sop_faiss.objectives.regularizers import koleo
 from sop_faiss.objectives.sop_terms import memory_rows
 from sop_faiss.objectives.term_metrics import term_metrics
@@ -106,13 +106,8 @@ class MasslObjective:
             to_store={"cls": targets[min(1, views - 1)]},
             features=teacher.cls_features.unflatten(0, (views, images)),
         )
-        shown = [(global_views, local_views)]
-        if config.train.views_apart and len(local_views):
-            shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
-        for shown_globals, shown_locals in shown:
-            hidden = part.masks if len(shown_globals) and config.masks.drop else None
-            student = networks.study(shown_globals, shown_locals, hidden, None, True)
-            first_view = 0 if len(shown_globals) else views
+        for with_globals, student in studied(networks, config, global_views, local_views, part.masks):
+            first_view = 0 if with_globals else views
             term = cls_loss(
                 student.cls,
                 targets,
@@ -124,7 +119,7 @@ class MasslObjective:
             )
             loss = term.loss
             learned.sums["cls"] += term.sums()
-            if self.settings.koleo_weight and len(shown_globals):
+            if self.settings.koleo_weight and with_globals:
                 spread = torch.stack([koleo(view) for view in student.cls[:views]]).mean()
                 loss = loss + self.settings.koleo_weight * spread
                 learned.sums["koleo"] += spread.detach()

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 
 from sop_faiss.config import Config
 from sop_faiss.data.batch import Batch
 from sop_faiss.data.stream import Batches, batch_loader
-from sop_faiss.model.networks import Networks
+from sop_faiss.model.networks import Embedded, Networks
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
-__all__ = ["Learned", "Needs", "Objective", "StepSettings", "Watched", "batches_to_fill", "watch_newest"]
+__all__ = ["Learned", "Needs", "Objective", "StepSettings", "Watched", "batches_to_fill", "studied", "watch_newest"]
 
 
 class StepSettings(NamedTuple):
@@ -175,6 +175,39 @@ class Objective(Protocol):
         Raises:
             CheckpointError: it was made with other settings.
         """
+
+
+def studied(
+    networks: Networks,
+    config: Config,
+    global_views: Float[Tensor, "G b 3 h w"],
+    local_views: Float[Tensor, "L b 3 s s2"],
+    masks: Bool[Tensor, "G b n"],
+    masked: Int64[Tensor, " m"] | None = None,
+    *,
+    whole: bool = True,
+) -> Iterator[tuple[bool, Embedded]]:
+    """Compute what the student makes of all views together, or of the local ones first (`train.views_apart`).
+
+    Args:
+        networks: of the run.
+        config: of the run.
+        global_views: normalized.
+        local_views: normalized.
+        masks: of the global views.
+        masked: the patches of the global views to embed; None: none.
+        whole: whether complete views are embedded, without which local views are not shown.
+
+    Yields:
+        Whether the global views are among those that were shown, and what the student makes of them.
+    """
+    shown = [(global_views, local_views)]
+    if config.train.views_apart and whole and len(local_views):
+        shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
+    for of_globals, of_locals in shown:
+        with_globals = len(of_globals) > 0
+        hidden = masks if with_globals and config.masks.hides else None
+        yield with_globals, networks.study(of_globals, of_locals, hidden, masked if with_globals else None, whole)
 
 
 def batches_to_fill(batches: Batches, rows: int, config: Config, device: torch.device, stage: Stage) -> Iterator[Batch]:

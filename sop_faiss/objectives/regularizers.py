@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from sop_faiss import distributed
 from sop_faiss.config import RegularizerConfig
+from sop_faiss.model.networks import Embedded
 
 __all__ = ["Regularizer", "koleo", "sigreg", "variance_covariance"]
 
@@ -35,6 +36,38 @@ class Regularizer:
         self.config = config
         self.generator = torch.Generator().manual_seed(distributed.derive_seed("regularizer", seed))
         """Draws directions; the same on all ranks."""
+        self.value: Float32[Tensor, ""] = torch.zeros(())
+        """The step's, before its weight."""
+        self._pulls: Float32[Tensor, "G b d"] | None = None
+
+    def begin_step(self) -> None:
+        """Forget the views of the step before."""
+        self._pulls = None
+
+    def look_ahead(self, parts: list[Embedded], views: int) -> None:
+        """Take all parts of a step together, before the loss of the first one.
+
+        Args:
+            parts: what the student makes of each, global views first.
+            views: G.
+        """
+        self.value, self._pulls = self.pull(torch.cat([self._seen(part, views) for part in parts], dim=1))
+
+    def loss(self, part: Embedded, views: int, first: int) -> Float[Tensor, ""]:
+        """Return a number with the gradient of the regularizer, times its weight, for a part of the step's images.
+
+        Args:
+            part: what the student makes of it, global views first; without `look_ahead` it is the complete step.
+            views: G.
+            first: number of the part's first image among this rank's.
+        """
+        own = self._seen(part, views)
+        if self._pulls is None:
+            self.value, self._pulls = self.pull(own)
+        return self.config.weight * (own.float() * self._pulls[:, first : first + own.shape[1]]).sum()
+
+    def _seen(self, part: Embedded, views: int) -> Float[Tensor, "G b _"]:
+        return (part.cls_features if self.config.of_features() else part.cls)[:views]
 
     def pull(self, own: Float[Tensor, "G b d"]) -> tuple[Float32[Tensor, ""], Float32[Tensor, "G b d"]]:
         """Return a step's regularizer, that of the views of all ranks, and its gradient with respect to this rank's.

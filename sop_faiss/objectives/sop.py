@@ -8,10 +8,9 @@ left out. The mathematics is in `sop_faiss/sop/`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from sop_faiss import distributed
@@ -20,9 +19,9 @@ from sop_faiss.data.batch import Batch
 from sop_faiss.data.stream import Batches
 from sop_faiss.distributed import generator_digest
 from sop_faiss.errors import CheckpointError
-from sop_faiss.model.networks import Embedded, Networks
+from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
-from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill
+from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied
 from sop_faiss.objectives.regularizers import Regularizer
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
 from sop_faiss.objectives.term_metrics import term_metrics
@@ -53,8 +52,6 @@ class SopObjective:
         self._images_learned = 0
         regularizer = config.regularizer
         self.regularizer = None if regularizer.kind == "none" else Regularizer(regularizer, config.train.seed)
-        self._regularized = torch.zeros(())
-        self._pulls: Float[Tensor, "G b d"] | None = None
 
     def heads(self, feature_dim: int) -> nn.ModuleDict:
         """Make one projector for [CLS] and patch tokens (section 4)."""
@@ -76,10 +73,11 @@ class SopObjective:
         }
         self._stored_patches = self._draw_stored_patches(images, patches)
         self._images_learned = 0
-        self._pulls = None
+        if self.regularizer is not None:
+            self.regularizer.begin_step()
 
     def look_ahead(self, networks: Networks, parts: list[Batch]) -> None:
-        """Compute the regularizer over all parts of the step, from a forward pass of each without gradients."""
+        """Show all parts of the step to the regularizer, if any, by a forward pass of each without gradients."""
         if self.regularizer is None:
             return
         seen = []
@@ -87,50 +85,12 @@ class SopObjective:
             for part in parts:
                 global_views = networks.normalized(part.global_views, part.global_colors)
                 local_views = networks.normalized(part.local_views, part.local_colors)
-                masked = part.masks.flatten().nonzero().squeeze(1)
-                for with_globals, student in self._study(networks, global_views, local_views, part.masks, masked):
-                    seen += [self._to_regularize(student, len(global_views))] if with_globals else []
-        self._regularized, self._pulls = self.regularizer.pull(torch.cat(seen, dim=1))
-
-    def _study(
-        self,
-        networks: Networks,
-        global_views: Float[Tensor, "G b 3 h w"],
-        local_views: Float[Tensor, "L b 3 s s2"],
-        masks: Bool[Tensor, "G b n"],
-        masked: Int64[Tensor, " m"],
-    ) -> Iterator[tuple[bool, Embedded]]:
-        """Yield what the student makes of all views together, or of the local ones first (`train.views_apart`).
-
-        Yields:
-            Whether the global views are among them, and features and embeddings.
-        """
-        shown = [(global_views, local_views)]
-        if self.config.train.views_apart and self.has_cls and len(local_views):
-            shown = [(global_views[:0], local_views), (global_views, local_views[:0])]
-        for shown_globals, shown_locals in shown:
-            with_globals = len(shown_globals) > 0
-            yield (
-                with_globals,
-                networks.study(
-                    shown_globals,
-                    shown_locals,
-                    masks if with_globals and self.config.masks.hides else None,
-                    masked if with_globals and self.has_patch else None,
-                    self.has_cls,
-                ),
-            )
-
-    def _to_regularize(self, student: Embedded, views: int) -> Float[Tensor, "G b _"]:
-        return (student.cls_features if self.config.regularizer.of_features() else student.cls)[:views]
-
-    def _regularizer_loss(self, own: Float[Tensor, "G b _"], first: int) -> Float[Tensor, ""]:
-        """Return a number with the regularizer's gradient for these images, `first` of this rank's and those after."""
-        assert self.regularizer is not None
-        if self._pulls is None:
-            self._regularized, self._pulls = self.regularizer.pull(own)
-        pulls = self._pulls[:, first : first + own.shape[1]]
-        return self.config.regularizer.weight * (own.float() * pulls).sum()
+                masked = part.masks.flatten().nonzero().squeeze(1) if self.has_patch else None
+                shown = studied(
+                    networks, self.config, global_views, local_views, part.masks, masked, whole=self.has_cls
+                )
+                seen += [student for with_globals, student in shown if with_globals]
+        self.regularizer.look_ahead(seen, len(parts[0].masks))
 
     def learn(self, networks: Networks, part: Batch, settings: StepSettings, share: float) -> Learned:
         """Compute views, embeddings, losses and gradients of some of the step's images (algorithm 1)."""
@@ -161,7 +121,10 @@ class SopObjective:
         )
 
         # The student's embeddings and the losses (section 3.3).
-        for with_globals, student in self._study(networks, global_views, local_views, masks, masked):
+        asked = masked if self.has_patch else None
+        for with_globals, student in studied(
+            networks, config, global_views, local_views, masks, asked, whole=self.has_cls
+        ):
             loss = torch.zeros((), device=device)
             if self.has_cls:
                 first_view = 0 if with_globals else views
@@ -177,7 +140,7 @@ class SopObjective:
                 learned.sums["patch"] += term.sums()
             if self.regularizer is not None and with_globals:
                 # Of all parts together: `share` is a factor of the other losses only.
-                loss = loss + self._regularizer_loss(self._to_regularize(student, views), first) / share
+                loss = loss + self.regularizer.loss(student, views, first) / share
             (loss * share).backward()
         return learned
 
@@ -194,8 +157,8 @@ class SopObjective:
             metrics.update(term_metrics(name, sums, len(learned), self.floors()[name]))
             metrics["loss"] += self.settings[name].weight * metrics[f"loss_{name}"]
         if self.regularizer is not None:
-            metrics["loss"] += self.config.regularizer.weight * self._regularized
-            metrics["regularizer"] = self._regularized
+            metrics["loss"] += self.config.regularizer.weight * self.regularizer.value
+            metrics["regularizer"] = self.regularizer.value
         return {**metrics, **self._health}
 
     @torch.no_grad()

@@ -29,8 +29,8 @@ class RunConstants:
 
     floors: Mapping[str, float]
     """ln K of each loss term."""
-    embedding_dim: int
-    """d."""
+    embedding_dim: int | None
+    """d; None: that of an encoder which is not read."""
 
     def log_counts(self) -> list[Reference]:
         """Return ln K of each loss term, equal ones once: the loss of uniform assignments."""
@@ -125,7 +125,7 @@ _KINDS = (
         r"((?:embedding|feature)_rankme)",
         lambda constants: [
             Reference(1.0, "1: one direction"),
-            Reference(float(constants.embedding_dim), f"{constants.embedding_dim}: all of the embeddings'"),
+            *(Reference(float(dim), f"{dim}: all of the embeddings'") for dim in (constants.embedding_dim,) if dim),
         ],
         logarithmic=True,
     ),

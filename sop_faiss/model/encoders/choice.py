@@ -62,10 +62,7 @@ def read_choice(file: Path, given: EncoderSpec) -> Choice:
     encoder, fingerprint = content.get("encoder"), content.get("fingerprint")
     if not isinstance(encoder, dict) or not isinstance(fingerprint, str) or not _FINGERPRINT.fullmatch(fingerprint):
         raise CheckpointError(f"model {file} lacks `encoder` or `fingerprint`, or one is damaged: {wanted}")
-    try:
-        spec = recalled_spec(encoder, file.parent, replace(given, model=""))
-    except CheckpointError as error:
-        raise CheckpointError(f"model {file}: {error}") from None
+    spec = recalled_spec(encoder, file.parent, replace(given, model=""), file)
     if is_choice(spec.model):
         raise CheckpointError(f"model {file} names another choice, {spec.model}, as its encoder: {wanted}")
     return Choice(spec, fingerprint)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sop_faiss.config import DistillConfig
+from sop_faiss.config import Config
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.encoders.encoder import Encoder
-from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.load import check_size, encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["open_frozen_teacher"]
@@ -16,24 +16,22 @@ __all__ = ["open_frozen_teacher"]
 _ARGUMENT = re.compile(r"`(weights|arch|by_position|pooling)\b([^`]*)`")
 
 
-def open_frozen_teacher(settings: DistillConfig, size: int) -> Encoder:
-    """Open the teacher on the CPU, in evaluation mode and without gradients.
-
-    Args:
-        settings: say which.
-        size: side of the views that it will see, in pixels.
+def open_frozen_teacher(config: Config) -> Encoder:
+    """Open the teacher of a run on the CPU, in evaluation mode and without gradients.
 
     Raises:
         CheckpointError: its weights are missing, damaged, or of another model.
-        ConfigError: it is unknown, does not take views of this size, or has random weights.
+        ConfigError: it is unknown, has random weights, does not take views of the size of a phase, or is a choice of
+            `sop-index tune` with a whitening or several scales, which are not applied to views.
     """
+    settings = config.distill
     spec = EncoderSpec(
         settings.teacher,
         Path(settings.weights) if settings.weights else None,
         settings.arch or None,
         by_position=settings.by_position,
         pooling=settings.pooling or None,
-        size=size,
+        size=config.views.global_size,
         device="cpu",
     )
     named = f"distill.teacher = {settings.teacher}"
@@ -43,8 +41,15 @@ def open_frozen_teacher(settings: DistillConfig, size: int) -> Encoder:
         raise ConfigError(
             f"{named} comes without weights: give distill.weights=FILE (sop-train --teacher M --weights FILE)"
         )
+    size_of = "views.global_size"
     try:
-        return encoder_of_spec(spec)
+        encoder = encoder_of_spec(spec)
+        for place, phase in enumerate(config.train.phases):
+            size_of = f"train.phases[{place}].global_size"
+            check_size(encoder, phase.global_size)
     except (CheckpointError, ConfigError) as error:
-        said = _ARGUMENT.sub(r"distill.\1\2", str(error)).replace("`size`", "views.global_size")
+        said = _ARGUMENT.sub(r"distill.\1\2", str(error)).replace("`size`", size_of).replace("image size", size_of)
         raise type(error)(f"{named}: {said}") from None
+    if encoder.whitening is not None or encoder.preprocess.scales != (1.0,):
+        raise ConfigError(f"{named} has a whitening or several scales, which views do not get: name the encoder itself")
+    return encoder

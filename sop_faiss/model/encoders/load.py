@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sop_faiss.model.encoders.sop_encoder import SopModel
     from sop_faiss.model.encoders.timm_encoder import TimmModel
 
-__all__ = ["encoder_of_spec", "load_encoder"]
+__all__ = ["check_size", "encoder_of_spec", "load_encoder"]
 
 _log = logging.getLogger(__name__)
 _MODEL_FORMS = (
@@ -160,7 +160,7 @@ def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str]]:
 def _assemble(spec: EncoderSpec, model: SopModel | TimmModel, name: str, left_out: list[str]) -> Encoder:
     pooling = spec.pooling or model.poolings[0]
     if pooling not in model.poolings:
-        raise ConfigError(f"{spec.model} has no pooling {pooling!r}: wanted one of {', '.join(model.poolings)}")
+        raise ConfigError(f"{spec.model} has no `pooling={pooling}`: wanted one of {', '.join(model.poolings)}")
     pooling = pooling_name(pooling, spec.last_blocks, model.blocks)
     preprocess = Preprocess.square(
         model.native_size if spec.size is None else spec.size,
@@ -174,7 +174,7 @@ def _assemble(spec: EncoderSpec, model: SopModel | TimmModel, name: str, left_ou
     model.eval().requires_grad_(False)
     encoder = Encoder(model, name, preprocess, pooling, 0, tuple(left_out)).eval()
     encoder.check_preprocess(preprocess)
-    encoder.token_dimension = _probe(encoder)
+    encoder.token_dimension = _probe(encoder, preprocess.crop)
     if spec.whitening is not None:
         encoder.whiten_with(read_whitening(spec.whitening))
     encoder.cache = spec.cache
@@ -206,9 +206,14 @@ def _triple(values: tuple[float, ...]) -> tuple[float, float, float] | None:
     return (values[0], values[1], values[2]) if len(values) == 3 else None
 
 
-def _probe(encoder: Encoder) -> int:
+def check_size(encoder: Encoder, size: int) -> None:
+    """Raise ConfigError unless an encoder takes square images of this size, in pixels."""
+    encoder.check_preprocess(Preprocess.square(size, multiple=encoder.model.multiple))
+    _probe(encoder, size)
+
+
+def _probe(encoder: Encoder, side: int) -> int:
     """Return the width of the features of a black image, which also shows that the model takes this size."""
-    side = encoder.preprocess.crop
     try:
         with torch.inference_mode():
             features = encoder(torch.zeros(1, 3, side, side))

@@ -106,7 +106,9 @@ def without_relative_places(remembered: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in remembered.items() if name != _RELATIVE}
 
 
-def recalled_spec(remembered: Mapping[str, Any], directory: Path, given: EncoderSpec) -> EncoderSpec:
+def recalled_spec(
+    remembered: Mapping[str, Any], directory: Path, given: EncoderSpec, choice: Path | None = None
+) -> EncoderSpec:
     """Return the spec that is remembered, with the options that are given in place of its own.
 
     A place is looked for where it was, then relative to the index.
@@ -115,13 +117,16 @@ def recalled_spec(remembered: Mapping[str, Any], directory: Path, given: Encoder
         remembered: of a manifest, which may be anyone's.
         directory: of the index.
         given: options without a `model`.
+        choice: the file in the directory that remembers it, for messages, if that is not an index.
 
     Raises:
         CheckpointError: a place does not exist, is too large a file, or what is remembered is not understood.
     """
+    owner = choice or directory
+    instead = "name the encoder itself, or run sop-index tune again" if choice else "give `model`"
     odd = _not_understood(remembered)
     if odd is not None:
-        raise CheckpointError(f"{directory} does not say the {odd!r} of its encoder as this program does: give `model`")
+        raise CheckpointError(f"{owner} does not say the {odd!r} of its encoder as this program does: {instead}")
     spec = _spec_of(remembered)
     relative = remembered.get(_RELATIVE)
     for name, place in _places(spec).items():
@@ -129,14 +134,16 @@ def recalled_spec(remembered: Mapping[str, Any], directory: Path, given: Encoder
             continue
         found = _find(place, relative.get(name) if isinstance(relative, Mapping) else None, directory)
         if found is None:
+            state = path_state(place) if place.is_absolute() or not place.exists() else "is not an absolute path"
+            new_place = (
+                "name its new place by `model` and its options, as when the index was built (`sop-index sync` and "
+                "`add` then remember it)"
+            )
             raise CheckpointError(
-                f"the encoder of {directory} was read from {place}, which {path_state(place)}: name its new place by "
-                f"`model` and its options, as when the index was built (`sop-index sync` and `add` then remember it)"
+                f"the encoder of {owner} was read from {place}, which {state}: {instead if choice else new_place}"
             )
         if found.is_file() and found.stat().st_size > _LARGEST_FILE:
-            raise CheckpointError(
-                f"{found}, the encoder of {directory}, is larger than 16 GiB: give `model` to read it"
-            )
+            raise CheckpointError(f"{found}, the encoder of {owner}, is larger than 16 GiB: {instead}")
         prefix = f"{spec.kind}:" if name == "model" and spec.kind != "run" else ""
         moved: dict[str, Any] = {name: f"{prefix}{found}" if name == "model" else found}
         spec = replace(spec, **moved)

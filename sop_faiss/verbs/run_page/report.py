@@ -82,7 +82,8 @@ def report_run(
     checkpoint, state = _last_checkpoint(run)
     with stage("looking for neighbors", "images") as progress:
         sections = _Images(config, run, checkpoint, state, options).sections(progress) if options.images else []
-    constants = RunConstants(choose_objective(config).floors(), config.model.embedding_dim)
+    dim = None if config.objective.kind == "distill" else config.model.embedding_dim  # the teacher's may be gone
+    constants = RunConstants(choose_objective(config).floors(), dim)
     panels, left_out = panels_of_run(curves, constants)
     tables = [run_table(run, config, curves, state), score_table(panels), stop_table(run), bad_sample_table(run)]
     page = RunPage(

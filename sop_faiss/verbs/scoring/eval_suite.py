@@ -1,6 +1,7 @@
 """Results of several encoders on the same tasks, as one table: JSON, Markdown and a page.
 
-A directory holds `results/MODEL/TASK.json`, as the commands write them, and beside each `TASK.asked.json`, the command.
+A directory holds `results/MODEL/TASK.json`, as the commands write them, and next to each `TASK.json.asked`, the options
+of the task and of the encoder.
 The tables are made from these files alone, so that another model adds a column.
 """
 
@@ -18,6 +19,8 @@ from sop_faiss.report.markdown import write_markdown
 from sop_faiss.report.page import write_page
 
 __all__ = ["Leaderboard"]
+
+_ASKED = ".json.asked"
 
 
 class Leaderboard:
@@ -41,17 +44,30 @@ class Leaderboard:
         """Return where the result of a task is."""
         return self.directory / "results" / model / f"{task}.json"
 
-    def is_done(self, model: str, task: str, asked: list[str]) -> bool:
+    def check_column(self, model: str, encoder: list[str]) -> None:
+        """Check that what is there of a model was measured with these options of the encoder.
+
+        Raises:
+            DataError: it was measured with others, which one column cannot hold.
+        """
+        folder = self.directory / "results" / model
+        for file in sorted(folder.glob(f"*{_ASKED}")):
+            known = _read(file)
+            if isinstance(known, dict) and isinstance(known.get("encoder"), list) and known["encoder"] != encoder:
+                before, now = (" ".join(map(str, words)) for words in (known["encoder"], encoder))
+                raise DataError(f"{folder} was measured with {before}, not {now}: give another `name`, or remove it")
+
+    def is_done(self, model: str, task: str, asked: dict[str, list[str]]) -> bool:
         """Return whether the result of a command is there."""
         file = self.result_file(model, task)
-        return file.exists() and _read(file.with_suffix(".asked.json")) == asked
+        return file.exists() and _read(_asked_file(file)) == asked
 
-    def accept(self, model: str, task: str, asked: list[str], file: Path) -> None:
+    def accept(self, model: str, task: str, asked: dict[str, list[str]], file: Path) -> None:
         """Make a file the result of a task, in place of an earlier one, and record which command wrote it."""
         result = self.result_file(model, task)
-        result.with_suffix(".asked.json").unlink(missing_ok=True)  # a kill now means that it is measured again
+        _asked_file(result).unlink(missing_ok=True)  # a kill now means that it is measured again
         file.replace(result)
-        write_json(result.with_suffix(".asked.json"), asked)
+        write_json(_asked_file(result), asked)
 
     def results(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Return the results: by model, the oldest first, then by task.
@@ -67,8 +83,7 @@ class Leaderboard:
         found: dict[str, dict[str, dict[str, Any]]] = {}
         for folder in folders:
             for file in sorted(folder.glob("*.json")):
-                if not file.name.endswith(".asked.json"):
-                    found.setdefault(folder.name, {})[file.stem] = _checked(file)
+                found.setdefault(folder.name, {})[file.stem] = _checked(file)
         return found
 
     def table(self, first: Sequence[str] = ()) -> SheetTable:
@@ -109,6 +124,10 @@ class Leaderboard:
         }
         write_page(self.directory / "leaderboard.html", "study.html", values)
         return table
+
+
+def _asked_file(result: Path) -> Path:
+    return result.with_suffix(_ASKED)
 
 
 def _details(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> SheetTable:

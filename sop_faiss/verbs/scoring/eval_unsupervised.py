@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
+from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.cluster_choices import ClusterChoices
 from sop_faiss.evaluate.clustering import cluster_and_match
 from sop_faiss.evaluate.labeled_part import LabeledPart
@@ -50,6 +51,7 @@ def evaluate_unsupervised(
         progress: called with the number of images read.
 
     Raises:
+        ConfigError: there are more clusters than training images.
         SopError: as of `open_labeled_sets`, `LabeledSets.features` and `cluster_and_match`.
     """
     options = options or UnsupervisedOptions()
@@ -57,6 +59,10 @@ def evaluate_unsupervised(
     started = time.perf_counter()
     extraction = replace(options.extraction, across_ranks=True)
     sets = open_labeled_sets(train, test, encoder, "unsupervised classification", LabeledPart(), extraction)
+    if (options.choices.clusters or 0) > sets.train_count:
+        raise ConfigError(
+            f"`clusters={options.choices.clusters}`: wanted at most as many as training images, {sets.train_count:,}"
+        )
     features = sets.features(None if encoder is None else encoder_of_spec(encoder), progress)
     classes = len(np.unique(features.train_labels))
     metrics = cluster_and_match(
