@@ -312,7 +312,7 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
         (("--per-query", Path(__file__) / "x.csv"), "cannot be written"),
         (("--size", 0), "image size"),
         (("--size", 100_000), "image size"),
-        (("--pooling", "nonsense"), "pooling 'nonsense'"),
+        (("--pooling", "nonsense"), "--pooling nonsense"),
         (("--device", "tpu"), "device 'tpu'"),
         (("--arch", "vit_base_patch16_224"), "--arch does not apply"),
     ],
