@@ -31,7 +31,7 @@ from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, s
 
 R = TypeVar("R")
 _DEFAULTS = FinetuneChoices()
-_FLOATS = (
+_NUMBERS = (
     ("warmup_epochs", "Epochs in which the learning rate rises.  [default: BEiT's share]"),
     ("layer_decay", "Learning rate of a layer relative to the one above.  [default: 0.75; ViT-B 0.65]"),
     ("drop_path", "Stochastic depth of the last block.  [default: 0.1; ViT-B 0.2, ViT-L 0.4]"),
@@ -64,12 +64,12 @@ _OPTIONS = (
     *(
         click.option(
             f"--{name.replace('_', '-')}",
-            type=float,
+            type=int if name == "randaugment" else float,
             default=getattr(_DEFAULTS, name),
             show_default=getattr(_DEFAULTS, name) is not None,
             help=text,
         )
-        for name, text in _FLOATS
+        for name, text in _NUMBERS
     ),
     click.option(
         "--precision", default=_DEFAULTS.precision, show_default=True, metavar="NAME", help="fp32, or bf16 (autocast)."
@@ -81,7 +81,7 @@ _OPTIONS = (
         f"{QUICK_RATES[0]:g} alone.",
     ),
 )
-_NAMES = ("learning_rates", "epochs", "sweep_epochs", "batch_size", *(name for name, _ in _FLOATS), "precision")
+_NAMES = ("learning_rates", "epochs", "sweep_epochs", "batch_size", *(name for name, _ in _NUMBERS), "precision")
 
 
 def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:

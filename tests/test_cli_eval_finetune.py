@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from sop_faiss.cli.eval import main
@@ -35,8 +36,10 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_it_is_trained_once(data: Path, tmp_path: Path) -> None:
-    out, first, second = tmp_path / "out", tmp_path / "1.json", tmp_path / "2.json"
+def test_it_is_trained_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "1.json", tmp_path / "2.json"
+    monkeypatch.chdir(tmp_path)
+    out = Path("out")  # relative
     words = (*SHORT, "--data", data, "--lr", 0.1, "--held-out", 0.3, "--out", out)
     result = run(*words, "--json", first, "--per-class", tmp_path / "c.csv")
     assert result.exit_code == 0, result.output
@@ -45,7 +48,7 @@ def test_it_is_trained_once(data: Path, tmp_path: Path) -> None:
     assert again.exit_code == 0 and "training:" not in again.stderr
     contents = [json.loads(file.read_text()) for file in (first, second)]
     for content in contents:
-        content.pop("seconds"), content.pop("date", None)
+        content.pop("seconds"), content.pop("environment")
     assert contents[0] == contents[1] and contents[0]["command"] == "sop-eval finetune"
     protocol = contents[0]["protocol"]
     assert protocol["epochs"] == 2 and protocol["layer_decay"] == 0.75 and protocol["held_out_images"] == 3
@@ -53,8 +56,11 @@ def test_it_is_trained_once(data: Path, tmp_path: Path) -> None:
     assert "epochs" in fails(*words, "--epochs", 3)
     shutil.rmtree(data / "train" / "class_0")
     assert "training images" in fails(*words)
-    (out / "finetune.pt").write_bytes((out / "finetune.pt").read_bytes()[:1000])
-    assert "damaged" in fails(*words)
+    whole = (out / "finetune.pt").read_bytes()
+    torch.save({"format": "sop_faiss finetune 1"}, tmp_path / "odd.pt")
+    for content in (b"", whole[:1000], (tmp_path / "odd.pt").read_bytes()):
+        (out / "finetune.pt").write_bytes(content)
+        assert "damaged" in fails(*words)
 
 
 def test_few_labels_and_quick(data: Path) -> None:

@@ -34,7 +34,7 @@ PLAIN = FinetuneChoices(
     mixup=0.0,
     cutmix=0.0,
     smoothing=0.0,
-    randaugment=0.0,
+    randaugment=0,
     erasing=0.0,
     min_crop=1.0,
     flip=0.0,
@@ -53,7 +53,8 @@ def encoder_of(name: str) -> Encoder:
 def tune(encoder: Encoder, images: ImageSource, choices: FinetuneChoices, out: Path | None = None, **more: Any) -> Any:
     choices = filled_choices(encoder, choices)
     assert images.labels is not None
-    return fine_tune(encoder, images, images.labels, choices, open_state(out, {"seed": choices.seed}), **more)
+    with open_state(out, {"seed": choices.seed}) as state:
+        return fine_tune(encoder, images, images.labels, choices, state, **more)
 
 
 class Killed(Exception):
@@ -130,7 +131,7 @@ def test_without_augmentation_it_is_a_plain_loop(name: str, images: ImageSource)
 
 
 def test_processes_make_the_same_batches(images: ImageSource) -> None:
-    choices = replace(PLAIN, epochs=1, randaugment=9.0, mixup=0.8, cutmix=1.0, erasing=1.0, min_crop=0.3, flip=0.5)
+    choices = replace(PLAIN, epochs=1, randaugment=9, mixup=0.8, cutmix=1.0, erasing=1.0, min_crop=0.3, flip=0.5)
     one, two = (tune(encoder_of("test_resnet"), images, choices, workers=workers).model for workers in (0, 2))
     assert all(torch.equal(value, two.state_dict()[key]) for key, value in one.state_dict().items())
 

@@ -85,7 +85,7 @@ def test_a_network_without_residual_blocks() -> None:
         ("mixup", float("inf")),
         ("cutmix", -0.1),
         ("smoothing", 1.0),
-        ("randaugment", 11.0),
+        ("randaugment", 11),
         ("erasing", 2.0),
         ("min_crop", 0.0),
         ("flip", -1.0),

@@ -57,7 +57,7 @@ class FinetuneChoices:
     """Alpha of CutMix; where both are on, each batch takes one of them."""
     smoothing: float = 0.1
     """Label smoothing."""
-    randaugment: float = 9.0
+    randaugment: int = 9
     """Magnitude of RandAugment (2 operations, its standard deviation 0.5, stronger with magnitude); 0: off."""
     erasing: float = 0.25
     """Probability that a rectangle is replaced by noise."""
@@ -98,8 +98,10 @@ class FinetuneChoices:
             raise ConfigError(f"`warmup_epochs={self.warmup_epochs:g}`: wanted at most the {self.epochs} epochs")
         if not 2 <= self.batch_size <= 10**6 or (self.mixes and self.batch_size % 2):
             raise ConfigError(f"`batch_size={self.batch_size}`: wanted 2 or more, an even number with mixup or cutmix")
-        for name, highest in (("mixup", 100.0), ("cutmix", 100.0), ("randaugment", 10.0), ("weight_decay", 100.0)):
+        for name, highest in (("mixup", 100.0), ("cutmix", 100.0), ("weight_decay", 100.0)):
             _within(name, getattr(self, name), 0.0, highest)
+        if not 0 <= self.randaugment <= 10:
+            raise ConfigError(f"`randaugment={self.randaugment}`: wanted 0 to 10")
         for name in ("drop_path", "smoothing", "ema"):
             _within(name, getattr(self, name), 0.0, math.nextafter(1, 0))
         for name in ("erasing", "flip"):

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 from timm.data import create_transform
+from timm.data.auto_augment import RandAugment
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision import transforms
@@ -29,6 +30,8 @@ __all__ = ["Augmentation", "load_batches", "plan_epoch", "plan_in_order", "seede
 _SHIFTED_SIDE = 32
 """Up to this side in pixels BEiT's script shifts images and takes no random crops."""
 _SHIFT = 4
+_MOST_POSTERIZED = 9.99
+"""Of a magnitude of 10: there timm would keep no bit, a black image, which Pillow refuses since 12; this keeps one."""
 
 Plan = Sequence[Int64[np.ndarray, " _"]]
 """The images of each batch."""
@@ -65,7 +68,7 @@ class Augmentation:
             scale=(choices.min_crop, 1.0),
             hflip=choices.flip,
             color_jitter=None,  # RandAugment takes its place in the recipe
-            auto_augment=f"rand-m{choices.randaugment:g}-mstd0.5-inc1" if choices.randaugment else None,
+            auto_augment=f"rand-m{choices.randaugment}-mstd0.5-inc1" if choices.randaugment else None,
             interpolation="bicubic",
             mean=preprocess.mean,
             std=preprocess.std,
@@ -73,6 +76,10 @@ class Augmentation:
             re_mode="pixel",
             re_count=1,
         )
+        for augment in (each for each in chain.transforms if isinstance(each, RandAugment)):
+            for operation in augment.ops:
+                if operation.name.startswith("Posterize"):
+                    operation.magnitude_max = _MOST_POSTERIZED
         self.crops = choices.min_crop < 1 and side > _SHIFTED_SIDE
         if not self.crops:
             chain.transforms[0] = transforms.RandomCrop(side, padding=_SHIFT if choices.min_crop < 1 else 0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.files import atomic_file, refuse_foreign
+from sop_faiss.files import atomic_file, locked_directory, refuse_foreign
 
 __all__ = ["FinetuneState", "open_state"]
 
@@ -52,7 +53,7 @@ class FinetuneState:
             for key, part in parts.items():
                 part.load_state_dict(kept["parts"][key])
             return int(kept["epoch"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{self.directory}: its state does not fit the network ({str(error).splitlines()[0]}): remove it"
             ) from None
@@ -81,8 +82,9 @@ class FinetuneState:
             torch.save(content, temporary)
 
 
-def open_state(directory: Path | None, settings: dict[str, Any]) -> FinetuneState:
-    """Read what is done, or begin.
+@contextlib.contextmanager
+def open_state(directory: Path | None, settings: dict[str, Any]) -> Iterator[FinetuneState]:
+    """Read what is done, or begin; no other process can change it meanwhile.
 
     Args:
         directory: new, empty, or of the same fine-tuning; None: nothing is kept.
@@ -91,12 +93,18 @@ def open_state(directory: Path | None, settings: dict[str, Any]) -> FinetuneStat
     Raises:
         CheckpointError: the state is damaged.
         ConfigError: it is of other settings; the first is named.
-        SopError: the directory has other files.
+        SopError: the directory has other files, or another process is changing it.
     """
     if directory is None:
-        return FinetuneState(None, settings)
+        yield FinetuneState(None, settings)
+        return
     refuse_foreign(directory, re.compile(rf"\.?{re.escape(_NAME)}.*"), "the state of a fine-tuning")
     directory.mkdir(parents=True, exist_ok=True)
+    with locked_directory(directory):
+        yield _read(directory, settings)
+
+
+def _read(directory: Path, settings: dict[str, Any]) -> FinetuneState:
     file = directory / _NAME
     if not file.exists():
         return FinetuneState(directory, settings)
@@ -106,7 +114,9 @@ def open_state(directory: Path | None, settings: dict[str, Any]) -> FinetuneStat
         raise
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
         content = None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+    kinds: dict[str, Any] = {"format": str, "settings": dict, "held_out_top1": dict, "training": dict | None}
+    sound = isinstance(content, dict) and all(isinstance(content.get(name), kind) for name, kind in kinds.items())
+    if not sound or content["format"] != _FORMAT:
         raise CheckpointError(
             f"{file} is damaged, or not the state of a fine-tuning: remove it, or name another folder"
         )

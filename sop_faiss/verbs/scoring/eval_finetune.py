@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,6 @@ from sop_faiss.evaluate.finetune_model import filled_choices
 from sop_faiss.evaluate.finetune_state import open_state
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.labeled_sets import open_labeled_images
-from sop_faiss.files import locked_directory
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -88,8 +86,7 @@ def evaluate_finetune(
         "training images": _digest(sets.train_images, sets.train_labels),
         **asdict(choices),
     }
-    with contextlib.nullcontext() if options.out is None else locked_directory(options.out):
-        state = open_state(options.out, settings)
+    with open_state(options.out, settings) as state:
         tuned = fine_tune(
             network, sets.train_images, targets, choices, state, workers=options.workers, progress=progress
         )
