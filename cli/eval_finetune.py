@@ -19,9 +19,7 @@ from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.finetune_choices import (
     LEARNING_RATES,
-    QUICK_BATCH,
-    QUICK_EPOCHS,
-    QUICK_RATES,
+    QUICK,
     QUICK_SIZE,
     FinetuneChoices,
 )
@@ -65,9 +63,7 @@ _OPTIONS = (
         click.option(
             f"--{name.replace('_', '-')}",
             type=int if name == "randaugment" else float,
-            default=getattr(_DEFAULTS, name),
-            show_default=getattr(_DEFAULTS, name) is not None,
-            help=text,
+            help=text if getattr(_DEFAULTS, name) is None else f"{text}  [default: {getattr(_DEFAULTS, name):g}]",
         )
         for name, text in _NUMBERS
     ),
@@ -77,8 +73,8 @@ _OPTIONS = (
     click.option(
         "--quick",
         is_flag=True,
-        help=f"Where not given: {QUICK_SIZE} pixels, {QUICK_EPOCHS} epochs, batches of {QUICK_BATCH}, --lr "
-        f"{QUICK_RATES[0]:g} alone.",
+        help=f"A short training. Where not given: --size {QUICK_SIZE}, --lr 0.12, --epochs 10, --batch-size 32, "
+        "--layer-decay 0.9, --min-crop 0.5, --randaugment 0, --erasing 0.",
     ),
 )
 _NAMES = ("learning_rates", "epochs", "sweep_epochs", "batch_size", *(name for name, _ in _NUMBERS), "precision")
@@ -90,9 +86,8 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(command)
     def with_choices(*args: Any, quick: bool, **options: Any) -> R:
         chosen = {name: options.pop(name) for name in _NAMES}
-        quickly = {"learning_rates": QUICK_RATES, "epochs": QUICK_EPOCHS, "batch_size": QUICK_BATCH} if quick else {}
         given = {name: value for name, value in chosen.items() if value is not None and value != ()}
-        return command(*args, choices=FinetuneChoices(**{**quickly, **given}), quick=quick, **options)
+        return command(*args, choices=FinetuneChoices(**{**(QUICK if quick else {}), **given}), quick=quick, **options)
 
     decorated: Callable[..., R] = with_choices
     for option in reversed(_OPTIONS):

@@ -64,10 +64,25 @@ def test_it_is_trained_once(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_few_labels_and_quick(data: Path) -> None:
-    result = run("finetune", *RESNET, "--data", data, "--quick", "--images-per-class", 2, "--json", "-")
+    result = run(
+        "finetune",
+        *RESNET,
+        "--data",
+        data,
+        "--quick",
+        "--epochs",
+        2,
+        "--min-crop",
+        0.4,
+        "--images-per-class",
+        2,
+        "--json",
+        "-",
+    )
     protocol = json.loads(result.stdout)["protocol"]
     assert protocol["train_images"] == 6 and protocol["train_part"]["images_per_class"] == 2
-    assert protocol["epochs"] == 3 and protocol["preprocess"]["crop"] == 32
+    assert protocol["epochs"] == 2 and protocol["preprocess"]["crop"] == 32  # as given
+    assert protocol["erasing"] == 0 and protocol["min_crop"] == 0.4 and protocol["mixup"] == 0.8
 
 
 def test_labels_are_compared_by_name(data: Path) -> None:

@@ -31,7 +31,7 @@ _SHIFTED_SIDE = 32
 """Up to this side in pixels BEiT's script shifts images and takes no random crops."""
 _SHIFT = 4
 _MOST_POSTERIZED = 9.99
-"""Of a magnitude of 10: there timm would keep no bit, a black image, which Pillow refuses since 12; this keeps one."""
+"""Of a magnitude of 10: there timm would keep no bit, a black image, which Pillow 13 refuses; this keeps one."""
 
 Plan = Sequence[Int64[np.ndarray, " _"]]
 """The images of each batch."""
