@@ -6,6 +6,7 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS
 from sop_faiss.cli.eval_attention import attention_command
+from sop_faiss.cli.eval_finetune import finetune_command
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
 from sop_faiss.cli.eval_suite import suite_command
@@ -27,6 +28,7 @@ def main() -> None:
     """
 
 
+main.add_command(finetune_command)
 main.add_command(logistic_command)
 main.add_command(unsupervised_command)
 main.add_command(map_command)

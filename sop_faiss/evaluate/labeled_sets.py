@@ -1,4 +1,4 @@
-"""Labeled images, or features, of a training and a test set, for classifiers on frozen features."""
+"""Labeled images, or features, of a training and a test set, for classifiers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["LabeledFeatures", "LabeledSets", "open_labeled_sets"]
+__all__ = ["LabeledFeatures", "LabeledImages", "LabeledSets", "open_labeled_images", "open_labeled_sets"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,18 @@ class LabeledFeatures:
     encoder: dict[str, str] = field(default_factory=dict)
     train_images: ImageSource | None = None
     test_images: ImageSource | None = None
+
+
+@dataclass(frozen=True)
+class LabeledImages:
+    """Images of a training set, or of the chosen part of it, and of a test set; fields as of `LabeledFeatures`."""
+
+    train_images: ImageSource
+    train_labels: Int64[np.ndarray, " n"]
+    test_images: ImageSource
+    test_labels: Int64[np.ndarray, " q"]
+    class_names: list[str] | None
+    choices: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,33 @@ class LabeledSets:
             sets = fill_stores(sets, encoder, extraction=self.extraction, progress=progress)
         return _chosen(sets[0], sets[1], self.part, self.what)
 
+    def images(self) -> LabeledImages:
+        """Choose the part, and put the labels into one numbering; nothing is decoded.
+
+        Raises:
+            DataError: a set is a feature store, or the part names images that are not there.
+        """
+        train, test = _require_images(self.train, self.what), _require_images(self.test, self.what)
+        labels = _require_labels(self.train, self.what)
+        test_labels, compared_by, names = _in_training_numbers(self.train, self.test, self.what)
+        rows = self.part.rows(labels, train.keys, [train.member_of(position) for position in range(len(train))])
+        train_labels = labels[rows]
+        choices = {
+            "train": self.train.name,
+            "test": self.test.name,
+            **_counts(train_labels, test_labels, self.part, len(train), compared_by),
+        }
+        return LabeledImages(Subset(train, rows), train_labels, test, test_labels, names, choices)
+
+
+def open_labeled_images(train: str, test: str, what: str, part: LabeledPart) -> LabeledImages:
+    """Open two sets of labeled images; arguments and errors as of `open_labeled_sets` and `LabeledSets.images`."""
+    _require_two(train, test)
+    sets = open_feature_set(train), open_feature_set(test)
+    for each in sets:
+        _require_images(each, what)
+    return LabeledSets(*sets, what, part).images()
+
 
 def open_labeled_sets(
     train: str,
@@ -120,11 +159,41 @@ def open_labeled_sets(
         DataError: a source is unusable or lacks labels, both are the same, or their labels are of two label sets.
         FeatureError: a store is damaged, or the two were made by different encoders, preprocessings or poolings.
     """
-    if real_path(train) == real_path(test):
-        raise DataError(f"training and test set are both {train}: every image would find itself, name two")
+    _require_two(train, test)
     sets = LabeledSets(open_feature_set(train), open_feature_set(test), what, part, extraction)
     require_encoder_or_stores([sets.train, sets.test], encoder)
     return sets
+
+
+def _require_two(train: str, test: str) -> None:
+    if real_path(train) == real_path(test):
+        raise DataError(f"training and test set are both {train}: every image would find itself, name two")
+
+
+def _require_images(feature_set: FeatureSet, what: str) -> ImageSource:
+    if feature_set.source is None:
+        raise DataError(f"{feature_set.name} is a feature store, but {what} needs the images: name these")
+    return feature_set.source
+
+
+def _counts(
+    train_labels: Int64[np.ndarray, " n"],
+    test_labels: Int64[np.ndarray, " q"],
+    part: LabeledPart,
+    of_all: int,
+    compared_by: str,
+) -> dict[str, Any]:
+    per_class = np.unique(train_labels, return_counts=True)[1]
+    return {
+        "train_images": len(train_labels),
+        "train_images_of_all": of_all,
+        "train_images_per_class": [int(per_class.min()), int(per_class.max())],
+        "train_part": part.to_dict(),
+        "test_images": len(test_labels),
+        "classes": len(per_class),
+        "labels_compared_by": compared_by,
+        "test_images_of_unseen_classes": int((~np.isin(test_labels, train_labels)).sum()),
+    }
 
 
 def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -> LabeledFeatures:
@@ -133,20 +202,12 @@ def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -
     test_labels, compared_by, names = _in_training_numbers(train, test, what)
     rows = part.rows(all_labels, train_store.keys, train_store.members)
     train_labels = all_labels[rows]
-    per_class = np.unique(train_labels, return_counts=True)[1]
     choices = {
         "train": train.name,
         "test": test.name,
-        "train_images": len(rows),
-        "train_images_of_all": len(train_store),
-        "train_images_per_class": [int(per_class.min()), int(per_class.max())],
-        "train_part": part.to_dict(),
-        "test_images": len(test_store),
+        **_counts(train_labels, test_labels, part, len(train_store), compared_by),
         "train_dropped": _dropped(train_store),
         "test_dropped": _dropped(test_store),
-        "classes": len(per_class),
-        "labels_compared_by": compared_by,
-        "test_images_of_unseen_classes": int((~np.isin(test_labels, train_labels)).sum()),
         "preprocess": train_store.manifest["preprocess"],
         "pooling": train_store.manifest["pooling"],
     }

@@ -1,0 +1,177 @@
+"""sop-eval finetune: the complete network trained on labeled images, or on few of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.common import progress_reporter, run_command, say_written
+from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
+from sop_faiss.cli.labeled_part_options import labeled_part_options
+from sop_faiss.cli.labeled_sets_options import labeled_sets_options
+from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.tables import print_table
+from sop_faiss.evaluate.finetune_choices import (
+    LEARNING_RATES,
+    QUICK,
+    QUICK_SIZE,
+    FinetuneChoices,
+)
+from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
+
+R = TypeVar("R")
+_DEFAULTS = FinetuneChoices()
+_NUMBERS = (
+    ("warmup_epochs", "Epochs in which the learning rate rises.  [default: BEiT's share]"),
+    ("layer_decay", "Learning rate of a layer relative to the one above.  [default: 0.75; ViT-B 0.65]"),
+    ("drop_path", "Stochastic depth of the last block.  [default: 0.1; ViT-B 0.2, ViT-L 0.4]"),
+    ("weight_decay", "Weight decay of AdamW."),
+    ("mixup", "Alpha of mixup; 0: off."),
+    ("cutmix", "Alpha of CutMix; 0: off."),
+    ("smoothing", "Label smoothing."),
+    ("randaugment", "Magnitude of RandAugment; 0: off."),
+    ("erasing", "Probability of random erasing."),
+    ("min_crop", "Smallest share of the image that a random crop takes; 1: no random crops."),
+    ("flip", "Probability of a mirrored image."),
+    ("ema", "Decay of a moving average of the weights, which is then tested; 0: none."),
+    ("held_out", "Share of the training images that chooses the learning rate."),
+)
+_OPTIONS = (
+    click.option(
+        "--lr",
+        "learning_rates",
+        type=float,
+        multiple=True,
+        metavar="RATE",
+        help="Peak learning rate at a batch of 1024, scaled with the batch; of several, held-out training images "
+        f"choose. May be repeated.  [default: {', '.join(f'{rate:g}' for rate in LEARNING_RATES)}]",
+    ),
+    click.option("--epochs", type=int, metavar="N", help="[default: 200; ViT-B 100, ViT-L 50]"),
+    click.option(
+        "--sweep-epochs", type=int, metavar="N", help="Epochs for each --lr that is tried.  [default: a tenth]"
+    ),
+    click.option("--batch-size", type=int, metavar="N", help=f"Images of a step.  [default: {_DEFAULTS.batch_size}]"),
+    *(
+        click.option(
+            f"--{name.replace('_', '-')}",
+            type=int if name == "randaugment" else float,
+            help=text if getattr(_DEFAULTS, name) is None else f"{text}  [default: {getattr(_DEFAULTS, name):g}]",
+        )
+        for name, text in _NUMBERS
+    ),
+    click.option(
+        "--precision", default=_DEFAULTS.precision, show_default=True, metavar="NAME", help="fp32, or bf16 (autocast)."
+    ),
+    click.option(
+        "--quick",
+        is_flag=True,
+        help=f"A short training. Where not given: --size {QUICK_SIZE}, --lr 0.12, --epochs 10, --batch-size 32, "
+        "--layer-decay 0.9, --min-crop 0.5, --randaugment 0, --erasing 0.",
+    ),
+)
+_NAMES = ("learning_rates", "epochs", "sweep_epochs", "batch_size", *(name for name, _ in _NUMBERS), "precision")
+
+
+def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a click command the options of the recipe; it receives `choices: FinetuneChoices` and `quick: bool`."""
+
+    @functools.wraps(command)
+    def with_choices(*args: Any, quick: bool, **options: Any) -> R:
+        chosen = {name: options.pop(name) for name in _NAMES}
+        given = {name: value for name, value in chosen.items() if value is not None and value != ()}
+        return command(*args, choices=FinetuneChoices(**{**(QUICK if quick else {}), **given}), quick=quick, **options)
+
+    decorated: Callable[..., R] = with_choices
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+@click.command("finetune", cls=EncoderCommand, short_help="The complete network trained on labels (BEiT's recipe).")
+@encoder_options
+@labeled_sets_options
+@_recipe_options
+@labeled_part_options
+@click.option("--workers", type=int, default=0, show_default=True, help="Processes that decode; 0: this one alone.")
+@click.option(
+    "--out",
+    type=NamedPath(),
+    metavar="DIR",
+    help="Keep the state after each epoch; the same command continues from it, exactly.",
+)
+@classifier_output_options("Write each class's accuracy.")
+@force_option
+@run_command
+def finetune_command(
+    encoder: EncoderSpec,
+    train: str,
+    test: str,
+    choices: FinetuneChoices,
+    quick: bool,
+    part: LabeledPart,
+    workers: int,
+    out: Path | None,
+    json_file: Path | None,
+    csv_file: Path | None,
+    png_file: Path | None,
+    force: bool,
+) -> None:
+    """Train the complete network and a classifier on it by BEiT's recipe, as iBOT's evaluation does.
+
+    Held-out training images choose the learning rate; the test images are seen once, after the last epoch.
+    Semi-supervised: --train-share or --train-list, and more epochs.
+
+    \b
+    Examples:
+      sop-eval finetune --model runs/photos --data imagenette/ --out tuned
+      sop-eval finetune --model runs/photos --data imagenette/ --train-share 0.1 --epochs 1000
+    """
+    from sop_faiss.verbs.scoring.eval_finetune import FinetuneOptions, evaluate_finetune
+
+    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
+    read += [part.train_list] if part.train_list is not None else []
+    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
+    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
+    if quick and encoder.size is None:
+        encoder = replace(encoder, size=QUICK_SIZE)
+    options = FinetuneOptions(replace(choices, seed=part.seed), part, workers, out)
+    with progress_reporter("testing", "images") as testing, progress_reporter("training", "steps") as progress:
+        result = evaluate_finetune(train, test, encoder, options, progress=progress, testing_progress=testing)
+    write_outputs(result, f"Fine-tuning: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
+    protocol = result.protocol
+    if json_file != STDOUT:
+        if protocol["held_out_top1"]:
+            print_table(
+                f"Learning rates on {protocol['held_out_images']:,} held-out training images",
+                ["learning rate", "top-1 %", ""],
+                [
+                    [rate, f"{value:.2f}", "chosen" if rate == str(protocol["learning_rate"]) else ""]
+                    for rate, value in protocol["held_out_top1"].items()
+                ],
+            )
+        print_table(
+            f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
+            f"images, {protocol['classes']:,} classes",
+            ["fine-tuning", *(f"top-{name.removeprefix('top')} %" for name in result.metrics)],
+            [
+                [
+                    f"{protocol['epochs']:,} epochs, learning rate {protocol['learning_rate']:g}",
+                    *(f"{value:.2f}" for value in result.metrics.values()),
+                ]
+            ],
+        )
+    tried = protocol["learning_rates"]
+    if len(tried) > 1 and protocol["learning_rate"] in (min(tried), max(tried)):
+        click.echo("the chosen learning rate is the smallest or largest of those tried: try more (--lr)", err=True)
+    if unseen := protocol["test_images_of_unseen_classes"]:
+        click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)
+    say_outputs(json_file, csv_file, png_file)
+    say_written("state", out)

@@ -1,0 +1,281 @@
+"""Fine-tune a network on labeled images: learning rates are tried on held-out images, the best trains on all.
+
+Every step is a pure function of the choices and its number, so that a training which continues from a checkpoint ends
+as an uninterrupted one: generators are seeded for each image, batch and step, and none has a state to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from timm.data import Mixup
+from timm.loss import SoftTargetCrossEntropy
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.errors import DataError, RunStoppedError
+from sop_faiss.evaluate.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.finetune_data import Augmentation, load_batches, plan_epoch, plan_in_order, seeded
+from sop_faiss.evaluate.finetune_model import Classifier, make_classifier, make_optimizer
+from sop_faiss.evaluate.finetune_state import FinetuneState
+from sop_faiss.evaluate.labeled_part import held_out_rows
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.train.schedules import cosine
+
+__all__ = ["FineTuned", "fine_tune", "learning_rate_at", "rank_classes"]
+
+_REFERENCE_BATCH = 1024
+"""Of the learning rates."""
+_END_RATE = 1e-6
+"""Where warm-up starts and the cosine ends, as in the recipe, for the classifier; layers scale it."""
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """A trained network.
+
+    Attributes:
+        model: the classifier, or its moving average.
+        learning_rate: the chosen one.
+        held_out_top1: of each that was tried, on the held-out training images, percent.
+        held_out_images: how many those are.
+        steps: of the last training.
+    """
+
+    model: nn.Module
+    learning_rate: float
+    held_out_top1: dict[float, float]
+    held_out_images: int
+    steps: int
+
+
+def fine_tune(
+    encoder: Encoder,
+    images: ImageSource,
+    targets: Int64[np.ndarray, " n"],
+    choices: FinetuneChoices,
+    state: FinetuneState,
+    *,
+    workers: int = 0,
+    progress: ProgressCallback | None = None,
+) -> FineTuned:
+    """Train a copy of an encoder and a classifier on top of it.
+
+    Args:
+        encoder: where training starts; it stays as it is.
+        images: training images.
+        targets: class of each, from 0, without gaps.
+        choices: as of `filled_choices`.
+        state: what is already done, and where it is kept.
+        workers: processes that decode and augment; the result does not depend on them.
+        progress: called with steps done.
+
+    Raises:
+        DataError: there are too few images or classes, or an image cannot be used.
+        RunStoppedError: the loss is not finite.
+    """
+    run = _Run(encoder, images, targets, choices, workers, progress or (lambda done, total: None))
+    rates = sorted(choices.learning_rates)
+    rows, held_out = np.arange(len(targets)), np.zeros(0, dtype=np.int64)
+    if run.classes < 2:
+        raise DataError("all training images are of one class: a classifier needs two or more")
+    if len(rates) > 1:
+        held_out = held_out_rows(targets, choices.held_out, choices.seed)
+        if not len(held_out):
+            raise DataError(
+                "every class has one training image, so none can be held out to choose the learning rate: name one"
+            )
+    kept = np.setdiff1d(rows, held_out)
+    tried = replace(choices, epochs=choices.sweep_epochs, warmup_epochs=_warmup_of_sweep(choices))
+    trials = [_Training(rate, kept, tried) for rate in rates] if len(rates) > 1 else []
+    run.total = sum(each.steps for each in trials) + _Training(rates[0], rows, choices).steps
+    for trial in trials:
+        if trial.learning_rate not in state.held_out_top1:
+            state.finish_trial(trial.learning_rate, _score(run, trial, held_out, state))
+        run.done += trial.steps
+    top1 = state.held_out_top1
+    best = max(rates, key=lambda rate: (top1.get(rate, 0.0), -rate))
+    final = _Training(best, rows, choices)
+    return FineTuned(run.train(final, state), best, top1, len(held_out), final.steps)
+
+
+def _warmup_of_sweep(choices: FinetuneChoices) -> float:
+    assert choices.epochs and choices.sweep_epochs and choices.warmup_epochs is not None  # they are filled
+    return choices.warmup_epochs * choices.sweep_epochs / choices.epochs
+
+
+def _score(run: _Run, trial: _Training, held_out: Int64[np.ndarray, " h"], state: FinetuneState) -> float:
+    """Return the top-1 of a learning rate on the held-out images; of one that diverges 0."""
+    try:
+        model = run.train(trial, state)
+    except RunStoppedError:
+        return 0.0
+    ranked = rank_classes(model, run.encoder, run.images, held_out, workers=run.workers)
+    return 100.0 * float((ranked[:, 0] == run.targets[held_out]).mean())
+
+
+class _Training:
+    """One training: a peak learning rate, the images, and the choices."""
+
+    def __init__(self, learning_rate: float, rows: Int64[np.ndarray, " m"], choices: FinetuneChoices) -> None:
+        assert choices.epochs is not None and choices.warmup_epochs is not None  # they are filled
+        if len(rows) < 2:
+            raise DataError(f"{len(rows)} training images to train on: wanted two or more")
+        self.learning_rate, self.rows, self.choices, self.epochs = learning_rate, rows, choices, choices.epochs
+        self.steps_per_epoch = len(plan_epoch(rows, choices, 0))
+        self.steps = self.epochs * self.steps_per_epoch
+        self.warmup_steps = round(choices.warmup_epochs * self.steps_per_epoch)
+
+
+def learning_rate_at(step: int, steps: int, warmup_steps: int, peak: float) -> float:
+    """Return the classifier's learning rate at a step: a linear rise to `peak`, then half a cosine."""
+    if step < warmup_steps:
+        return _END_RATE + (peak - _END_RATE) * step / warmup_steps
+    return cosine(peak, _END_RATE, (step - warmup_steps) / max(1, steps - warmup_steps))
+
+
+@dataclass
+class _Run:
+    encoder: Encoder
+    images: ImageSource
+    targets: Int64[np.ndarray, " n"]
+    choices: FinetuneChoices
+    workers: int
+    report: ProgressCallback
+    done: int = 0
+    total: int = 0
+
+    @property
+    def classes(self) -> int:
+        return len(np.unique(self.targets))
+
+    def train(self, training: _Training, state: FinetuneState) -> nn.Module:
+        """Train to the end, from the last kept epoch; return what is tested."""
+        choices = training.choices
+        model = make_classifier(self.encoder, self.classes, choices)
+        optimizer = make_optimizer(model, choices)
+        average = ModelEmaV3(model, decay=choices.ema) if choices.ema else None
+        parts = {"model": model, "optimizer": optimizer, **({} if average is None else {"average": average})}
+        augment = Augmentation(self.encoder.preprocess, choices)
+        loss_of = _loss(choices, self.classes)
+        name = f"{training.learning_rate}, {training.epochs} epochs of {len(training.rows)}"
+        for epoch in range(state.restore(name, parts), training.epochs):
+            loss = self._epoch(training, epoch, model, optimizer, average, augment, loss_of)
+            if not np.isfinite(loss):
+                raise RunStoppedError(
+                    f"the loss is not finite in epoch {epoch + 1} at `learning_rates={training.learning_rate:g}`: "
+                    "lower it"
+                )
+            state.keep(name, epoch + 1, parts)
+        return model if average is None else average.module
+
+    def _epoch(
+        self,
+        training: _Training,
+        epoch: int,
+        model: Classifier,
+        optimizer: torch.optim.Optimizer,
+        average: ModelEmaV3 | None,
+        augment: Augmentation,
+        loss_of: Callable[[Tensor, Tensor, Classifier], Tensor],
+    ) -> float:
+        """Train for an epoch; return the mean loss."""
+        choices = training.choices
+        key = (choices.seed, epoch)
+        device = model.head.weight.device
+        peak = training.learning_rate * choices.batch_size / _REFERENCE_BATCH
+        batches = load_batches(
+            self.images,
+            plan_epoch(training.rows, choices, "order", *key),
+            lambda pixels, row: augment(pixels, "image", *key, row),
+            top_value=self.encoder.preprocess.top_value,
+            workers=self.workers,
+        )
+        model.train()
+        losses = torch.zeros((), device=device)
+        for number, (pixels, rows) in enumerate(batches):
+            step = epoch * training.steps_per_epoch + number
+            rate = learning_rate_at(step, training.steps, training.warmup_steps, peak)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["lr_scale"]
+            target = torch.from_numpy(self.targets[rows]).to(device)
+            with seeded("step", *key, number):  # what mixes, and stochastic depth
+                loss = loss_of(pixels.to(device, memory_format=torch.channels_last), target, model)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if average is not None:
+                average.update(model)
+            losses += loss.detach()
+            self.report(self.done + step + 1, self.total)
+        return float(losses) / training.steps_per_epoch
+
+
+def _loss(choices: FinetuneChoices, classes: int) -> Callable[[Tensor, Tensor, Classifier], Tensor]:
+    """Return the loss of a batch's images and classes; `pixels` may be changed."""
+    mix = None
+    if choices.mixes:
+        mix = Mixup(choices.mixup, choices.cutmix, label_smoothing=choices.smoothing, num_classes=classes)
+    soft = SoftTargetCrossEntropy()
+
+    def loss_of(pixels: Tensor, target: Tensor, model: Classifier) -> Tensor:
+        if mix is not None:
+            pixels, target = mix(pixels, target)
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=choices.precision == "bf16"):
+            scores = model(pixels).float()
+        if mix is None:
+            return functional.cross_entropy(scores, target, label_smoothing=choices.smoothing)
+        mixed: Tensor = soft(scores, target)
+        return mixed
+
+    return loss_of
+
+
+@torch.inference_mode()
+def rank_classes(
+    model: nn.Module,
+    encoder: Encoder,
+    images: ImageSource,
+    rows: Int64[np.ndarray, " q"],
+    *,
+    workers: int = 0,
+    batch_size: int = 64,
+    progress: ProgressCallback | None = None,
+) -> Int64[np.ndarray, "q five"]:
+    """Return the five most likely classes of images, or as many as there are, best first.
+
+    Args:
+        model: images to scores.
+        encoder: whose preprocessing the images go through.
+        images: where they are.
+        rows: which of them.
+        workers: as of `fine_tune`.
+        batch_size: images of a forward pass.
+        progress: called with images done.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    preprocess = encoder.preprocess
+    ranked = []
+    batches = load_batches(
+        images,
+        [rows[batch] for batch in plan_in_order(len(rows), batch_size)],
+        lambda pixels, row: preprocess.normalize(torch.from_numpy(preprocess.apply(pixels)).unsqueeze(0))[0],
+        top_value=preprocess.top_value,
+        workers=workers,
+    )
+    done = 0
+    for pixels, batch in batches:
+        scores = model(pixels.to(device, memory_format=torch.channels_last)).float()
+        ranked.append(scores.argsort(dim=1, descending=True, stable=True)[:, :5].cpu())
+        done += len(batch)
+        if progress is not None:
+            progress(done, len(rows))
+    return torch.cat(ranked).numpy()

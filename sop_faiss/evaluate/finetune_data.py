@@ -1,0 +1,172 @@
+"""Batches of labeled images for fine-tuning, augmented: each a pure function of the seed, the epoch and its place."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, UInt8
+from PIL import Image
+from timm.data import create_transform
+from timm.data.auto_augment import RandAugment
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchvision import transforms
+
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.distributed import derive_seed
+from sop_faiss.errors import DataError, WorkerDiedError
+from sop_faiss.evaluate.finetune_choices import FinetuneChoices
+from sop_faiss.model.encoders.preprocess import Preprocess
+
+__all__ = ["Augmentation", "load_batches", "plan_epoch", "plan_in_order", "seeded"]
+
+_SHIFTED_SIDE = 32
+"""Up to this side in pixels BEiT's script shifts images and takes no random crops."""
+_SHIFT = 4
+_MOST_POSTERIZED = 9.99
+"""Of a magnitude of 10: there timm would keep no bit, a black image, which Pillow 13 refuses; this keeps one."""
+
+Plan = Sequence[Int64[np.ndarray, " _"]]
+"""The images of each batch."""
+
+
+@contextlib.contextmanager
+def seeded(*key: int | str) -> Iterator[None]:
+    """Seed the generators of Python, NumPy and torch from a key, for the work inside; then put them back.
+
+    timm draws from all three.
+    """
+    seed = derive_seed(*key)
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+class Augmentation:
+    """Make the network's input of a training image; called with its pixels and what its random draws depend on."""
+
+    def __init__(self, preprocess: Preprocess, choices: FinetuneChoices) -> None:
+        side = preprocess.crop
+        self.preprocess = preprocess
+        chain: Any = create_transform(
+            side,
+            is_training=True,
+            scale=(choices.min_crop, 1.0),
+            hflip=choices.flip,
+            color_jitter=None,  # RandAugment takes its place in the recipe
+            auto_augment=f"rand-m{choices.randaugment}-mstd0.5-inc1" if choices.randaugment else None,
+            interpolation="bicubic",
+            mean=preprocess.mean,
+            std=preprocess.std,
+            re_prob=choices.erasing,
+            re_mode="pixel",
+            re_count=1,
+        )
+        for augment in (each for each in chain.transforms if isinstance(each, RandAugment)):
+            for operation in augment.ops:
+                if operation.name.startswith("Posterize"):
+                    operation.magnitude_max = _MOST_POSTERIZED
+        self.crops = choices.min_crop < 1 and side > _SHIFTED_SIDE
+        if not self.crops:
+            chain.transforms[0] = transforms.RandomCrop(side, padding=_SHIFT if choices.min_crop < 1 else 0)
+        self.chain = chain
+
+    def __call__(self, pixels: UInt8[np.ndarray, "h w 3"], *key: int | str) -> Float32[Tensor, "3 rows columns"]:
+        """Augment one image."""
+        with seeded(*key):
+            made: Tensor = self.chain(Image.fromarray(pixels if self.crops else self.preprocess.apply(pixels)))
+        return made
+
+
+def plan_epoch(rows: Int64[np.ndarray, " n"], choices: FinetuneChoices, *key: int | str) -> Plan:
+    """Shuffle an epoch's images into full batches; what is left over is not used, as in the recipe.
+
+    Fewer images than a batch are one batch, without the odd one where batches are mixed.
+    """
+    order = np.random.default_rng(derive_seed(*key)).permutation(rows)
+    size = choices.batch_size
+    if len(order) < size:
+        size = len(order) - (len(order) % 2 if choices.mixes else 0)
+    return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
+
+
+def plan_in_order(count: int, batch_size: int) -> Plan:
+    """Return all images, in batches."""
+    return [np.arange(start, min(count, start + batch_size)) for start in range(0, count, batch_size)]
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """A batch, or why it cannot be made, by its number: exceptions of workers come with their traceback."""
+
+    images: ImageSource
+    plan: Plan
+    make: Callable[[UInt8[np.ndarray, "h w 3"], int], Tensor]
+    top_value: float
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, number: int) -> Tensor | str:
+        made = []
+        for row in self.plan[number].tolist():
+            try:
+                pixels = decode_image(self.images.read(row), top_value=self.top_value)
+            except DataError as error:
+                return f"image {self.images.keys[row]} of {self.images.description} cannot be used ({error})"
+            made.append(self.make(pixels, row))
+        return torch.stack(made)
+
+
+def load_batches(
+    images: ImageSource,
+    plan: Plan,
+    make: Callable[[UInt8[np.ndarray, "h w 3"], int], Tensor],
+    *,
+    top_value: float,
+    workers: int,
+) -> Iterator[tuple[Float32[Tensor, "_ 3 h w"], Int64[np.ndarray, " _"]]]:
+    """Yield batches and their rows in the order of the plan.
+
+    Args:
+        images: where the rows are.
+        plan: the rows of each batch.
+        make: of the pixels and row of an image, the network's input.
+        top_value: of the decoder.
+        workers: processes that decode and augment; 0: this one. The batches do not depend on it.
+
+    Raises:
+        DataError: an image cannot be used; it is named.
+        WorkerDiedError: a process died.
+    """
+    loader: Any = DataLoader(
+        _Batches(images, plan, make, top_value),  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=min(workers, len(plan)),
+        generator=torch.Generator(),  # so that the caller's stays as it is
+    )
+    batches = iter(loader)
+    for rows in plan:
+        try:
+            made = next(batches)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise WorkerDiedError(f"a process that prepares images died: {str(error).splitlines()[0]}") from None
+        if isinstance(made, str):
+            raise DataError(f"{made}: remove it, or look with sop-data check")
+        yield made, rows

@@ -1,0 +1,119 @@
+"""A network with a linear classifier for fine-tuning: its layers, learning rates and stochastic depth."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from timm.layers import DropPath
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch import Tensor, nn
+
+from sop_faiss.distributed import derive_seed
+from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.finetune_choices import FinetuneChoices
+from sop_faiss.model.encoders.encoder import Encoder
+
+__all__ = ["Classifier", "filled_choices", "make_classifier", "make_optimizer"]
+
+_DROPS = ("drop_path", "drop_path1", "drop_path2")
+"""What timm's residual blocks call their stochastic depth; in a network made without, an identity or None."""
+_BASE_WIDTH, _LARGE_WIDTH = 768, 1024
+_HEAD_STD = 2e-5
+"""BEiT's: 0.02, times 0.001."""
+
+
+class Classifier(nn.Module):
+    """A linear classifier on an encoder's features, which are trained, too."""
+
+    def __init__(self, encoder: Encoder, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.token_dimension, classes)
+
+    def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b c"]:
+        """Compute a score for each class."""
+        scores: Tensor = self.head(self.encoder(images))
+        return scores
+
+
+def filled_choices(encoder: Encoder, choices: FinetuneChoices) -> FinetuneChoices:
+    """Return the choices with those of the network's recipe.
+
+    Raises:
+        ConfigError: one is impossible, or this network does not have what it needs.
+    """
+    choices.check()
+    trunk = _trunk(encoder)
+    width = trunk.embed_dim if isinstance(trunk, VisionTransformer | Eva) else 0
+    has_layers, has_blocks = hasattr(trunk, "group_matcher"), bool(_blocks(trunk))
+    if choices.layer_decay not in (None, 1.0) and not has_layers:
+        raise ConfigError(f"`layer_decay={choices.layer_decay:g}`: the layers of {encoder.name} are not known; set 1")
+    if choices.drop_path and not has_blocks:
+        raise ConfigError(f"`drop_path={choices.drop_path:g}`: {encoder.name} has no residual blocks of timm; set 0")
+    size = "L" if width >= _LARGE_WIDTH else "B" if width >= _BASE_WIDTH else "S"
+    return choices.filled(size, has_layers=has_layers, has_drop_path=has_blocks)
+
+
+def make_classifier(encoder: Encoder, classes: int, choices: FinetuneChoices) -> Classifier:
+    """Copy an encoder, put a classifier on top, and make all of it trainable.
+
+    Args:
+        encoder: stays as it is.
+        classes: how many.
+        choices: as of `filled_choices`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("head", choices.seed))
+        model = Classifier(copy.deepcopy(encoder), classes)
+        nn.init.trunc_normal_(model.head.weight, std=_HEAD_STD)
+    nn.init.zeros_(model.head.bias)
+    trunk = _trunk(model.encoder)
+    trunk.requires_grad_(True)
+    _set_drop_path(trunk, choices.drop_path or 0.0)
+    return model.to(next(trunk.parameters()).device)
+
+
+def make_optimizer(model: Classifier, choices: FinetuneChoices) -> torch.optim.Optimizer:
+    """Make AdamW with a group for each layer; `lr_scale` is its learning rate relative to the classifier's.
+
+    Departs: BEiT has the last norm at the classifier's rate; timm counts it to the last block.
+    """
+    trunk = _trunk(model.encoder)
+    decay = choices.layer_decay or 1.0
+    undecayed = trunk.no_weight_decay() if hasattr(trunk, "no_weight_decay") else set()
+    groups: list[dict[str, Any]]
+    if hasattr(trunk, "group_matcher"):
+        groups = param_groups_layer_decay(trunk, choices.weight_decay, undecayed, layer_decay=decay)
+        groups = [{**group, "lr_scale": group["lr_scale"] * decay} for group in groups]
+    else:
+        groups = param_groups_weight_decay(trunk, choices.weight_decay, undecayed)
+        groups = [{**group, "lr_scale": 1.0} for group in groups]
+    groups += [
+        {"params": [model.head.weight], "lr_scale": 1.0, "weight_decay": choices.weight_decay},
+        {"params": [model.head.bias], "lr_scale": 1.0, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0)
+
+
+def _trunk(encoder: Encoder) -> Any:
+    """Return the timm model in an encoder."""
+    backbone = encoder.model.backbone
+    return getattr(backbone, "trunk", backbone)
+
+
+def _blocks(trunk: nn.Module) -> list[nn.Module]:
+    return [module for module in trunk.modules() if any(hasattr(module, name) for name in _DROPS)]
+
+
+def _set_drop_path(trunk: nn.Module, rate: float) -> None:
+    blocks = _blocks(trunk)
+    for number, block in enumerate(blocks):
+        own = rate * number / max(1, len(blocks) - 1)
+        for name in _DROPS:
+            if hasattr(block, name):
+                setattr(block, name, DropPath(own) if own else nn.Identity())

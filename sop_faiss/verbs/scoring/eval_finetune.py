@@ -1,0 +1,138 @@
+"""Fine-tune a network on one set of labeled images, or part of it, and test it on another."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.distributed import announced_world_size
+from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.confusion import count_confusions
+from sop_faiss.evaluate.finetune import fine_tune, rank_classes
+from sop_faiss.evaluate.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.finetune_model import filled_choices
+from sop_faiss.evaluate.finetune_state import open_state
+from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.labeled_sets import open_labeled_images
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
+
+__all__ = ["FinetuneOptions", "evaluate_finetune"]
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """How to train, on what, and where the state is kept."""
+
+    choices: FinetuneChoices = field(default_factory=FinetuneChoices)
+    """The recipe."""
+    part: LabeledPart = field(default_factory=LabeledPart)
+    """Which training images are used."""
+    workers: int = 0
+    """Processes that decode and augment; 0: this one."""
+    out: Path | None = None
+    """Where the state is kept after each epoch, from which the same call continues; None: nowhere."""
+
+
+def evaluate_finetune(
+    train: str,
+    test: str,
+    encoder: EncoderSpec,
+    options: FinetuneOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+    testing_progress: ProgressCallback | None = None,
+) -> ClassifierResult:
+    """Fine-tune an encoder with a linear classifier, and test it once, after the last epoch.
+
+    Args:
+        train: SRC of labeled images.
+        test: as `train`.
+        encoder: where training starts.
+        options: the recipe and the like.
+        progress: called with training steps done.
+        testing_progress: called with test images done.
+
+    Raises:
+        ConfigError: a choice is impossible, or `out` has a fine-tuning by other choices.
+        RunStoppedError: the loss is not finite.
+        SopError: as of `open_labeled_images`, `encoder_of_spec`, `open_state` and `fine_tune`.
+    """
+    options = options or FinetuneOptions()
+    started = time.perf_counter()
+    options.choices.check()
+    if not 0 <= options.workers <= 1024:
+        raise ConfigError(f"`workers={options.workers}`: wanted 0 to 1,024")
+    if announced_world_size() > 1:
+        raise ConfigError("fine-tuning runs in one process: start it without torchrun")
+    sets = open_labeled_images(train, test, "fine-tuning", options.part)
+    network = encoder_of_spec(encoder)
+    _require_plain(network)
+    choices = filled_choices(network, options.choices)
+    classes, targets = np.unique(sets.train_labels, return_inverse=True)
+    settings = {
+        "encoder": f"{network.name} {network.fingerprint}",
+        "pooling": network.pooling,
+        "preprocess": network.preprocess.to_dict(),
+        "training images": _digest(sets.train_images, sets.train_labels),
+        **asdict(choices),
+    }
+    with open_state(options.out, settings) as state:
+        tuned = fine_tune(
+            network, sets.train_images, targets, choices, state, workers=options.workers, progress=progress
+        )
+    everything = np.arange(len(sets.test_images))
+    ranked = classes[
+        rank_classes(
+            tuned.model, network, sets.test_images, everything, workers=options.workers, progress=testing_progress
+        )
+    ]
+    right = ranked == sets.test_labels[:, None]
+    metrics = {"top1": 100.0 * float(right[:, 0].mean())}
+    if len(classes) >= 5:
+        metrics["top5"] = 100.0 * float(right.any(axis=1).mean())
+    protocol = {
+        **asdict(choices),
+        "learning_rates": list(choices.learning_rates),
+        "learning_rate": tuned.learning_rate,
+        "held_out_top1": {str(rate): value for rate, value in tuned.held_out_top1.items()},
+        "held_out_images": tuned.held_out_images,
+        "steps": tuned.steps,
+        **sets.choices,
+        "preprocess": network.preprocess.to_dict(),
+        "pooling": network.pooling,
+    }
+    return ClassifierResult(
+        command="sop-eval finetune",
+        dataset=test,
+        protocol=protocol,
+        metrics=metrics,
+        encoder={"name": network.name, "fingerprint": network.fingerprint},
+        seconds=time.perf_counter() - started,
+        confusion=count_confusions(sets.test_labels, ranked[:, 0], sets.class_names),
+    )
+
+
+def _require_plain(encoder: Encoder) -> None:
+    for name, given in (
+        ("whitening", encoder.whitening is not None),
+        ("cache", encoder.cache is not None),
+        ("scales", encoder.preprocess.scales != (1.0,)),
+    ):
+        if given:
+            raise ConfigError(f"`{name}` does not apply to fine-tuning, which trains the network: leave it out")
+
+
+def _digest(images: ImageSource, labels: Int64[np.ndarray, " n"]) -> str:
+    """Return what changes with the names, order or classes of the images."""
+    text = "\n".join([*images.keys, *map(str, labels.tolist())])
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
