@@ -11,12 +11,23 @@ import click
 from sop_faiss.cli.common import say_written
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.tables import print_table
 from sop_faiss.files import atomic_file
 
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["classifier_output_options", "max_bad_option", "say_dropped", "say_left_out", "say_outputs", "write_outputs"]
+__all__ = [
+    "classifier_output_options",
+    "max_bad_option",
+    "print_trained",
+    "say_dropped",
+    "say_left_out",
+    "say_more_values",
+    "say_outputs",
+    "say_unseen",
+    "write_outputs",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = NamedPath()
@@ -64,6 +75,39 @@ def write_outputs(
             temporary.write_bytes(image)
 
 
+def print_trained(result: ClassifierResult, classifier: str, setting: str, settings: str, note: str = "") -> None:
+    """Print what held-out images said of each value of a setting, and the scores.
+
+    Args:
+        result: of a trained classifier.
+        classifier: its name.
+        setting: what was chosen, as `learning rate`; the protocol has it with `_` for spaces.
+        settings: the plural, as a title.
+        note: before the chosen value.
+    """
+    protocol, metrics = result.protocol, result.metrics
+    chosen = protocol[setting.replace(" ", "_")]
+    if held_out := protocol["held_out_top1"]:
+        print_table(
+            f"{settings} on {protocol['held_out_images']:,} held-out training images",
+            [setting, "top-1 %", ""],
+            [[each, f"{value:.2f}", "chosen" if each == str(chosen) else ""] for each, value in held_out.items()],
+        )
+    print_table(
+        f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
+        f"images, {protocol['classes']:,} classes",
+        [classifier, *(f"top-{name.removeprefix('top')} %" for name in metrics)],
+        [[f"{note}{setting} {chosen:g}", *(f"{value:.2f}" for value in metrics.values())]],
+    )
+
+
+def say_more_values(result: ClassifierResult, setting: str, plural: str, option: str) -> None:
+    """Suggest more values of a setting where the best may be beyond those tried; names as in `print_trained`."""
+    tried = result.protocol[plural]
+    if len(tried) > 1 and result.protocol[setting.replace(" ", "_")] in (min(tried), max(tried)):
+        click.echo(f"the chosen {setting} is the first or last of those tried: try more ({option})", err=True)
+
+
 def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | None) -> None:
     """Report which files were written."""
     for what, file in (("JSON", json_file), ("CSV", csv_file), ("image", png_file)):
@@ -79,5 +123,10 @@ def say_dropped(protocol: Mapping[str, Any]) -> None:
 def say_left_out(result: ClassifierResult) -> None:
     """Report images that were dropped, or that no classifier could get right."""
     say_dropped(result.protocol)
-    if unseen := result.protocol["test_images_of_unseen_classes"]:
+    say_unseen(result.protocol)
+
+
+def say_unseen(protocol: Mapping[str, Any]) -> None:
+    """Report test images that no classifier could get right."""
+    if unseen := protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)

@@ -10,13 +10,19 @@ from typing import Any, TypeVar
 
 import click
 
-from sop_faiss.cli.classifier_outputs import classifier_output_options, say_outputs, write_outputs
+from sop_faiss.cli.classifier_outputs import (
+    classifier_output_options,
+    print_trained,
+    say_more_values,
+    say_outputs,
+    say_unseen,
+    write_outputs,
+)
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.path_options import NamedPath, force_option
-from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.finetune_choices import (
     LEARNING_RATES,
     QUICK,
@@ -146,32 +152,10 @@ def finetune_command(
     with progress_reporter("testing", "images") as testing, progress_reporter("training", "steps") as progress:
         result = evaluate_finetune(train, test, encoder, options, progress=progress, testing_progress=testing)
     write_outputs(result, f"Fine-tuning: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
-    protocol = result.protocol
     if json_file != STDOUT:
-        if protocol["held_out_top1"]:
-            print_table(
-                f"Learning rates on {protocol['held_out_images']:,} held-out training images",
-                ["learning rate", "top-1 %", ""],
-                [
-                    [rate, f"{value:.2f}", "chosen" if rate == str(protocol["learning_rate"]) else ""]
-                    for rate, value in protocol["held_out_top1"].items()
-                ],
-            )
-        print_table(
-            f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
-            f"images, {protocol['classes']:,} classes",
-            ["fine-tuning", *(f"top-{name.removeprefix('top')} %" for name in result.metrics)],
-            [
-                [
-                    f"{protocol['epochs']:,} epochs, learning rate {protocol['learning_rate']:g}",
-                    *(f"{value:.2f}" for value in result.metrics.values()),
-                ]
-            ],
-        )
-    tried = protocol["learning_rates"]
-    if len(tried) > 1 and protocol["learning_rate"] in (min(tried), max(tried)):
-        click.echo("the chosen learning rate is the smallest or largest of those tried: try more (--lr)", err=True)
-    if unseen := protocol["test_images_of_unseen_classes"]:
-        click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)
+        epochs = f"{result.protocol['epochs']:,} epochs, "
+        print_trained(result, "fine-tuning", "learning rate", "Learning rates", epochs)
+    say_more_values(result, "learning rate", "learning_rates", "--lr")
+    say_unseen(result.protocol)
     say_outputs(json_file, csv_file, png_file)
     say_written("state", out)

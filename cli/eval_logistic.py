@@ -9,7 +9,9 @@ import click
 from sop_faiss.cli.classifier_outputs import (
     classifier_output_options,
     max_bad_option,
+    print_trained,
     say_left_out,
+    say_more_values,
     say_outputs,
     write_outputs,
 )
@@ -20,7 +22,6 @@ from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option
 from sop_faiss.cli.ranks import ranks_of_torchrun
-from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.logistic_choices import PENALTIES, LogisticChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -101,25 +102,8 @@ def logistic_command(
     if not is_main:
         return
     write_outputs(result, f"Logistic regression: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
-    protocol = result.protocol
     if json_file != STDOUT:
-        if protocol["held_out_top1"]:
-            print_table(
-                f"Penalties on {protocol['held_out_images']:,} held-out training images",
-                ["penalty", "top-1 %", ""],
-                [
-                    [penalty, f"{value:.2f}", "chosen" if penalty == str(protocol["penalty"]) else ""]
-                    for penalty, value in protocol["held_out_top1"].items()
-                ],
-            )
-        print_table(
-            f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
-            f"images, {protocol['classes']:,} classes",
-            ["logistic regression", *(f"top-{name.removeprefix('top')} %" for name in result.metrics)],
-            [[f"penalty {protocol['penalty']:g}", *(f"{value:.2f}" for value in result.metrics.values())]],
-        )
-    tried = protocol["penalties"]
-    if len(tried) > 1 and protocol["penalty"] in (min(tried), max(tried)):
-        click.echo("the chosen penalty is the smallest or largest of those tried: try more (--penalty)", err=True)
+        print_trained(result, "logistic regression", "penalty", "Penalties")
+    say_more_values(result, "penalty", "penalties", "--penalty")
     say_left_out(result)
     say_outputs(json_file, csv_file, png_file)

@@ -10,7 +10,9 @@ import click
 from sop_faiss.cli.classifier_outputs import (
     classifier_output_options,
     max_bad_option,
+    print_trained,
     say_left_out,
+    say_more_values,
     say_outputs,
     write_outputs,
 )
@@ -21,14 +23,13 @@ from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option
 from sop_faiss.cli.ranks import ranks_of_torchrun
-from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
+    pass
 
 _DEFAULTS = LinearChoices()
 
@@ -126,36 +127,10 @@ def main(
     title = f"Linear probe: {result.metrics['top1']:.2f} % top-1"
     write_outputs(result, title, json_file, csv_file, png_file)
     if json_file != STDOUT:
-        _print(result)
-    _say_more_rates(result)
+        print_trained(result, "linear probe", "learning rate", "Learning rates")
+    say_more_values(result, "learning rate", "learning_rates", "--lr")
     say_left_out(result)
     say_outputs(json_file, csv_file, png_file)
-
-
-def _print(result: ClassifierResult) -> None:
-    protocol, metrics = result.protocol, result.metrics
-    held_out = protocol["held_out_top1"]
-    if held_out:
-        chosen = str(protocol["learning_rate"])
-        print_table(
-            f"Learning rates on {protocol['held_out_images']:,} held-out training images",
-            ["learning rate", "top-1 %", ""],
-            [[rate, f"{value:.2f}", "chosen" if rate == chosen else ""] for rate, value in held_out.items()],
-        )
-    print_table(
-        f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
-        f"images, {protocol['classes']:,} classes",
-        ["linear probe", *(f"top-{name.removeprefix('top')} %" for name in metrics)],
-        [[f"learning rate {protocol['learning_rate']:g}", *(f"{value:.2f}" for value in metrics.values())]],
-    )
-
-
-def _say_more_rates(result: ClassifierResult) -> None:
-    """Suggest more learning rates where the best may be beyond those tried."""
-    protocol = result.protocol
-    rates = protocol["learning_rates"]
-    if len(rates) > 1 and protocol["learning_rate"] in (min(rates), max(rates)):
-        click.echo("the chosen learning rate is the first or last of those tried: try more (--lr)", err=True)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from torch.nn import functional
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import DataError
+from sop_faiss.evaluate.classifier import require_classes, top_metrics
 from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["LinearScores", "linear_probe"]
 
@@ -83,13 +83,7 @@ def linear_probe(
     """
     choices = choices or LinearChoices()
     choices.check()
-    if len(train_features) == 0 or len(test_features) == 0:
-        raise DataError(f"linear probe with {len(train_features)} training and {len(test_features)} test rows")
-    require_unit_rows(train_features, "training features")
-    require_unit_rows(test_features, "test features")
-    classes, targets = np.unique(train_labels, return_inverse=True)
-    if len(classes) < 2:
-        raise DataError("all training images are of one class: a classifier needs two or more")
+    classes, targets = require_classes("linear probe", train_features, train_labels, test_features)
     rows, labels = _scaled(train_features, device), torch.from_numpy(targets).to(device)
     rates, epochs = choices.learning_rates, choices.epochs
     held_out, kept = _split(targets, choices)
@@ -188,8 +182,4 @@ def _test(
     """Metrics in percent, and the predicted class of each row."""
     shown = min(5, len(classes))
     ranked = torch.cat([layer(part).topk(shown, dim=1).indices for part in rows.split(_EVALUATED_ROWS)]).cpu().numpy()
-    right = classes[ranked] == truth[:, None]
-    metrics = {"top1": 100.0 * float(right[:, 0].mean())}
-    if len(classes) >= 5:
-        metrics["top5"] = 100.0 * float(right.any(axis=1).mean())
-    return metrics, classes[ranked[:, 0]]
+    return top_metrics(classes[ranked], truth, len(classes)), classes[ranked[:, 0]]

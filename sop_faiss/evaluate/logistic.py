@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import DataError
+from sop_faiss.evaluate.classifier import require_classes, top_metrics
 from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.logistic_choices import LogisticChoices
 from sop_faiss.progress import ProgressCallback
-from sop_faiss.unit_rows import require_unit_rows
 
 __all__ = ["LogisticScores", "logistic_regression"]
 
@@ -69,13 +69,7 @@ def logistic_regression(
     """
     choices = choices or LogisticChoices()
     choices.check()
-    if len(train_features) == 0 or len(test_features) == 0:
-        raise DataError(f"logistic regression with {len(train_features)} training and {len(test_features)} test rows")
-    require_unit_rows(train_features, "training features")
-    require_unit_rows(test_features, "test features")
-    classes, targets = np.unique(train_labels, return_inverse=True)
-    if len(classes) < 2:
-        raise DataError("all training images are of one class: a classifier needs two or more")
+    classes, targets = require_classes("logistic regression", train_features, train_labels, test_features)
     report = progress or (lambda done, total: None)
     mean = train_features.mean(axis=0)
     rows, queries = train_features - mean, test_features - mean  # the same minimum, which L-BFGS finds sooner
@@ -99,12 +93,9 @@ def logistic_regression(
     report(len(held_out_top1) + 1, len(held_out_top1) + 1)
     scores = final.decision_function(queries)
     scores = np.stack([-scores, scores], axis=1) if scores.ndim == 1 else scores  # two classes: one column
-    ranked = np.argsort(-scores, axis=1, kind="stable")[:, :5]
-    right = classes[ranked] == test_labels[:, None]
-    metrics = {"top1": 100.0 * float(right[:, 0].mean())}
-    if len(classes) >= 5:
-        metrics["top5"] = 100.0 * float(right.any(axis=1).mean())
-    return LogisticScores(metrics, classes[ranked[:, 0]], best, held_out_top1, len(held_out))
+    ranked = classes[np.argsort(-scores, axis=1, kind="stable")[:, :5]]
+    metrics = top_metrics(ranked, test_labels, len(classes))
+    return LogisticScores(metrics, ranked[:, 0], best, held_out_top1, len(held_out))
 
 
 def _fit(rows: Float32[np.ndarray, "n d"], targets: Int64[np.ndarray, " n"], penalty: float, iterations: int) -> Any:

@@ -13,6 +13,7 @@ from jaxtyping import Int64
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.distributed import announced_world_size
 from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.classifier import top_metrics
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.finetune import fine_tune, rank_classes
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
@@ -96,10 +97,7 @@ def evaluate_finetune(
             tuned.model, network, sets.test_images, everything, workers=options.workers, progress=testing_progress
         )
     ]
-    right = ranked == sets.test_labels[:, None]
-    metrics = {"top1": 100.0 * float(right[:, 0].mean())}
-    if len(classes) >= 5:
-        metrics["top5"] = 100.0 * float(right.any(axis=1).mean())
+    metrics = top_metrics(ranked, sets.test_labels, len(classes))
     protocol = {
         **asdict(choices),
         "learning_rates": list(choices.learning_rates),
