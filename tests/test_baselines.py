@@ -98,8 +98,8 @@ def test_what_would_not_fit_is_left_out_and_said(
 
 def test_feature_stores_have_no_images(photos: tuple[str, str], tmp_path: Path) -> None:
     extract_features(encoder_of_spec(RANDOM), open_source(photos[0])).write(tmp_path / "store")
-    told = command_fails(main, "--train", tmp_path / "store", "--test", tmp_path / "store", "--baselines", "-k", "3")
-    assert "store" in told
+    message = command_fails(main, "--train", tmp_path / "store", "--test", tmp_path / "store", "--baselines", "-k", "3")
+    assert "store" in message
     command = ("--model", RANDOM.model, "--random-weights", "0", "--size", "32", "--test", photos[1], "-k", "3")
     assert "--baselines" in command_fails(main, *command, "--train", tmp_path / "store", "--baselines")
 

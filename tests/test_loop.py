@@ -336,12 +336,12 @@ def test_rivals_drop_patches_too(tmp_path, shards, kind):
     common = (f"objective.kind={kind}", "masks.kind=none", DROP_NOTHING, *weights)
     if kind == "massl":
         common += ("massl.capacity=24", "massl.block_size=7")
-    told = []
+    seen = []
     for drop in (0, 0.5):
         state, batches = fresh(tmp_path, shards, *common, f"masks.drop={drop}")
-        told.append(train_step(state, batches[0]).metrics)
-    assert told[0]["loss"] != told[1]["loss"]
-    assert told[0]["teacher_entropy_cls_over_lnK"] == told[1]["teacher_entropy_cls_over_lnK"]
+        seen.append(train_step(state, batches[0]).metrics)
+    assert seen[0]["loss"] != seen[1]["loss"]
+    assert seen[0]["teacher_entropy_cls_over_lnK"] == seen[1]["teacher_entropy_cls_over_lnK"]
 
 
 def test_4_x_64_images_give_the_gradients_of_1_x_256(tmp_path, monkeypatch):

@@ -103,8 +103,8 @@ def test_a_run_resumed_at_and_beside_borders_is_the_same(tmp_path, shards):
         for end in ends:
             config = tiny_config(tmp_path, *common, f"train.stop_after_steps={end}")
             assert run_training(config, tmp_path / name, resume=True).step == end
-        told = read_metrics(tmp_path / name)
-        return [{key: value for key, value in line.items() if key not in TIMINGS} for line in told]
+        records = read_metrics(tmp_path / name)
+        return [{key: value for key, value in line.items() if key not in TIMINGS} for line in records]
 
     assert lines("resumed", 1, 2, 4, 5, 8) == lines("whole", 8)
 

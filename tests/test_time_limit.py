@@ -67,11 +67,11 @@ def test_the_steps_fill_the_minutes_and_the_schedules_end_with_them(train, tmp_p
     # 60 seconds; of the 10 steps before the decision, 5 took 5 s and 5 took 2 s, which is the speed
     result = train("run", lambda step: 5.0 if step <= 5 else 2.0, "train.minutes=1", "train.epochs=800")
     assert result.finished and result.step == result.steps == 10 + (60 - 35) // 2
-    told = lines(tmp_path / "run")
-    assert told[-1]["step"] == result.steps  # logged though no multiple of seven
+    records = lines(tmp_path / "run")
+    assert records[-1]["step"] == result.steps  # logged though no multiple of seven
     assert read_state(checkpoint_directories(tmp_path / "run")[0])["step"] == result.steps
-    assert told[-1]["learning_rate"] < 0.02 * max(line["learning_rate"] for line in told)
-    assert told[-1]["momentum"] == pytest.approx(1, abs=1e-4)
+    assert records[-1]["learning_rate"] < 0.02 * max(line["learning_rate"] for line in records)
+    assert records[-1]["momentum"] == pytest.approx(1, abs=1e-4)
 
 
 def test_resumed_it_goes_on_as_if_nothing_had_happened(train, tmp_path):

@@ -71,12 +71,12 @@ def test_two_ranks_retrieve_what_one_retrieves(place: Path, tmp_path: Path) -> N
 def test_two_ranks_follow_the_objects_that_one_follows(place: Path, tmp_path: Path) -> None:
     davis = write_davis(tmp_path / "davis", ("a", "b", "c"))
     words = ("video", "--model", place / "run", "--device", "cpu", "--data", davis, "--size", 64)
-    told = []
+    texts = []
     for ranks in (1, 2):
-        told.append(run(ranks, "eval", *words, "--json", tmp_path / f"{ranks}.json", "--out", tmp_path / f"m{ranks}"))
+        texts.append(run(ranks, "eval", *words, "--json", tmp_path / f"{ranks}.json", "--out", tmp_path / f"m{ranks}"))
     one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
     assert two["metrics"] == one["metrics"] and two["per_object"] == one["per_object"]
-    assert told[1].count("all objects") == 1
+    assert texts[1].count("all objects") == 1
     files = [sorted(path.relative_to(folder) for path in folder.rglob("*.png")) for folder in tmp_path.glob("m?")]
     assert files[0] == files[1] and len(files[0]) == 18
     (davis / "JPEGImages" / "480p" / "b" / "00002.jpg").write_bytes(b"")  # of the second rank
