@@ -103,7 +103,7 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
 
 @click.command("finetune", cls=EncoderCommand, short_help="The complete network trained on labels (BEiT's recipe).")
 @encoder_options
-@labeled_sets_options
+@functools.partial(labeled_sets_options, stores=False)
 @_recipe_options
 @labeled_part_options
 @click.option("--workers", type=int, default=0, show_default=True, help="Processes that decode; 0: this one alone.")
@@ -153,8 +153,9 @@ def finetune_command(
         result = evaluate_finetune(train, test, encoder, options, progress=progress, testing_progress=testing)
     write_outputs(result, f"Fine-tuning: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
     if json_file != STDOUT:
-        epochs = f"{result.protocol['epochs']:,} epochs, "
-        print_trained(result, "fine-tuning", "learning rate", "Learning rates", epochs)
+        count = result.protocol["epochs"]
+        note = f"{count:,} epoch{'s' if count > 1 else ''}, "
+        print_trained(result, "fine-tuning", "learning rate", "Learning rates", note)
     say_more_values(result, "learning rate", "learning_rates", "--lr")
     say_unseen(result.protocol)
     say_outputs(json_file, csv_file, png_file)

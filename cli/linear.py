@@ -40,7 +40,7 @@ _DEFAULTS = LinearChoices()
 @labeled_sets_options
 @click.option(
     "--lr",
-    "rates",
+    "learning_rates",
     type=float,
     multiple=True,
     default=LEARNING_RATES,
@@ -79,7 +79,7 @@ def main(
     encoder: EncoderSpec | None,
     train: str,
     test: str,
-    rates: tuple[float, ...],
+    learning_rates: tuple[float, ...],
     epochs: int,
     train_batch: int,
     momentum: float,
@@ -113,7 +113,7 @@ def main(
     read += [part.train_list] if part.train_list is not None else []
     outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
     check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
-    choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
+    choices = LinearChoices(learning_rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
     extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
     options = LinearOptions(choices, extraction, part)
     with (

@@ -84,8 +84,8 @@ def test_query_expansion_and_database_augmentation(places: dict[str, Path], tmp_
     assert among["metrics"] != alone["metrics"]
     assert "leave one of them out" in fails(*RESNET, *common, "--dba", 2, "--distractors", places["whole"])
     assert "would be encoded twice" in fails(*RESNET, *common, "--qe", 2, "--distractors", places["images"])
-    assert "query_neighbors = 99 of 12" in fails(*RESNET, *common, "--qe", 99)
-    assert "database_neighbors = -1" in fails(*RESNET, *common, "--dba", -1)
+    assert "--qe 99 of 12" in fails(*RESNET, *common, "--qe", 99)
+    assert "--dba -1" in fails(*RESNET, *common, "--dba", -1)
 
 
 def test_expansion_is_applied_to_the_right_side() -> None:

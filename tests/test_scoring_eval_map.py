@@ -47,6 +47,11 @@ def test_tsne_keeps_groups_together_and_repeats() -> None:
     np.testing.assert_array_equal(points, points_of(rows, perplexity=5.0))
 
 
+def test_copies_are_one_point() -> None:
+    for method in ("tsne", "pca"):
+        np.testing.assert_array_equal(points_of(np.repeat(groups(1)[:1], 12, axis=0), method, perplexity=4.0), 0)
+
+
 def test_images_and_stores_are_drawn(tmp_path: Path) -> None:
     labels = np.arange(12) % 3
     store = write_store(tmp_path / "one", 1, labels, 12)
@@ -55,6 +60,7 @@ def test_images_and_stores_are_drawn(tmp_path: Path) -> None:
     both = size_of(draw_map([str(store), str(tmp_path / "two")], options=MapOptions("pca")))
     assert both[0] == 2 * one[0] and both[1] == one[1]
     folder = write_folder(tmp_path / "photos", per_class=3, seed=0)
+    next((folder / "class_0").iterdir()).write_bytes(b"broken")  # is left out
     figure = draw_map([str(folder)], SMALL, MapOptions("pca", show_images=True))
     assert size_of(figure)[0] == 2 * one[0]
     assert figure == draw_map([str(folder)], SMALL, MapOptions("pca", show_images=True))

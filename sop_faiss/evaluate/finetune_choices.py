@@ -53,7 +53,7 @@ class FinetuneChoices:
     sweep_epochs: int | None = None
     """Passes for each learning rate that is tried; None: a tenth of `epochs`, at least one."""
     warmup_epochs: float | None = None
-    """Passes in which the rate rises linearly from `WARMUP_RATE`; None: the recipe's share of `epochs`."""
+    """Passes in which the rate rises linearly from 1e-6; None: the recipe's share of `epochs`."""
     batch_size: int = 128
     """Images of a step."""
     layer_decay: float | None = None

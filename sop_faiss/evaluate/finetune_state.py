@@ -116,7 +116,7 @@ def _read(directory: Path, settings: dict[str, Any]) -> FinetuneState:
         content = None
     kinds: dict[str, Any] = {"format": str, "settings": dict, "held_out_top1": dict, "training": dict | None}
     sound = isinstance(content, dict) and all(isinstance(content.get(name), kind) for name, kind in kinds.items())
-    if not sound or content["format"] != _FORMAT:
+    if not sound or content["format"] != _FORMAT or not all(isinstance(name, str) for name in content["settings"]):
         raise CheckpointError(
             f"{file} is damaged, or not the state of a fine-tuning: remove it, or name another folder"
         )
