@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,19 +14,19 @@ from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
 from sop_faiss.files import atomic_file
+from sop_faiss.verbs.output_paths import STDOUT
 
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
 __all__ = [
+    "Trained",
     "classifier_output_options",
     "max_bad_option",
-    "print_trained",
+    "report_trained",
     "say_dropped",
     "say_left_out",
-    "say_more_values",
     "say_outputs",
-    "say_unseen",
     "write_outputs",
 ]
 
@@ -75,37 +76,54 @@ def write_outputs(
             temporary.write_bytes(image)
 
 
-def print_trained(result: ClassifierResult, classifier: str, setting: str, settings: str, note: str = "") -> None:
-    """Print what held-out images said of each value of a setting, and the scores.
+@dataclass(frozen=True)
+class Trained:
+    """Words for a classifier with a setting that held-out images chose."""
 
-    Args:
-        result: of a trained classifier.
-        classifier: its name.
-        setting: what was chosen, as `learning rate`; the protocol has it with `_` for spaces.
-        settings: the plural, as a title.
-        note: before the chosen value.
-    """
+    classifier: str
+    setting: str
+    """As `learning rate`; the protocol has it, and the values that were tried with an s, with `_` for spaces."""
+    option: str
+    note: str = ""
+    """Before the chosen value."""
+
+    @property
+    def plural(self) -> str:
+        """Return the setting's plural."""
+        return {"penalty": "penalties"}.get(self.setting, f"{self.setting}s")
+
+
+def report_trained(
+    result: ClassifierResult, words: Trained, json_file: Path | None, csv_file: Path | None, png_file: Path | None
+) -> None:
+    """Write the files that are asked for, print the scores, and say what is notable about them."""
+    title = f"{words.classifier.capitalize()}: {result.metrics['top1']:.2f} % top-1"
+    write_outputs(result, title, json_file, csv_file, png_file)
+    tried, chosen = (result.protocol[name.replace(" ", "_")] for name in (words.plural, words.setting))
+    if json_file != STDOUT:
+        _print_trained(result, words, chosen)
+    if len(tried) > 1 and chosen in (min(tried), max(tried)):
+        edge = f"the chosen {words.setting} is the first or last of those tried"
+        click.echo(f"{edge}: try more ({words.option})", err=True)
+    say_left_out(result)
+    say_outputs(json_file, csv_file, png_file)
+
+
+def _print_trained(result: ClassifierResult, words: Trained, chosen: float) -> None:
+    """Print what held-out images said of each value of the setting, and the scores."""
     protocol, metrics = result.protocol, result.metrics
-    chosen = protocol[setting.replace(" ", "_")]
     if held_out := protocol["held_out_top1"]:
         print_table(
-            f"{settings} on {protocol['held_out_images']:,} held-out training images",
-            [setting, "top-1 %", ""],
+            f"{words.plural.capitalize()} on {protocol['held_out_images']:,} held-out training images",
+            [words.setting, "top-1 %", ""],
             [[each, f"{value:.2f}", "chosen" if each == str(chosen) else ""] for each, value in held_out.items()],
         )
     print_table(
         f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
         f"images, {protocol['classes']:,} classes",
-        [classifier, *(f"top-{name.removeprefix('top')} %" for name in metrics)],
-        [[f"{note}{setting} {chosen:g}", *(f"{value:.2f}" for value in metrics.values())]],
+        [words.classifier, *(f"top-{name.removeprefix('top')} %" for name in metrics)],
+        [[f"{words.note}{words.setting} {chosen:g}", *(f"{value:.2f}" for value in metrics.values())]],
     )
-
-
-def say_more_values(result: ClassifierResult, setting: str, plural: str, option: str) -> None:
-    """Suggest more values of a setting where the best may be beyond those tried; names as in `print_trained`."""
-    tried = result.protocol[plural]
-    if len(tried) > 1 and result.protocol[setting.replace(" ", "_")] in (min(tried), max(tried)):
-        click.echo(f"the chosen {setting} is the first or last of those tried: try more ({option})", err=True)
 
 
 def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | None) -> None:
@@ -116,17 +134,12 @@ def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | 
 
 def say_dropped(protocol: Mapping[str, Any]) -> None:
     """Report images of both sets that could not be used."""
-    if dropped := protocol["train_dropped"] + protocol["test_dropped"]:
+    if dropped := protocol.get("train_dropped", 0) + protocol.get("test_dropped", 0):
         click.echo(f"{dropped:,} unusable images were dropped", err=True)
 
 
 def say_left_out(result: ClassifierResult) -> None:
     """Report images that were dropped, or that no classifier could get right."""
     say_dropped(result.protocol)
-    say_unseen(result.protocol)
-
-
-def say_unseen(protocol: Mapping[str, Any]) -> None:
-    """Report test images that no classifier could get right."""
-    if unseen := protocol["test_images_of_unseen_classes"]:
+    if unseen := result.protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTEXT_SETTINGS",
-    "EXIT_INTERRUPTED",
     "EXIT_REQUEUE",
     "EXIT_STOPPED",
     "EXIT_USER",

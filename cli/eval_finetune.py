@@ -11,12 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from sop_faiss.cli.classifier_outputs import (
+    Trained,
     classifier_output_options,
-    print_trained,
-    say_more_values,
-    say_outputs,
-    say_unseen,
-    write_outputs,
+    report_trained,
 )
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
@@ -31,7 +28,7 @@ from sop_faiss.evaluate.finetune_choices import (
 )
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
 R = TypeVar("R")
 _DEFAULTS = FinetuneChoices()
@@ -151,12 +148,7 @@ def finetune_command(
     options = FinetuneOptions(replace(choices, seed=part.seed), part, workers, out)
     with progress_reporter("testing", "images") as testing, progress_reporter("training", "steps") as progress:
         result = evaluate_finetune(train, test, encoder, options, progress=progress, testing_progress=testing)
-    write_outputs(result, f"Fine-tuning: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
-    if json_file != STDOUT:
-        count = result.protocol["epochs"]
-        note = f"{count:,} epoch{'s' if count > 1 else ''}, "
-        print_trained(result, "fine-tuning", "learning rate", "Learning rates", note)
-    say_more_values(result, "learning rate", "learning_rates", "--lr")
-    say_unseen(result.protocol)
-    say_outputs(json_file, csv_file, png_file)
+    count = result.protocol["epochs"]
+    words = Trained("fine-tuning", "learning rate", "--lr", f"{count:,} epoch{'s' if count > 1 else ''}, ")
+    report_trained(result, words, json_file, csv_file, png_file)
     say_written("state", out)

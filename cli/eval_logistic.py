@@ -7,13 +7,10 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.classifier_outputs import (
+    Trained,
     classifier_output_options,
     max_bad_option,
-    print_trained,
-    say_left_out,
-    say_more_values,
-    say_outputs,
-    write_outputs,
+    report_trained,
 )
 from sop_faiss.cli.common import progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
@@ -25,7 +22,7 @@ from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.logistic_choices import PENALTIES, LogisticChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
 _DEFAULTS = LogisticChoices()
 
@@ -101,9 +98,4 @@ def logistic_command(
         result = evaluate_logistic(train, test, encoder, options, progress=progress, fitting_progress=fitting_progress)
     if not is_main:
         return
-    write_outputs(result, f"Logistic regression: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
-    if json_file != STDOUT:
-        print_trained(result, "logistic regression", "penalty", "Penalties")
-    say_more_values(result, "penalty", "penalties", "--penalty")
-    say_left_out(result)
-    say_outputs(json_file, csv_file, png_file)
+    report_trained(result, Trained("logistic regression", "penalty", "--penalty"), json_file, csv_file, png_file)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from sop_faiss.cli.classifier_outputs import (
+    Trained,
     classifier_output_options,
     max_bad_option,
-    print_trained,
-    say_left_out,
-    say_more_values,
-    say_outputs,
-    write_outputs,
+    report_trained,
 )
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
@@ -26,10 +22,7 @@ from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
-
-if TYPE_CHECKING:
-    pass
+from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
 _DEFAULTS = LinearChoices()
 
@@ -124,13 +117,7 @@ def main(
         result = evaluate_linear(train, test, encoder, options, progress=progress, training_progress=training_progress)
     if not is_main:
         return
-    title = f"Linear probe: {result.metrics['top1']:.2f} % top-1"
-    write_outputs(result, title, json_file, csv_file, png_file)
-    if json_file != STDOUT:
-        print_trained(result, "linear probe", "learning rate", "Learning rates")
-    say_more_values(result, "learning rate", "learning_rates", "--lr")
-    say_left_out(result)
-    say_outputs(json_file, csv_file, png_file)
+    report_trained(result, Trained("linear probe", "learning rate", "--lr"), json_file, csv_file, png_file)
 
 
 if __name__ == "__main__":

@@ -199,7 +199,8 @@ def _text(result: TrainingResult, output: Path, data: str) -> str:
     if not result.finished:
         return one_line(f"{reached}stopped by a signal: continue with the same command and --resume")
     model = output if result.last_metrics.get("kept_step") in (None, result.step) else output / "best"
-    build = shlex.join(["sop-index", "build", "--model", str(model), "--data", data, "--out", "photos.index"])
+    index = f"{output.resolve().name}.index"
+    build = shlex.join(["sop-index", "build", "--model", str(model), "--data", data, "--out", index])
     return one_line(f"{reached}next: {build}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["LEARNING_RATES", "QUICK", "QUICK_SIZE", "RECIPES", "FinetuneChoices"]
+__all__ = ["LEARNING_RATES", "QUICK", "QUICK_SIZE", "FinetuneChoices"]
 
 LEARNING_RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 """Peaks at a batch of 1,024 images, tried by default; the script's own is 4e-3, and its README says to sweep."""

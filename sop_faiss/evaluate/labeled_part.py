@@ -98,7 +98,7 @@ class LabeledPart:
         return {}
 
 
-def held_out_rows(targets: Int64[np.ndarray, " n"], share: float, seed: int) -> Int64[np.ndarray, " h"]:
+def held_out_rows(targets: Int64[np.ndarray, " n"], share: float, seed: int, setting: str) -> Int64[np.ndarray, " h"]:
     """Return the training rows that choose a setting, in rising order: the same share of each class.
 
     A class of one image is not held out.
@@ -107,10 +107,19 @@ def held_out_rows(targets: Int64[np.ndarray, " n"], share: float, seed: int) -> 
         targets: class of each row, counted from 0.
         share: above 0 and at most 1.
         seed: of the draw.
+        setting: what is chosen, for the message.
+
+    Raises:
+        DataError: every class has one image.
     """
     names = [f"{row:012d}" for row in range(len(targets))]
     drawn = LabeledPart(train_share=share, seed=seed).rows(targets, names, names)
-    return drawn[np.bincount(targets)[targets[drawn]] > 1]
+    held_out = drawn[np.bincount(targets)[targets[drawn]] > 1]
+    if not len(held_out):
+        raise DataError(
+            f"every class has one training image, so none can be held out to choose the {setting}: name one {setting}"
+        )
+    return held_out
 
 
 def _listed(file: Path, keys: Sequence[str], members: Sequence[str]) -> Int64[np.ndarray, " m"]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["GEM_POWER", "TOKEN_POOLINGS", "features_of_last_blocks", "pool_tokens", "pooling_name", "split_pooling"]
+__all__ = ["TOKEN_POOLINGS", "features_of_last_blocks", "pool_tokens", "pooling_name", "split_pooling"]
 
 TOKEN_POOLINGS = ("cls", "mean", "cls_mean", "gem")
 """What can be made of a [CLS] and patch tokens."""

@@ -130,7 +130,8 @@ def _require_plain(encoder: Encoder) -> None:
     ):
         if given:
             raise ConfigError(
-                f"`{name}` does not apply to fine-tuning, which trains the network: leave it out, or name the encoder itself"
+                f"`{name}` does not apply to fine-tuning, which trains the network: leave it out, or name the encoder "
+                "itself"
             )
 
 
