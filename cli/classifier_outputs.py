@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,26 +12,27 @@ import click
 
 from sop_faiss.cli.common import say_written
 from sop_faiss.cli.json_output import json_option, put_json
-from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.cli.tables import print_table
 from sop_faiss.files import atomic_file
-from sop_faiss.verbs.output_paths import STDOUT
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
+    from sop_faiss.evaluate.labeled_part import LabeledPart
+    from sop_faiss.model.encoders.spec import EncoderSpec
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
 __all__ = [
+    "ClassifierOutputs",
     "Trained",
     "classifier_output_options",
     "max_bad_option",
     "report_trained",
     "say_dropped",
     "say_left_out",
-    "say_outputs",
-    "write_outputs",
 ]
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 _FILE = NamedPath()
 
 max_bad_option = click.option(
@@ -42,38 +44,73 @@ max_bad_option = click.option(
 )
 
 
-def classifier_output_options(per_class: str) -> Callable[[F], F]:
-    """Give a click command `json_file`, `csv_file` and `png_file`; `per_class` is the help of the second."""
+@dataclass(frozen=True)
+class ClassifierOutputs:
+    """The files that are asked for."""
+
+    json_file: Path | None
+    csv_file: Path | None
+    png_file: Path | None
+    force: bool
+
+    @property
+    def prints(self) -> bool:
+        """Return whether the result is printed; JSON on stdout takes its place."""
+        return self.json_file != STDOUT
+
+    def check(self, train: str, test: str, encoder: EncoderSpec | None, part: LabeledPart) -> None:
+        """Check that they can be written, and replace nothing that is read; arguments are what is read."""
+        read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
+        read += [part.train_list] if part.train_list is not None else []
+        outputs = {"--json": self.json_file, "--per-class": self.csv_file, "--confusion": self.png_file}
+        check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=self.force)
+
+    def write(self, result: ClassifierResult, title: str) -> None:
+        """Write them; `title` is above the image."""
+        if self.json_file is not None:
+            put_json(self.json_file, result.content())
+        if self.csv_file is not None:
+            result.write_per_class(self.csv_file)
+        if self.png_file is not None:
+            from sop_faiss.report.confusion_figure import draw_confusion
+
+            image = draw_confusion(result.confusion, title)
+            with atomic_file(self.png_file) as temporary:
+                temporary.write_bytes(image)
+
+    def say(self) -> None:
+        """Report which were written."""
+        for what, file in (("JSON", self.json_file), ("CSV", self.csv_file), ("image", self.png_file)):
+            say_written(what, file)
+
+
+def classifier_output_options(per_class: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a click command these options and --force, as one `outputs: ClassifierOutputs`.
+
+    Args:
+        per_class: help of --per-class.
+    """
     options = (
         json_option,
         click.option("--per-class", "csv_file", type=_FILE, metavar="FILE.csv", help=per_class),
         click.option(
             "--confusion", "png_file", type=_FILE, metavar="FILE.png", help="Draw which class was taken for which."
         ),
+        force_option,
     )
 
-    def decorate(command: F) -> F:
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(command)
+        def with_outputs(*args: Any, **given: Any) -> R:
+            names = ("json_file", "csv_file", "png_file", "force")
+            return command(*args, outputs=ClassifierOutputs(*(given.pop(name) for name in names)), **given)
+
+        decorated: Callable[..., R] = with_outputs
         for option in reversed(options):
-            command = option(command)
-        return command
+            decorated = option(decorated)
+        return decorated
 
     return decorate
-
-
-def write_outputs(
-    result: ClassifierResult, title: str, json_file: Path | None, csv_file: Path | None, png_file: Path | None
-) -> None:
-    """Write the files that are asked for; `title` is above the image."""
-    if json_file is not None:
-        put_json(json_file, result.content())
-    if csv_file is not None:
-        result.write_per_class(csv_file)
-    if png_file is not None:
-        from sop_faiss.report.confusion_figure import draw_confusion
-
-        image = draw_confusion(result.confusion, title)
-        with atomic_file(png_file) as temporary:
-            temporary.write_bytes(image)
 
 
 @dataclass(frozen=True)
@@ -93,20 +130,17 @@ class Trained:
         return {"penalty": "penalties"}.get(self.setting, f"{self.setting}s")
 
 
-def report_trained(
-    result: ClassifierResult, words: Trained, json_file: Path | None, csv_file: Path | None, png_file: Path | None
-) -> None:
+def report_trained(result: ClassifierResult, words: Trained, outputs: ClassifierOutputs) -> None:
     """Write the files that are asked for, print the scores, and say what is notable about them."""
-    title = f"{words.classifier.capitalize()}: {result.metrics['top1']:.2f} % top-1"
-    write_outputs(result, title, json_file, csv_file, png_file)
+    outputs.write(result, f"{words.classifier.capitalize()}: {result.metrics['top1']:.2f} % top-1")
     tried, chosen = (result.protocol[name.replace(" ", "_")] for name in (words.plural, words.setting))
-    if json_file != STDOUT:
+    if outputs.prints:
         _print_trained(result, words, chosen)
     if len(tried) > 1 and chosen in (min(tried), max(tried)):
         edge = f"the chosen {words.setting} is the first or last of those tried"
         click.echo(f"{edge}: try more ({words.option})", err=True)
     say_left_out(result)
-    say_outputs(json_file, csv_file, png_file)
+    outputs.say()
 
 
 def _print_trained(result: ClassifierResult, words: Trained, chosen: float) -> None:
@@ -124,12 +158,6 @@ def _print_trained(result: ClassifierResult, words: Trained, chosen: float) -> N
         [words.classifier, *(f"top-{name.removeprefix('top')} %" for name in metrics)],
         [[f"{words.note}{words.setting} {chosen:g}", *(f"{value:.2f}" for value in metrics.values())]],
     )
-
-
-def say_outputs(json_file: Path | None, csv_file: Path | None, png_file: Path | None) -> None:
-    """Report which files were written."""
-    for what, file in (("JSON", json_file), ("CSV", csv_file), ("image", png_file)):
-        say_written(what, file)
 
 
 def say_dropped(protocol: Mapping[str, Any]) -> None:

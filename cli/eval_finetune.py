@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from sop_faiss.cli.classifier_outputs import (
+    ClassifierOutputs,
     Trained,
     classifier_output_options,
     report_trained,
@@ -19,7 +20,7 @@ from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
-from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.evaluate.finetune_choices import (
     LEARNING_RATES,
     QUICK,
@@ -28,7 +29,6 @@ from sop_faiss.evaluate.finetune_choices import (
 )
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
 R = TypeVar("R")
 _DEFAULTS = FinetuneChoices()
@@ -111,7 +111,6 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
     help="Keep the state after each epoch; the same command continues from it, exactly.",
 )
 @classifier_output_options("Write each class's accuracy.")
-@force_option
 @run_command
 def finetune_command(
     encoder: EncoderSpec,
@@ -122,10 +121,7 @@ def finetune_command(
     part: LabeledPart,
     workers: int,
     out: Path | None,
-    json_file: Path | None,
-    csv_file: Path | None,
-    png_file: Path | None,
-    force: bool,
+    outputs: ClassifierOutputs,
 ) -> None:
     """Train the complete network and a classifier on it by BEiT's recipe, as iBOT's evaluation does.
 
@@ -139,10 +135,7 @@ def finetune_command(
     """
     from sop_faiss.verbs.scoring.eval_finetune import FinetuneOptions, evaluate_finetune
 
-    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
-    read += [part.train_list] if part.train_list is not None else []
-    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
+    outputs.check(train, test, encoder, part)
     if quick and encoder.size is None:
         encoder = replace(encoder, size=QUICK_SIZE)
     options = FinetuneOptions(replace(choices, seed=part.seed), part, workers, out)
@@ -150,5 +143,5 @@ def finetune_command(
         result = evaluate_finetune(train, test, encoder, options, progress=progress, testing_progress=testing)
     count = result.protocol["epochs"]
     words = Trained("fine-tuning", "learning rate", "--lr", f"{count:,} epoch{'s' if count > 1 else ''}, ")
-    report_trained(result, words, json_file, csv_file, png_file)
+    report_trained(result, words, outputs)
     say_written("state", out)

@@ -324,7 +324,7 @@ def test_impossible_options(plain: Path, arguments: tuple[object, ...], message:
 def test_options_that_are_not_read_are_refused(plain: Path) -> None:
     assert "--top: not used with --compare: leave it out" in fails("--compare", "a.json", "b.json", "--top", 10)
     message = fails("--compare", "a.json", "b.json", "--dataset", plain, "--make-gnd", "new.json", "--qe", 2)
-    assert "--dataset, --qe, --make-gnd: not used with --compare" in message
+    assert "--dataset, --qe, --make-gnd" in message and "--compare" in message
     assert "--protocol: not used with --make-gnd" in fails("--dataset", plain, "--make-gnd", "n.json", "--protocol", 1)
 
 

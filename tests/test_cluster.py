@@ -88,7 +88,7 @@ def test_parts_make_the_same_index(store: FeatureStore, tmp_path: Path, factory:
 def test_files_of_others_in_the_place_of_the_parts_stay(store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / ".out.parts").mkdir()
     (tmp_path / ".out.parts" / "mine.txt").write_text("mine")
-    with pytest.raises(SopError, match=r"parts is needed for the parts of the index, but contains .* \(mine.txt\)"):
+    with pytest.raises(SopError, match=r"parts .*mine\.txt"):
         build_by_tasks(tmp_path / "store", tmp_path / "out", IndexOptions("IVF8,Flat"), run=run_here)
     assert [path.name for path in (tmp_path / ".out.parts").iterdir()] == ["mine.txt"]
 

@@ -147,7 +147,7 @@ def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(FeatureError, match="of another encoder"):
         extract(run, photos, tmp_path / "cache")
     key_file.write_text("{")
-    with pytest.raises(FeatureError, match=r"cannot be read as JSON.*once the folder .* is removed, its images are"):
+    with pytest.raises(FeatureError, match="cannot be read as JSON"):
         extract(run, photos, tmp_path / "cache")
 
 
@@ -167,7 +167,7 @@ def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:
 def test_directory_of_something_else_is_no_cache(run: Path, tmp_path: Path, name: str, what: str) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / name).write_text("")
-    with pytest.raises(FeatureError, match=f"is {what}, so features are not written into it"):
+    with pytest.raises(FeatureError, match=f"is {what}"):
         extract(run, write_folder(tmp_path / "photos"), tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [name]
 

@@ -101,7 +101,7 @@ def _write_names(
         if any((np.abs(place - other) < room).all() for other in taken):
             continue
         taken.append(place)
-        written = axes.text(*place, names[each], fontsize=8.5, ha="center", va="center", parse_math=False)
+        written = axes.text(place[0], place[1], names[each], fontsize=8.5, ha="center", va="center", parse_math=False)
         written.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
