@@ -119,15 +119,12 @@ class Trained:
 
     classifier: str
     setting: str
-    """As `learning rate`; the protocol has it, and the values that were tried with an s, with `_` for spaces."""
+    """As `learning rate`; the protocol has it with `_` for spaces."""
+    plural: str
+    """Of the setting; the protocol has the values that were tried."""
     option: str
     note: str = ""
     """Before the chosen value."""
-
-    @property
-    def plural(self) -> str:
-        """Return the setting's plural."""
-        return {"penalty": "penalties"}.get(self.setting, f"{self.setting}s")
 
 
 def report_trained(result: ClassifierResult, words: Trained, outputs: ClassifierOutputs) -> None:

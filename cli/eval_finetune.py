@@ -142,6 +142,8 @@ def finetune_command(
     with progress_reporter("testing", "images") as testing, progress_reporter("training", "steps") as progress:
         result = evaluate_finetune(train, test, encoder, options, progress=progress, testing_progress=testing)
     count = result.protocol["epochs"]
-    words = Trained("fine-tuning", "learning rate", "--lr", f"{count:,} epoch{'s' if count > 1 else ''}, ")
+    words = Trained(
+        "fine-tuning", "learning rate", "learning rates", "--lr", f"{count:,} epoch{'s' if count > 1 else ''}, "
+    )
     report_trained(result, words, outputs)
     say_written("state", out)

@@ -88,4 +88,4 @@ def logistic_command(
         result = evaluate_logistic(train, test, encoder, options, progress=progress, fitting_progress=fitting_progress)
     if not is_main:
         return
-    report_trained(result, Trained("logistic regression", "penalty", "--penalty"), outputs)
+    report_trained(result, Trained("logistic regression", "penalty", "penalties", "--penalty"), outputs)

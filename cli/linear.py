@@ -107,7 +107,7 @@ def main(
         result = evaluate_linear(train, test, encoder, options, progress=progress, training_progress=training_progress)
     if not is_main:
         return
-    report_trained(result, Trained("linear probe", "learning rate", "--lr"), outputs)
+    report_trained(result, Trained("linear probe", "learning rate", "learning rates", "--lr"), outputs)
 
 
 if __name__ == "__main__":
