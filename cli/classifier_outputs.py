@@ -30,6 +30,7 @@ __all__ = [
     "report_trained",
     "say_dropped",
     "say_left_out",
+    "say_more_values",
 ]
 
 R = TypeVar("R")
@@ -130,19 +131,17 @@ class Trained:
 def report_trained(result: ClassifierResult, words: Trained, outputs: ClassifierOutputs) -> None:
     """Write the files that are asked for, print the scores, and say what is notable about them."""
     outputs.write(result, f"{words.classifier.capitalize()}: {result.metrics['top1']:.2f} % top-1")
-    tried, chosen = (result.protocol[name.replace(" ", "_")] for name in (words.plural, words.setting))
     if outputs.prints:
-        _print_trained(result, words, chosen)
-    if len(tried) > 1 and chosen in (min(tried), max(tried)):
-        edge = f"the chosen {words.setting} is the first or last of those tried"
-        click.echo(f"{edge}: try more ({words.option})", err=True)
+        _print_trained(result, words)
+    say_more_values(result, words.setting, words.plural, words.option)
     say_left_out(result)
     outputs.say()
 
 
-def _print_trained(result: ClassifierResult, words: Trained, chosen: float) -> None:
+def _print_trained(result: ClassifierResult, words: Trained) -> None:
     """Print what held-out images said of each value of the setting, and the scores."""
     protocol, metrics = result.protocol, result.metrics
+    chosen = protocol[words.setting.replace(" ", "_")]
     if held_out := protocol["held_out_top1"]:
         print_table(
             f"{words.plural.capitalize()} on {protocol['held_out_images']:,} held-out training images",
@@ -155,6 +154,13 @@ def _print_trained(result: ClassifierResult, words: Trained, chosen: float) -> N
         [words.classifier, *(f"top-{name.removeprefix('top')} %" for name in metrics)],
         [[f"{words.note}{words.setting} {chosen:g}", *(f"{value:.2f}" for value in metrics.values())]],
     )
+
+
+def say_more_values(result: ClassifierResult, setting: str, plural: str, option: str) -> None:
+    """Suggest more values of a setting where the best may be beyond those tried; words as of `Trained`."""
+    tried, chosen = (result.protocol[name.replace(" ", "_")] for name in (plural, setting))
+    if len(tried) > 1 and chosen in (min(tried), max(tried)):
+        click.echo(f"the chosen {setting} is the first or last of those tried: try more ({option})", err=True)
 
 
 def say_dropped(protocol: Mapping[str, Any]) -> None:
