@@ -38,8 +38,8 @@ class Encoder(nn.Module):
 
     Attributes:
         name: what it is, for people.
-        token_pooling: `cls`, `mean` (of the patch tokens), `cls_mean`, `gem` or `pooled` (the model's own); with
-            `_lastN` behind it, of the last N blocks.
+        token_pooling: `cls`, `mean` (of the patch tokens), `cls_mean`, `gem`, `quadrants` or `pooled` (the model's
+            own); with `_lastN` behind it, of the last N blocks.
         preprocess: what its images must go through.
         token_dimension: width of what the model gives, before any whitening.
         whitening: what the extraction applies to its unit-norm features.
