@@ -116,7 +116,7 @@ _OPTIONS = (
         metavar="S,S,...",
         help="See each image at these sizes, relative to --size, as 1,0.7071,0.5; features are added.  [default: 1]",
     ),
-    click.option("--flip", is_flag=True, help="Add the feature of the mirrored image; twice the time."),
+    click.option("--mirrored", is_flag=True, help="Add the feature of the mirrored image; twice the time."),
     click.option(
         "--top-value",
         type=float,

@@ -205,7 +205,7 @@ def test_the_teacher_takes_views_of_every_phase(tmp_path, shards):
     describe_run(tiny_config(tmp_path, f"data.train={shards}", *DISTILL, *overrides, phases.replace("24", "16")))
 
 
-@pytest.mark.parametrize("options", [{"scales": (1.0, 0.5)}, {"flip": True}])
+@pytest.mark.parametrize("options", [{"scales": (1.0, 0.5)}, {"mirrored": True}])
 def test_a_choice_of_settings_that_views_do_not_get_is_refused(tmp_path, shards, options):
     encoder = load_encoder("lite0", **options, size=32)
     write_choice(tmp_path / "c.json", encoder.spec, encoder.fingerprint, {})

@@ -92,7 +92,7 @@ def _features_of_part(
     encoder: Encoder, preprocess: Preprocess, part: UInt8[Tensor, "b h w 3"]
 ) -> Float32[np.ndarray, "b d"]:
     images = preprocess.normalize(part)
-    ways = [images, images.flip(3)] if preprocess.flip else [images]
+    ways = [images, images.flip(3)] if preprocess.mirrored else [images]
     found = [
         functional.normalize(encoder(preprocess.scaled(way, scale)).double(), dim=1)
         for way in ways

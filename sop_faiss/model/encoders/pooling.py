@@ -16,7 +16,15 @@ from torch.nn import functional
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["GEM_POWER", "TOKEN_POOLINGS", "features_of_last_blocks", "pool_tokens", "pooling_name", "split_pooling"]
+__all__ = [
+    "GEM_POWER",
+    "TOKEN_POOLINGS",
+    "features_of_last_blocks",
+    "pool_tokens",
+    "pooled_width",
+    "pooling_name",
+    "split_pooling",
+]
 
 TOKEN_POOLINGS = ("cls", "mean", "cls_mean", "gem", "quadrants")
 """What can be made of a [CLS] and patch tokens."""
@@ -52,6 +60,11 @@ def pool_tokens(
         return functional.adaptive_avg_pool2d(of_places, 2).permute(0, 2, 3, 1).flatten(1)
     assert pooling == "gem", pooling
     return patches.clamp(min=_GEM_FLOOR).pow(GEM_POWER).mean(1).pow(1 / GEM_POWER)
+
+
+def pooled_width(width: int, pooling: str) -> int:
+    """Return the width of a feature pooled over the last block's tokens of this width."""
+    return width * {"cls_mean": 2, "quadrants": 4}.get(pooling, 1)
 
 
 def features_of_last_blocks(

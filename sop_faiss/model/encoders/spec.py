@@ -54,7 +54,7 @@ class EncoderSpec:
     """Directory that keeps the features of images, so that no image is encoded twice in the same way."""
     top_value: float | None = None
     """White in grayscale images of more than 8 bits; 0: what each file states; None: as the model was trained."""
-    flip: bool = False
+    mirrored: bool = False
     """Add the feature of the mirrored image."""
     student: bool = False
     """The student of a run instead of the teacher; of a file with two networks the learning one instead of its moving

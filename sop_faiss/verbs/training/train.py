@@ -31,7 +31,7 @@ from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.state import RunState, autocast_dtype
 from sop_faiss.train.stop import REQUEUE_NAME, StopRequest
 from sop_faiss.verbs.training.dry_run import describe_data, describe_device_memory, with_total
-from sop_faiss.verbs.training.online_scores import open_evaluation
+from sop_faiss.verbs.training.online_scores import open_evaluation, scored_encoder
 from sop_faiss.verbs.training.training_images import draw_images, make_batches, open_training_images, training_device
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
@@ -186,6 +186,7 @@ def run_training(
             ranks = (distributed.rank(), distributed.world_size())
             batches = make_batches(config, source, trained, state.student.backbone.patch_size, ranks, device)
             state.data_digest = batches.digest()
+            scored_encoder(state.teacher.backbone, config)  # a pooling that it lacks is refused before any work
             evaluate = open_evaluation(config, source, trained, held_out)
             if checkpoint is not None:
                 state.resume(checkpoint)
@@ -267,6 +268,7 @@ def describe_run(config: Config) -> dict[str, Any]:
     device, world_size = training_device(config), distributed.announced_world_size()
     needs = objective.needs(device, len(trained))
     batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
+    scored_encoder(student.backbone, config)
     evaluation = open_evaluation(config, source, trained, held_out)
     schedules = Schedules(config, batches.steps_per_epoch)
     steps = schedules.total_steps if schedules.is_decided else None
