@@ -114,6 +114,7 @@ def test_bad_input_is_refused_before_the_work(photos: Path, tmp_path: Path, monk
     monkeypatch.setattr(index_tune, "setting_features", lambda *_, **__: pytest.fail("images were encoded first"))
     assert "--out" in fails(photos, *RESNET, "--out", tmp_path / "choice")
     assert "SRC" in fails(*RESNET, "--out", out)
+    assert "--mirrored" in fails(photos, *RESNET, "--mirrored", "--out", out)
     assert "--whitening" in fails(photos, *RESNET, "--whitening", tmp_path, "--out", out)
     assert "missing" in fails(tmp_path / "missing", *RESNET, "--out", out)
     out.write_text('{"another": "file"}')

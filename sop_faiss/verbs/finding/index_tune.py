@@ -173,7 +173,7 @@ def _check(data: str, out: Path, encoder: EncoderSpec, images: int, force: bool)
     """Refuse what would fail after the work."""
     if not FEWEST <= images <= MOST:
         raise ConfigError(f"`images={images}`: wanted {FEWEST} to {MOST:,} images to compare settings on")
-    if encoder.preprocess.mirrored:
+    if encoder.mirrored:
         raise ConfigError("`mirrored` is not compared here, and would double the time of all settings: leave it out")
     if encoder.whitening is not None:
         raise ConfigError("`whitening` is a setting that is compared here: leave it out")
