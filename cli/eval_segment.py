@@ -15,7 +15,7 @@ from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.cli.tables import print_table
-from sop_faiss.evaluate.segment_choices import HEADS, QUICK, QUICK_SIZE, SegmentChoices
+from sop_faiss.evaluate.segment_choices import HEADS, QUICK, SegmentChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files
 from sop_faiss.verbs.scoring.task_result import TaskResult
@@ -32,6 +32,7 @@ _NUMBERS: tuple[tuple[str, str, type, str], ...] = (
     ("max_scale", "--max-scale", float, "See --min-scale."),
     ("flip", "--flip", float, "Probability of a mirrored crop."),
     ("distort", "--distort", float, "Probability of each change of color."),
+    ("blocks", "--blocks", int, "Linear, of ViTs: 4 joins the tokens of four blocks, as in iBOT's config."),
     ("stride", "--stride", int, "Linear: from token to token; of convolutional networks, which map.  [default: last]"),
     (
         "layer_decay",
@@ -43,6 +44,7 @@ _NUMBERS: tuple[tuple[str, str, type, str], ...] = (
     ("channels", "--channels", int, "UPerNet: of the decoder.  [default: a ViT's width, else 512]"),
     ("auxiliary", "--auxiliary", float, "UPerNet: weight of the second head's loss."),
 )
+_OPTION_OF = {"size": "--size", **{name: option for name, option, *_ in _NUMBERS}}
 
 
 def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
@@ -52,17 +54,16 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
     def with_choices(*args: Any, head: str, quick: bool, precision: str, seed: int, **options: Any) -> R:
         chosen = {name: options.pop(name) for name, *_ in _NUMBERS}
         given = {name: value for name, value in chosen.items() if value is not None}
-        quick_form = {**QUICK.get(head, {}), "size": QUICK_SIZE} if quick else {}
+        quick_form = QUICK.get(head, {}) if quick else {}
         choices = SegmentChoices(head, precision=precision, seed=seed, **{**quick_form, **given})
         return command(*args, choices=choices, **options)
 
     decorated: Callable[..., R] = with_choices
-    quick = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK["linear"].items())
+    forms = [", ".join(f"{_OPTION_OF[name]} {value:g}" for name, value in QUICK[head].items()) for head in HEADS]
     decorated = click.option(
         "--quick",
         is_flag=True,
-        help=f"A short training. Where not given: --size {QUICK_SIZE}, {quick.replace('--learning-rate', '--lr')}; "
-        f"with UPerNet --steps {QUICK['upernet']['steps']}, --lr 0.001, --channels {QUICK['upernet']['channels']}.",
+        help=f"A short training. Where not given: {forms[0]}; with UPerNet {forms[1]}.",
     )(decorated)
     decorated = click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")(
         decorated

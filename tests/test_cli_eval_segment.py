@@ -90,6 +90,8 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path, monkeypatch: pytest.
         ("--stride", 5),
         ("--precision", "fp8"),
         ("--head", "fcn"),
+        ("--blocks", 2),
+        ("--blocks", 4),
         ("--seed", -1),
         ("--workers", -1),
         ("--size", 10**9),
@@ -102,6 +104,8 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path, monkeypatch: pytest.
     ):
         assert option in fails(*both, option, value), option
     assert "--stride" in fails(*both, "--head", "upernet", "--stride", 8)
+    assert "--blocks" in fails(*both, "--head", "upernet", "--blocks", 4)
+    assert "--blocks" in fails(*both, "--stride", 8, "--blocks", 4)
     assert "--size" in fails(*both, "--head", "upernet", "--size", 40)
     assert "something else" in fails(*both, "--out", data)
     assert "--json" in fails(*both, "--json", data / "result.json")

@@ -49,6 +49,23 @@ def test_the_linear_head_is_all_that_is_trained() -> None:
     assert (choices.learning_rate, choices.warmup_steps, choices.layer_decay) == (8e-4, 1500, None)
 
 
+def test_four_blocks_are_joined() -> None:
+    encoder = encoder_of("test_vit")
+    model = make_segmenter(encoder, 5, filled_segment_choices(encoder, replace(LINEAR, blocks=4))).eval()
+    assert isinstance(model, LinearSegmenter) and model.head[0].num_features == 4 * encoder.token_dimension
+    images = torch.randn(2, 3, 64, 64)
+    joined = []
+    tokens = encoder.model.backbone.patch_embed(images)
+    trunk = encoder.model.backbone
+    with torch.no_grad():
+        tokens = trunk.norm_pre(trunk._pos_embed(tokens))
+        for number, block in enumerate(trunk.blocks, 1):  # type: ignore[union-attr, arg-type]
+            tokens = block(tokens)
+            if number in (2, 3, 4, 6):
+                joined.append(trunk.norm(tokens)[:, trunk.num_prefix_tokens :].transpose(1, 2).unflatten(2, (4, 4)))
+        torch.testing.assert_close(model(images)[0], model.head(torch.cat(joined, 1)), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["test_vit", "test_resnet"])
 def test_upernet_trains_the_network_layer_by_layer(name: str) -> None:
     encoder = encoder_of(name)

@@ -10,13 +10,19 @@ from typing import Any, NamedTuple
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["HEADS", "QUICK", "QUICK_SIZE", "RECIPES", "SegmentChoices"]
+__all__ = ["HEADS", "QUICK", "RECIPES", "SegmentChoices"]
 
 HEADS = ("linear", "upernet")
-QUICK_SIZE = 256
 QUICK: dict[str, dict[str, Any]] = {
-    "linear": {"steps": 100, "batch_size": 8, "learning_rate": 0.01, "distort": 0.0},
-    "upernet": {"steps": 100, "batch_size": 8, "learning_rate": 1e-3, "distort": 0.0, "channels": 64},
+    "linear": {"size": 256, "steps": 100, "batch_size": 8, "learning_rate": 0.01, "distort": 0.0},
+    "upernet": {
+        "size": 128,
+        "steps": 100,
+        "batch_size": 8,
+        "learning_rate": 1e-3,
+        "distort": 0.0,
+        "channels": 64,
+    },
 }
 """Short trainings, by the head: few steps need a higher rate."""
 _WARMUP_SHARE = 1500 / 160_000
@@ -73,6 +79,8 @@ class SegmentChoices:
     """Probability of each change of color: brightness, contrast, saturation, hue."""
     stride: int | None = None
     """Linear: pixels from token to token; of convolutional networks, which map is taken; None: the last."""
+    blocks: int = 1
+    """Linear: 1: tokens of the last block or map; 4: of a ViT, those of four blocks, joined, as in iBOT's config."""
     precision: str = "fp32"
     """`fp32`, or `bf16` (autocast)."""
     seed: int = 0
@@ -91,9 +99,12 @@ class SegmentChoices:
         """
         if self.head not in HEADS:
             raise ConfigError(f"`head={self.head}`: wanted {' or '.join(HEADS)}")
-        idle = ("stride",) if self.head == "upernet" else _UPERNET_ALONE
-        if (name := next((name for name in idle if getattr(self, name) is not None), None)) is not None:
-            raise ConfigError(f"`{name}` does not apply to `head={self.head}`: leave it out")
+        idle = ("stride", "blocks") if self.head == "upernet" else _UPERNET_ALONE
+        for name in idle:
+            if getattr(self, name) != getattr(SegmentChoices, name):  # its default
+                raise ConfigError(f"`{name}` does not apply to `head={self.head}`: leave it out")
+        if self.blocks not in (1, 4) or (self.blocks == 4 and self.stride is not None):
+            raise ConfigError(f"`blocks={self.blocks}`: wanted 1, or 4 of a ViT and no `stride`")
         bounds: dict[str, tuple[float, float]] = {"size": (8, 4096), "steps": (1, 10**9), "warmup_steps": (0, 10**9)}
         bounds |= {"batch_size": (2, 10**5), "weight_decay": (0, 100), "layer_decay": (0.001, 1), "channels": (8, 8192)}
         bounds |= {"auxiliary": (0, 100), "min_scale": (0.1, 10), "max_scale": (0.1, 10), "stride": (1, 256)}

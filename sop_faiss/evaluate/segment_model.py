@@ -23,7 +23,7 @@ from sop_faiss.evaluate.finetune_model import (
 from sop_faiss.evaluate.segment_choices import SegmentChoices
 from sop_faiss.model.encoders.dense import DenseEncoder
 from sop_faiss.model.encoders.encoder import Encoder
-from sop_faiss.model.pyramid import STRIDES, Pyramid
+from sop_faiss.model.pyramid import STRIDES, Pyramid, blocks_of_maps
 
 __all__ = ["LinearSegmenter", "UperNet", "filled_segment_choices", "make_segmenter", "make_segmenter_optimizer"]
 
@@ -40,21 +40,42 @@ class LinearSegmenter(nn.Module):
 
     Attributes:
         multiple: sides of images must be multiples of this.
+
+    Args:
+        dense: the encoder.
+        classes: how many.
+        blocks: 1: tokens of the last block or map; 4: those of a ViT's blocks that `Pyramid` takes, joined.
+
+    Raises:
+        ConfigError: four blocks are wanted of another network.
     """
 
-    def __init__(self, dense: DenseEncoder, classes: int) -> None:
+    def __init__(self, dense: DenseEncoder, classes: int, blocks: int = 1) -> None:
         super().__init__()
         self.dense = dense  # not a module, so that its weights are neither trained nor kept
         self.multiple = dense.multiple
-        parameter = next(dense.encoder.parameters())
-        tokens, _ = dense(torch.zeros(1, 3, dense.multiple, dense.multiple, device=parameter.device))
-        self.head = nn.Sequential(nn.BatchNorm2d(tokens.shape[2]), _classifier(tokens.shape[2], classes))
-        self.to(parameter.device)
+        self._trunk = [trunk_of(dense.encoder)] if blocks > 1 else []  # in a list, for the same reason
+        if not all(isinstance(trunk, VisionTransformer | Eva) for trunk in self._trunk):
+            raise ConfigError(f"`blocks={blocks}`: {dense.encoder.name} is not a ViT; wanted 1")
+        device = next(dense.encoder.parameters()).device
+        width = self._map(torch.zeros(1, 3, dense.multiple, dense.multiple, device=device)).shape[1]
+        self.head = nn.Sequential(nn.BatchNorm2d(width), _classifier(width, classes))
+        self.to(device)
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> list[Float[Tensor, "b c rows columns"]]:
         """Compute scores of classes, one map in a list."""
+        return [self.head(self._map(images))]
+
+    @torch.no_grad()
+    def _map(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b d rows columns"]:
+        for trunk in self._trunk:
+            wanted = blocks_of_maps(len(trunk.blocks))
+            maps = trunk.forward_intermediates(
+                images, indices=sorted(set(wanted)), norm=True, intermediates_only=True, output_fmt="NCHW"
+            )
+            return torch.cat(maps, 1).float()
         tokens, grid = self.dense(images)
-        return [self.head(tokens.float().transpose(1, 2).unflatten(2, grid))]
+        return tokens.float().transpose(1, 2).unflatten(2, grid)
 
 
 class UperNet(nn.Module):
@@ -130,7 +151,7 @@ def make_segmenter(encoder: Encoder, classes: int, choices: SegmentChoices) -> L
         torch.manual_seed(derive_seed("head", choices.seed))
         made: LinearSegmenter | UperNet
         if choices.head == "linear":
-            made = LinearSegmenter(DenseEncoder(encoder, choices.stride), classes)
+            made = LinearSegmenter(DenseEncoder(encoder, choices.stride), classes, choices.blocks)
         else:
             made = UperNet(encoder, classes, choices)
     if choices.size % made.multiple:
