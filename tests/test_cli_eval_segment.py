@@ -103,6 +103,7 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path, monkeypatch: pytest.
         ("--cache", tmp_path / "cache"),
     ):
         assert option in fails(*both, option, value), option
+    assert "--mirrored" in fails(*both, "--mirrored")
     assert "--stride" in fails(*both, "--head", "upernet", "--stride", 8)
     assert "--blocks" in fails(*both, "--head", "upernet", "--blocks", 4)
     assert "--blocks" in fails(*both, "--stride", 8, "--blocks", 4)
