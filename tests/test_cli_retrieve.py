@@ -276,7 +276,7 @@ def test_features_with_nan(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "NaN" in fails(*RESNET, "--dataset", plain)
 
 
-def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_values_stand_beside_ours(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the ground truth is a published one, known by its checksum; every difference of protocol is named."""
     from sop_faiss.files import sha256_file
     from sop_faiss.verbs.scoring import retrieve_output

@@ -212,7 +212,6 @@ VIT = {key: value for key, value in timm_network("test_vit").state_dict().items(
         (VIT | {"register_tokens": torch.zeros(1, 4, 64)}, "register"),
         ({"encoder.layer.0.attention.attention.query.weight": torch.zeros(3)}, "Hugging Face"),
         (VIT | {"storage_tokens": torch.zeros(1, 4, 64), "rope_embed.periods": torch.zeros(4)}, "DINOv3"),
-        (VIT | {"decoder_blocks.0.norm1.weight": torch.zeros(3)}, "MAE"),
         ({"encoder.layers.encoder_layer_0.ln_1.weight": torch.zeros(3)}, "torchvision"),
         ({"visual.transformer.resblocks.0.ln_1.weight": torch.zeros(3)}, "CLIP"),
         ({key: VIT[key] for key in list(VIT)[:5]}, "name the model it was made for"),

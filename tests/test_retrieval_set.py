@@ -143,7 +143,7 @@ def test_known_set_with_another_ground_truth(tmp_path: Path) -> None:
 
 @needs_real_gnd
 @pytest.mark.parametrize(("name", "images"), [("roxford5k", 4993), ("rparis6k", 6322)])
-def test_published_ground_truth_is_recognized(tmp_path: Path, name: str, images: int) -> None:
+def test_methods_ground_truth_is_recognized(tmp_path: Path, name: str, images: int) -> None:
     (tmp_path / name / "jpg").mkdir(parents=True)
     shutil.copy(REAL_GND / f"gnd_{name}.pkl", tmp_path / name)
     wanted = rf"{images} of {images} database images are missing .*revisitop"

@@ -42,7 +42,7 @@ def test_official_checkpoint_gives_timms_features(
     assert encoder.pooling == "cls"
 
 
-def test_published_backbone_alone_and_in_the_old_file_format(tmp_path: Path) -> None:
+def test_methods_backbone_alone_and_in_the_old_file_format(tmp_path: Path) -> None:
     network = timm_network("test_vit", 5)
     tensors = {key: value for key, value in network.state_dict().items() if not key.startswith("head.")}
     tensors["masked_embed"] = torch.zeros(1, 64)

@@ -20,11 +20,12 @@ from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
 from sop_faiss.model.backbones.build import SHAPE_FIELDS
 from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
+from sop_faiss.model.encoders.methods import names_of_model, other_normalization
 from sop_faiss.model.encoders.packaged import packaged_architecture, packaged_weights
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
 from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settings
-from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_official, read_weights
+from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_recognized, read_weights
 from sop_faiss.paths import path_state
 
 __all__ = ["load_initial_weights", "resolve_init"]
@@ -143,12 +144,13 @@ def _run_checkpoint(text: str) -> Path:
     return find_checkpoint(Path(text))
 
 
-def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
+def load_initial_weights(backbone: Backbone, model: ModelConfig, views: ViewsConfig | None = None) -> str:
     """Fill a backbone from `model.init`.
 
     Args:
         backbone: as built from the configuration that `resolve_init` gives.
         model: says where the weights are.
+        views: of the run; a line says so if the weights' authors normalize images in another way.
 
     Returns:
         sha256 of the file with the weights.
@@ -159,19 +161,20 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
     """
     spec = _spec(model)
     target: nn.Module = backbone.trunk
+    method = None
     if spec.kind == "run":
         checkpoint = _run_checkpoint(spec.place)
         file, tensors, target = checkpoint / "teacher.safetensors", read_backbone(checkpoint), backbone
     elif spec.kind == "dino":
         file = Path(spec.place)
-        tensors = read_official(file)
+        tensors, method = read_recognized(file, student=False, official=True)
     elif spec.kind == "packaged":
         file = packaged_weights(spec.place)
         tensors = read_weights(file)
     else:
         assert spec.weights is not None  # checked by `_spec`
         file = spec.weights
-        tensors = read_weights(file)
+        tensors, method = read_recognized(file, student=False, official=False)
     named = {"origin": f"weights {file}", "target": f"model.backbone = {model.backbone}"}
     if model.by_position or spec.kind == "packaged":
         if file.suffix == ".safetensors":
@@ -180,6 +183,7 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
             )
         left_out = fit_tensors_by_position(target, tensors, **named)
     else:
+        tensors = names_of_model(target.state_dict(), tensors)
         if isinstance(backbone, VitBackbone):
             if "norm.weight" not in tensors:  # timm's Eva family norms the mean of its tokens, a backbone each token
                 tensors = {re.sub(r"^fc_norm\.", "norm.", name): value for name, value in tensors.items()}
@@ -187,6 +191,9 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig) -> str:
         left_out = fit_tensors(target, tensors, **named, heads=_classifiers(model.backbone))
     few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
     _log_once("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
+    if method is not None and views is not None and other_normalization(method, views.mean, views.std):
+        imagenet = (list(IMAGENET_MEAN), list(IMAGENET_STD))
+        _log_once("the authors of %s normalize images by views.mean=%s views.std=%s", method.name, *imagenet)
     return sha256_file(file)
 
 

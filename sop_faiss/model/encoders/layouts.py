@@ -16,7 +16,7 @@ from sop_faiss.errors import CheckpointError
 __all__ = ["chosen_network", "layout_of", "networks_in", "same_kind", "timm_names"]
 
 _log = logging.getLogger(__name__)
-_CONTAINERS = ("state_dict", "model", "model_state_dict")
+_CONTAINERS = ("state_dict", "model", "model_state_dict", "module")  # the last: BEiT v2, as DeepSpeed saves
 _ROLES = ("student", "teacher")
 _ENTRY_PAIRS = (
     _ROLES,  # DINO, iBOT, MaSSL, SOP
@@ -38,12 +38,16 @@ _PREFIX_PAIRS = (
 """The learning network of a checkpoint and its moving average, by entry or by what starts the names of its tensors."""
 _LAYOUTS = (
     ("Hugging Face transformers", re.compile(r"\.attention\.query\.|\.layernorm_before\.")),
-    ("DINOv3", re.compile(r"^(storage_tokens|rope_embed\.)")),
     ("torchvision", re.compile(r"\.encoder_layer_\d+\.")),
     ("CLIP", re.compile(r"\.resblocks\.\d+\.")),
-    ("MAE, with its decoder", re.compile(r"^decoder_blocks\.")),
 )
 """Libraries whose names are not read, and what they are recognized by."""
+_FAMILIES = (
+    (re.compile(r"^storage_tokens$"), "it is of DINOv3: name such a model, as vit_small_patch16_dinov3"),
+    (re.compile(r"relative_position_bias_table$"), "it is of BEiT: name such a model, as beitv2_base_patch16_224"),
+    (re.compile(r"^dist_token$"), "it is of a distilled DeiT: name such a model, as deit_small_distilled_patch16_224"),
+)
+"""Tensors that only some ViTs have."""
 
 
 def _tensors_in(content: Any) -> dict[str, Tensor]:
@@ -164,6 +168,14 @@ def layout_of(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
     library = next((library for library, sign in _LAYOUTS if any(sign.search(name) for name in tensors)), None)
     if library is not None:
         return f"its names are those of {library}: convert it to timm's names first"
+    if "cls_token" in tensors or "pos_embed" in tensors:
+        for sign, clause in _FAMILIES:
+            if any(map(sign.search, tensors)) and not any(map(sign.search, own)):
+                return clause
+        if any(name.endswith(".attn.qkv.bias") and name not in own for name in tensors):
+            return "its attention has biases and the model's has none: name one with them, as ..._dinov3_qkvb"
+        if "cls_token" in own and "cls_token" not in tensors:
+            return "the file has no [CLS] token: name a model without one, as I-JEPA's vit_huge_patch14_gap_224"
     first = next(iter(own), "")
     prefixes = [name.removesuffix(first) for name in tensors if name.endswith(f".{first}")]
     complete = [prefix for prefix in prefixes if all(prefix + name in tensors for name in own)]

@@ -19,6 +19,7 @@ from sop_faiss.model.checkpoint import scores_of_run
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.choice import is_choice, read_choice
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.methods import Method, other_use
 from sop_faiss.model.encoders.packaged import (
     PACKAGED_POOLING,
     PACKAGED_SIZE,
@@ -29,7 +30,7 @@ from sop_faiss.model.encoders.pooling import pooling_name
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from sop_faiss.model.encoders.remembered import remembered_spec
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
-from sop_faiss.model.encoders.weights import read_official, read_weights
+from sop_faiss.model.encoders.weights import read_recognized, read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
 from sop_faiss.paths import path_state
 
@@ -62,7 +63,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     device = choose_device(spec.device)
     spec.refuse_idle_options()
     left_out: list[str] = []
-    scores = checkpoint = None
+    scores = checkpoint = method = None
     model: SopModel | TimmModel
     name = spec.model
     if spec.kind == "run" and is_export(Path(spec.place)):
@@ -79,13 +80,14 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     elif spec.kind == "config":
         model = untrained_model(spec.place, _seed(spec.random_weights, spec.model))
     elif spec.kind == "dino":
-        model, left_out = _official(spec)
+        model, left_out, method = _official(spec)
     elif spec.weights is None:
         model = random_model(spec.place, _seed(spec.random_weights, spec.model), spec.position_resize or "timm")
     else:
+        tensors, method = read_recognized(spec.weights, student=spec.student, official=False)
         model, left_out = filled_model(
             spec.place,
-            read_weights(spec.weights, student=spec.student),
+            tensors,
             file=spec.weights,
             by_position=spec.by_position,
             position_resize=spec.position_resize or "timm",
@@ -100,6 +102,10 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     if spec.random_weights is not None:
         name = f"{name} (random weights, seed {spec.random_weights})"
     encoder = _assemble(spec, model, name, left_out).to(device)
+    seen = encoder.preprocess
+    other = "" if method is None else other_use(method, spec, encoder.token_pooling, seen.mean, seen.std)
+    if method is not None and other:
+        _log.warning("%s: the weights are of %s, whose authors use %s", name, method.name, other)
     encoder.scores = scores
     encoder.spec = remembered_spec(_without_defaults(spec, encoder), checkpoint)
     return encoder
@@ -144,18 +150,18 @@ def _packaged(name: str) -> TimmModel:
     return model
 
 
-def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str]]:
+def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str], Method | None]:
     from sop_faiss.model.backbones.positions import rule_of_official
     from sop_faiss.model.encoders.timm_encoder import filled_model
 
     if spec.arch is None:
         raise ConfigError(f"{spec.model} needs `arch`, the timm name of its model, such as vit_small_patch16_224")
     file = Path(spec.place)
-    tensors = read_official(file, student=spec.student)
+    tensors, method = read_recognized(file, student=spec.student, official=True)
     rule = spec.position_resize or rule_of_official(spec.arch)
     model, left_out = filled_model(spec.arch, tensors, file=file, position_resize=rule)
     model.mean, model.std = IMAGENET_MEAN, IMAGENET_STD  # as their authors have it, not timm's weights of that name
-    return model, left_out
+    return model, left_out, method
 
 
 def _assemble(spec: EncoderSpec, model: SopModel | TimmModel, name: str, left_out: list[str]) -> Encoder:

@@ -11,6 +11,7 @@ from typing import Any
 import timm
 import torch
 from jaxtyping import Float
+from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.backbones.backbone import Tokens
 from sop_faiss.model.backbones.positions import resize_as_dino, resize_in_architecture
+from sop_faiss.model.encoders.methods import names_of_model
 from sop_faiss.model.encoders.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position
 
@@ -212,7 +214,8 @@ def filled_model(
 ) -> tuple[TimmModel, list[str]]:
     """Make a timm model with the given weights; return it and the names of the tensors that were left out.
 
-    A ViT's grid of position embeddings and a Swin's window follow the file.
+    A ViT's grid of position embeddings, a Swin's window, and whether a ViT's last norm comes before or after pooling
+    follow the file.
 
     Raises:
         ConfigError: timm has no such model.
@@ -221,7 +224,7 @@ def filled_model(
     require_timm_name(name)
     with torch.random.fork_rng(devices=[]):
         model = _create(name, {}, position_resize)
-        options = {} if by_position else _sizes_in(tensors, model)
+        options = {} if by_position else _sizes_in(tensors, model) | _norm_in(tensors, model.backbone)
         if options:
             model = _create(name, options, position_resize)
     classifier = timm_settings(name).get("classifier") or ()
@@ -229,7 +232,8 @@ def filled_model(
     origin, target = f"weights {file}", f"timm model {name}"
     if not by_position:
         heads = tuple(f"{head}." for head in names)
-        return model, fit_tensors(model.backbone, tensors, origin=origin, target=target, heads=heads)
+        renamed = names_of_model(model.backbone.state_dict(), tensors)
+        return model, fit_tensors(model.backbone, renamed, origin=origin, target=target, heads=heads)
     if file.suffix == ".safetensors":
         raise CheckpointError(f"{origin} cannot be matched by position: safetensors keeps no order; use the .pth file")
     return model, fit_tensors_by_position(model.backbone, tensors, origin=origin, target=target)
@@ -249,3 +253,20 @@ def _sizes_in(tensors: Mapping[str, Tensor], model: TimmModel) -> dict[str, Any]
         side = math.isqrt(tensors[name].shape[0])  # of the (2 w - 1)^2 offsets in a window of w
         return {"window_size": (side + 1) // 2} if side % 2 and side**2 == tensors[name].shape[0] else {}
     return {}
+
+
+def _norm_in(tensors: Mapping[str, Tensor], vit: nn.Module) -> dict[str, Any]:
+    """Return options under which a ViT norms before pooling, as pretraining does, or after it; {} if it does already.
+
+    BEiT's and MAE's fine-tuning norm the mean of the patch tokens.
+    """
+    is_plain = isinstance(vit, VisionTransformer)
+    if not (is_plain or isinstance(vit, Eva | Beit)):
+        return {}
+    before, after = "norm.weight" in tensors, "fc_norm.weight" in tensors
+    own = vit.state_dict()
+    if before == after or (before and "norm.weight" in own) or (after and "fc_norm.weight" in own):
+        return {}
+    if before:
+        return {"fc_norm" if is_plain else "use_fc_norm": False}
+    return {"global_pool": "avg", "fc_norm" if is_plain else "use_fc_norm": True}

@@ -23,14 +23,23 @@ from torch import Tensor, nn
 from sop_faiss.errors import CheckpointError
 from sop_faiss.files import require_readable
 from sop_faiss.model.encoders.layouts import chosen_network, layout_of, networks_in, same_kind, timm_names
+from sop_faiss.model.encoders.methods import Method, method_of
 from sop_faiss.paths import path_state
 
-__all__ = ["fit_tensors", "fit_tensors_by_position", "read_official", "read_weights"]
+__all__ = ["fit_tensors", "fit_tensors_by_position", "read_official", "read_recognized", "read_weights"]
 
-_HEAD_PREFIXES = ("head.", "head_dist.", "fc.", "classifier.", "projector.", "projection_head.")
-"""Classifier and projection heads: not part of an encoder."""
-_HARMLESS = re.compile(r"(^|\.)(mask_token|masked_embed|relative_position_index|attn_mask|n_averaged)$")
-"""The token of masked patches, buffers that older networks saved, and the count of a moving average."""
+_HEAD_PREFIXES = (
+    *("head.", "head_dist.", "fc.", "classifier.", "projector.", "projection_head."),
+    "head_dense.",  # EsViT's, of its region term
+    *("decoder_embed.", "decoder_pos_embed", "decoder_blocks.", "decoder_norm.", "decoder_pred."),  # MAE's
+    *("lm_head.", "cls_pt_layers."),  # of BEiT, of BEiT v2
+    "local_cls_norm.",  # DINOv3's, of small views while it trains
+)
+"""Classifier and projection heads, decoders: not part of an encoder."""
+_HARMLESS = re.compile(
+    r"(^|\.)(mask_token|masked_embed|relative_position_index|attn_mask|n_averaged|rope_embed\.periods|qkv\.bias_mask)$"
+)
+"""The token of masked patches, buffers that networks saved, and the count of a moving average."""
 
 
 def _safe_globals() -> list[Any]:
@@ -85,7 +94,7 @@ def read_weights(path: Path, *, student: bool = False) -> dict[str, Tensor]:
         CheckpointError: the file is missing, damaged, holds no tensors, would have to run code, is of DINO's kind, or
             lacks the network that is wanted.
     """
-    return _read_network(path, student=student, official=False)
+    return read_recognized(path, student=student, official=False)[0]
 
 
 def read_official(path: Path, *, student: bool = False) -> dict[str, Tensor]:
@@ -97,14 +106,20 @@ def read_official(path: Path, *, student: bool = False) -> dict[str, Tensor]:
     Raises:
         CheckpointError: as `read_weights`.
     """
-    return _read_network(path, student=student, official=True)
+    return read_recognized(path, student=student, official=True)[0]
 
 
-def _read_network(path: Path, *, student: bool, official: bool) -> dict[str, Tensor]:
+def read_recognized(path: Path, *, student: bool, official: bool) -> tuple[dict[str, Tensor], Method | None]:
+    """Read as `read_official` or else as `read_weights` does, and return the method whose file it is, too.
+
+    Raises:
+        CheckpointError: as these.
+    """
     networks = networks_in(_read_file(path))
     if not any(networks.values()):
         raise CheckpointError(f"{path} holds no tensors by name: it is a file of another kind")
-    return timm_names(chosen_network(networks, path, student=student, official=official))
+    tensors = timm_names(chosen_network(networks, path, student=student, official=official))
+    return tensors, method_of(networks)
 
 
 def _few(names: Iterable[str]) -> str:

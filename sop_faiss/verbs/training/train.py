@@ -191,7 +191,7 @@ def run_training(
             if checkpoint is not None:
                 state.resume(checkpoint)
             elif config.model.init:
-                state.init_sha256 = load_initial_weights(state.teacher.backbone, config.model)
+                state.init_sha256 = load_initial_weights(state.teacher.backbone, config.model, config.views)
                 copy_weights(state.student, state.teacher.state_dict())
             elif config.model.first_layer != "random":
                 whiten_first_layer(state.teacher.backbone, draw_images(config, source, trained), config.train.seed)
