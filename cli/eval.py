@@ -6,9 +6,11 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS
 from sop_faiss.cli.eval_attention import attention_command
+from sop_faiss.cli.eval_correspondence import correspondence_command
 from sop_faiss.cli.eval_finetune import finetune_command
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
+from sop_faiss.cli.eval_robustness import robustness_command
 from sop_faiss.cli.eval_suite import suite_command
 from sop_faiss.cli.eval_unsupervised import unsupervised_command
 from sop_faiss.cli.eval_video import video_command
@@ -33,7 +35,9 @@ main.add_command(logistic_command)
 main.add_command(unsupervised_command)
 main.add_command(map_command)
 main.add_command(attention_command)
+main.add_command(correspondence_command)
 main.add_command(video_command)
+main.add_command(robustness_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":

@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from sop_faiss.cli import eval_finetune, eval_logistic, eval_unsupervised, eval_video, knn, linear, retrieve
+from sop_faiss.cli import (
+    eval_finetune,
+    eval_logistic,
+    eval_robustness,
+    eval_unsupervised,
+    eval_video,
+    knn,
+    linear,
+    retrieve,
+)
 from sop_faiss.cli.common import page_footer, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
@@ -22,6 +31,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "finetune": ("sop-eval finetune", eval_finetune.finetune_command),
     "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),
+    "robustness": ("sop-eval robustness", eval_robustness.robustness_command),
     "video": ("sop-eval video", eval_video.video_command),
 }
 """By the name in a suite: how it is typed, and the command."""
