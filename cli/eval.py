@@ -6,6 +6,7 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS
 from sop_faiss.cli.eval_attention import attention_command
+from sop_faiss.cli.eval_backgrounds import backgrounds_command
 from sop_faiss.cli.eval_correspondence import correspondence_command
 from sop_faiss.cli.eval_finetune import finetune_command
 from sop_faiss.cli.eval_logistic import logistic_command
@@ -38,6 +39,7 @@ main.add_command(attention_command)
 main.add_command(correspondence_command)
 main.add_command(video_command)
 main.add_command(robustness_command)
+main.add_command(backgrounds_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from sop_faiss.cli import (
+    eval_backgrounds,
     eval_finetune,
     eval_logistic,
     eval_robustness,
@@ -31,6 +32,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "finetune": ("sop-eval finetune", eval_finetune.finetune_command),
     "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),
+    "backgrounds": ("sop-eval backgrounds", eval_backgrounds.backgrounds_command),
     "robustness": ("sop-eval robustness", eval_robustness.robustness_command),
     "video": ("sop-eval video", eval_video.video_command),
 }
