@@ -28,9 +28,9 @@ from sop_faiss.files import atomic_directory
 SIDE = 192
 AROUND = 1.6
 """Side of the square, in longer sides of the object's box."""
-SMALLEST = 80
+SMALLEST = 64
 """Pixels of the square before it is resized."""
-FEWEST = {"train": 20, "val": 6}
+FEWEST = {"train": 15, "val": 5}
 """A class with fewer objects is left out."""
 MOST = 30
 """Objects of a class and split, the largest ones, so that persons do not outnumber the others."""
