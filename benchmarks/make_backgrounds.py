@@ -5,7 +5,7 @@
 It follows Xiao et al. 2020 ("Noise or Signal"), section 2: the same eight sets, named and laid out as theirs, and
 `original/train`. Classes are COCO's supercategories; an image is a square around one object. Masks are the annotated
 ones, where ImageNet-9 has those of GrabCut, and nothing is checked by hand. Backgrounds of mixed images are tiled ones
-(`only_bg_t`) of the same split. Needs faster-coco-eval, which decodes the masks.
+(`only_bg_t`) of other test images. Needs faster-coco-eval, which decodes the masks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
@@ -25,16 +25,19 @@ from PIL import Image
 
 from sop_faiss.files import atomic_directory
 
+SPLITS = ("train", "val")
+"""Of COCO, which are taken together, and of the sets."""
 SIDE = 192
 AROUND = 1.6
 """Side of the square, in longer sides of the object's box."""
 SMALLEST = 64
 """Pixels of the square before it is resized."""
-FEWEST = {"train": 15, "val": 5}
-"""A class with fewer objects is left out."""
-MOST = 30
-"""Objects of a class and split, the largest ones, so that persons do not outnumber the others."""
+FEWEST = 10
+"""A class with fewer objects for training, or for testing, is left out."""
+MOST = 25
+"""Objects of a class for training, and for testing, the largest ones, so that persons do not outnumber the others."""
 
+T = TypeVar("T")
 Pixels = UInt8[np.ndarray, "side side 3"]
 
 
@@ -52,8 +55,8 @@ def main() -> None:
     parser.add_argument("coco", type=Path, help="images/{train,val} and annotations/instances_{train,val}.json")
     parser.add_argument("out", type=Path, help="a new directory")
     arguments = parser.parse_args()
-    cuts = {split: read_cuts(arguments.coco, split) for split in FEWEST}
-    names = sorted(name for name in cuts["val"] if all(len(cuts[s].get(name, [])) >= n for s, n in FEWEST.items()))
+    cuts = read_cuts(arguments.coco)
+    names = sorted(name for name in cuts["val"] if all(len(each.get(name, [])) >= FEWEST for each in cuts.values()))
     with atomic_directory(arguments.out) as directory:
         for number, name in enumerate(names):
             for cut in cuts["train"][name]:
@@ -63,22 +66,24 @@ def main() -> None:
         print(split, {name: len(of_class[name]) for name in names})
 
 
-def read_cuts(coco: Path, split: str) -> dict[str, list[Cut]]:
-    """Cut the largest objects of each supercategory out; crowds, and objects that fill or hardly show, are left out."""
-    content = json.loads((coco / "annotations" / f"instances_{split}.json").read_text())
-    files = {image["id"]: image for image in content["images"]}
-    classes = {category["id"]: category["supercategory"] for category in content["categories"]}
-    found: dict[str, list[Cut]] = defaultdict(list)
-    for each in sorted(content["annotations"], key=lambda each: -each["area"]):
-        of_class = found[classes[each["category_id"]]]
-        if not each["iscrowd"] and len(of_class) < MOST:
-            cut = cut_out(coco / "images" / split / files[each["image_id"]]["file_name"], each)
-            if cut is not None:
-                of_class.append(cut)
+def read_cuts(coco: Path) -> dict[str, dict[str, list[Cut]]]:
+    """Cut the largest objects of each supercategory out: every other image is for training, the others for testing."""
+    found: dict[str, dict[str, list[Cut]]] = {split: defaultdict(list) for split in SPLITS}
+    for split in SPLITS:
+        content = json.loads((coco / "annotations" / f"instances_{split}.json").read_text())
+        files = {image["id"]: coco / "images" / split / image["file_name"] for image in content["images"]}
+        own = {number: SPLITS[place % 2] for place, number in enumerate(sorted(files))}
+        classes = {category["id"]: category["supercategory"] for category in content["categories"]}
+        for each in sorted(content["annotations"], key=lambda each: -each["area"]):
+            of_class = found[own[each["image_id"]]][classes[each["category_id"]]]
+            if not each["iscrowd"] and len(of_class) < MOST:
+                cut = cut_out(f"{split}_{each['id']}", files[each["image_id"]], each)
+                if cut is not None:
+                    of_class.append(cut)
     return found
 
 
-def cut_out(file: Path, annotation: Mapping[str, Any]) -> Cut | None:
+def cut_out(name: str, file: Path, annotation: Mapping[str, Any]) -> Cut | None:
     """Cut a square around an object.
 
     None if it is small, the object does not cover a tenth to two thirds of it, or nothing is left to tile.
@@ -97,7 +102,7 @@ def cut_out(file: Path, annotation: Mapping[str, Any]) -> Cut | None:
     small = cv2.resize(inside, (SIDE, SIDE), interpolation=cv2.INTER_NEAREST).astype(bool)
     if not 0.1 <= small.mean() <= 2 / 3 or largest_strip(square, small).size < square.size // 20:
         return None
-    return Cut(str(annotation["id"]), square, small)
+    return Cut(name, square, small)
 
 
 def box_of(mask: Bool[np.ndarray, "side side"]) -> tuple[slice, slice]:
@@ -125,6 +130,10 @@ def with_tiled_box(cut: Cut) -> Pixels:
 def write_sets(directory: Path, of_classes: Sequence[Sequence[Cut]], names: Sequence[str]) -> None:
     """Write the eight sets of the objects to be tested on; backgrounds are drawn with a fixed seed."""
     generator = np.random.default_rng(0)
+
+    def draw(choices: Sequence[T]) -> T:
+        return choices[int(generator.integers(len(choices)))]
+
     for number, (name, cuts) in enumerate(zip(names, of_classes, strict=True)):
         for place, cut in enumerate(cuts):
             shape = cut.mask[..., None]
@@ -140,11 +149,11 @@ def write_sets(directory: Path, of_classes: Sequence[Sequence[Cut]], names: Sequ
             others = [other for at, other in enumerate(cuts) if at != place]
             behind = {
                 "mixed_same": others,
-                "mixed_rand": of_classes[generator.integers(len(names))],
+                "mixed_rand": draw(of_classes),
                 "mixed_next": of_classes[(number + 1) % len(names)],
             }
             for kind, choice in behind.items():
-                made[kind] = np.where(shape, cut.pixels, with_tiled_box(choice[generator.integers(len(choice))]))
+                made[kind] = np.where(shape, cut.pixels, with_tiled_box(draw(choice)))
             for kind, pixels in made.items():
                 save(directory / kind / "val", number, name, cut.name, pixels)
 

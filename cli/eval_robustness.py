@@ -127,8 +127,8 @@ def robustness_command(
     if json_file != STDOUT:
         protocol, intervals = result.protocol, result.details["intervals"]
         print_table(
-            f"{result.encoder['name']}: {protocol['k']}-NN, {protocol['train_images']:,} training and "
-            f"{protocol['test_images']:,} test images, {protocol['classes']:,} classes; "
+            f"{result.encoder['name']}: {protocol['k']}-NN, {protocol['test_images']:,} test and "
+            f"{protocol['train_images']:,} training images, {protocol['classes']:,} classes; "
             f"{protocol['patches']} x {protocol['patches']} patches, salient by {protocol['salient_by']}",
             ["robustness", "top-1 %", "95 % interval"],
             [

@@ -100,7 +100,7 @@ def match_tokens(first: TokenMap, second: TokenMap) -> Matches:
 
 def crop_views(
     pixels: UInt8[np.ndarray, "h w 3"], side: int, seed: int, number: int
-) -> tuple[list[View], UInt8[np.ndarray, "2 side side 3"]]:
+) -> tuple[tuple[View, View], UInt8[np.ndarray, "2 side side 3"]]:
     """Draw and make two views of an image.
 
     Args:
@@ -109,11 +109,14 @@ def crop_views(
         seed: of the draws, with the image's number.
         number: of the image.
     """
-    views = [draw_view(*pixels.shape[:2], index, _VIEWS, view_generator(seed, 0, number, index)) for index in range(2)]
+    height, width = pixels.shape[:2]
+    first, second = (
+        draw_view(height, width, index, _VIEWS, view_generator(seed, 0, number, index)) for index in range(2)
+    )
     made = np.empty((2, side, side, 3), np.uint8)
-    for out, view in zip(made, views, strict=True):
+    for out, view in zip(made, (first, second), strict=True):
         write_view(pixels, view, out)
-    return views, made
+    return (first, second), made
 
 
 def places_in_other(first: View, second: View, grid: Grid, other_grid: Grid) -> Float64[np.ndarray, "n 2"]:
@@ -145,9 +148,9 @@ def score_matches(matches: Matches, places: Float64[np.ndarray, "n 2"], grid: Gr
         places: of `places_in_other`.
         grid: rows and columns of the second view.
     """
-    inside = ((places > -0.5) & (places < np.array(grid) - 0.5)).all(1)
+    inside: Bool[np.ndarray, " n"] = np.all((places > -0.5) & (places < np.array(grid) - 0.5), axis=1)
     tokens = np.stack(np.unravel_index(np.arange(grid[0] * grid[1]), grid), axis=1)
-    near = (np.abs(places[:, None] - tokens[None]) <= _RADIUS).all(2)
+    near: Bool[np.ndarray, "n tokens"] = np.all(np.abs(places[:, None] - tokens[None]) <= _RADIUS, axis=2)
     return Scored(
         right=near[matches.first, matches.second],
         known=inside[matches.first],

@@ -39,7 +39,8 @@ def draw_robustness(
     clean = next(iter(intervals.values()))
 
     def draw(figure: Figure) -> None:
-        above, below = figure.subfigures(2, 1, height_ratios=(strip, _PANELS))
+        parts = figure.subfigures(2, 1, squeeze=False, height_ratios=(strip, _PANELS))
+        above, below = parts[:, 0]
         for axes, (point, pixels) in zip(above.subplots(1, len(examples), squeeze=False)[0], examples, strict=True):
             axes.imshow(pixels)
             axes.set_title(_title(point), fontsize=7.5)

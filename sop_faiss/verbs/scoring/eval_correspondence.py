@@ -91,7 +91,7 @@ def match_images(
     matches = match_tokens(*maps)
     shown = np.stack([matches.first, matches.second], axis=1)[: options.top]
     grids = maps[0].grid, maps[1].grid
-    pair = MatchedPair(f"{Path(first).name} and {Path(second).name}", *pixels, grids, shown, None)
+    pair = MatchedPair(f"{Path(first).name} and {Path(second).name}", pixels[0], pixels[1], grids, shown, None)
     metrics = {"matches": float(len(matches.first)), "mean_cosine": float(matches.similarities.mean())}
     protocol = {"first": first, "second": second, **_protocol(dense, side, options), "grids": [list(g) for g in grids]}
     result = TaskResult(_COMMAND, first, protocol, metrics, _named(dense), time.perf_counter() - started)
@@ -170,10 +170,10 @@ def _pair_of_views(
 ) -> tuple[MatchedPair, Scored]:
     key = images.keys[place]
     pixels = pixels_of(images.read(place), key, dense.encoder.preprocess.top_value)
-    views, made = crop_views(pixels, side, options.seed, place)
+    (one, other), made = crop_views(pixels, side, options.seed, place)
     first, second = (tokens_of(dense, view, key) for view in made)
     matches = match_tokens(first, second)
-    score = score_matches(matches, places_in_other(*views, first.grid, second.grid), second.grid)
+    score = score_matches(matches, places_in_other(one, other, first.grid, second.grid), second.grid)
     kept = np.flatnonzero(score.known)[: options.top]
     shown = np.stack([matches.first[kept], matches.second[kept]], axis=1)
     return MatchedPair(key, made[0], made[1], (first.grid, second.grid), shown, score.right[kept]), score
