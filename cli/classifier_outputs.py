@@ -16,6 +16,7 @@ from sop_faiss.files import atomic_file
 
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
+    from sop_faiss.verbs.scoring.task_result import TaskResult
 
 __all__ = [
     "classifier_output_options",
@@ -101,7 +102,7 @@ def print_trained(result: ClassifierResult, classifier: str, setting: str, setti
     )
 
 
-def say_more_values(result: ClassifierResult, setting: str, plural: str, option: str) -> None:
+def say_more_values(result: ClassifierResult | TaskResult, setting: str, plural: str, option: str) -> None:
     """Suggest more values of a setting where the best may be beyond those tried; names as in `print_trained`."""
     tried = result.protocol[plural]
     if len(tried) > 1 and result.protocol[setting.replace(" ", "_")] in (min(tried), max(tried)):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.classifier_outputs import max_bad_option, say_dropped
+from sop_faiss.cli.classifier_outputs import max_bad_option, say_dropped, say_more_values
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, encoder_options, workers_option
 from sop_faiss.cli.json_output import json_option, put_json
@@ -90,12 +90,13 @@ def backgrounds_command(
             [
                 [
                     "gap: mixed_same - mixed_rand" if name == "bg_gap" else name,
-                    f"{protocol['test_images'].get(name, ''):}",
+                    f"{protocol['test_images'].get(name, '')}",
                     f"{value:.2f}",
                     "{:.2f} to {:.2f}".format(*intervals[name]),
                 ]
                 for name, value in result.metrics.items()
             ],
         )
+    say_more_values(result, "penalty", "penalties", "--penalty")
     say_dropped(protocol)
     say_written("JSON", json_file)

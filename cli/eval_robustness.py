@@ -90,7 +90,7 @@ def robustness_command(
 
     Patches are dropped at random, the salient ones first, or the others first. Salient is what [CLS] attends to in the
     last block; for networks without it, where the tokens' norm is large. To compare encoders on the same patches, name
-    one of them with --salient-by.
+    one of them with --salient-by. The test set must be images.
 
     \b
     Examples:

@@ -43,6 +43,7 @@ def test_accuracy_of_each_set_and_the_gap(challenge: Path, tmp_path: Path) -> No
     file = tmp_path / "b.json"
     result = run(*RESNET, *LOGISTIC, "--data", challenge, "--json", file)
     assert result.exit_code == 0 and "mixed_same - mixed_rand" in result.stdout, result.output
+    assert "try more (--penalty)" not in result.stderr  # one was asked for
     content = json.loads(file.read_text())
     metrics = content["metrics"]
     assert list(metrics) == ["original", "mixed_same", "mixed_rand", "bg_gap"]
