@@ -66,6 +66,7 @@ def test_what_a_user_gets_wrong(photos: Path, tmp_path: Path) -> None:
         (("--limit", 0), "--limit"),
         (("--seed", -1), "--seed"),
         (("--pooling", "gem"), "--pooling"),
+        (("--mirrored",), "--mirrored"),
         (("--size", 8), "--size"),
     ):
         assert named in fails(photos, *NETWORK, *words, *out)

@@ -34,7 +34,7 @@ __all__ = ["CorrespondenceOptions", "match_images", "match_views"]
 _COMMAND = "sop-eval correspondence"
 _SHOWN = 4
 """Rows of the figure."""
-_IDLE = ("pooling", "last_blocks", "scales", "whitening", "cache")
+_IDLE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache")
 """Fields of an encoder's spec that say how one feature is made of an image."""
 
 
@@ -153,7 +153,7 @@ def _dense(spec: EncoderSpec, options: CorrespondenceOptions) -> tuple[DenseEnco
     """Load the encoder, and return the side of the images it sees."""
     options.check()
     for name in _IDLE:
-        if getattr(spec, name) is not None:
+        if getattr(spec, name) not in (None, False):
             raise ConfigError(
                 f"`{name}` does not apply to correspondence, where patch tokens are compared: leave it out"
             )

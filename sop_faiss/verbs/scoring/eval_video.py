@@ -31,7 +31,7 @@ __all__ = ["SETTINGS_FILE", "VideoOptions", "evaluate_video", "score_folder"]
 
 SETTINGS_FILE = "sop_eval_video.json"
 """In the directory of masks: how they were made. A folder of masks beside it is complete."""
-_IDLE = ("pooling", "last_blocks", "scales", "whitening", "cache", "top_value")
+_IDLE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache", "top_value")
 """Fields of an encoder's spec that say how one feature is made of an image, or how deep grayscale is read."""
 
 Scores = dict[str, Float64[np.ndarray, "2 objects frames"]]
@@ -76,7 +76,7 @@ def evaluate_video(
     choices = options.choices
     choices.check()
     for name in _IDLE:
-        if getattr(encoder, name) is not None:
+        if getattr(encoder, name) not in (None, False):
             raise ConfigError(f"`{name}` does not apply to videos, where patch tokens are compared: leave it out")
     started = time.perf_counter()
     videos = [open_video(data, name, choices.most_frames) for name in list_videos(data)]
