@@ -82,12 +82,9 @@ def evaluate_robustness(
     choices = options.choices
     choices.check()
     started = time.perf_counter()
-    require_two(train, test)
-    train_set, test_set = open_feature_set(train), open_feature_set(test)
-    source = _some(require_images(test_set, _WHAT), choices.most_test)
-    if train_set.source is not None:
-        train_set = replace(train_set, source=_some(train_set.source, choices.most_train))
-    sets = LabeledSets(train_set, replace(test_set, source=source), _WHAT)
+    sets, source = _open_sets(train, test, choices)
+    if choices.k > sets.train_count:
+        raise ConfigError(f"`k={choices.k}`, but {sets.train_count} training images vote: wanted at most as many")
     made = encoder_of_spec(encoder)
     judge = made if options.salient_by is None else encoder_of_spec(options.salient_by)
     patches, grids = choices.for_side(made.preprocess.crop)
@@ -99,8 +96,6 @@ def evaluate_robustness(
     extraction = replace(options.extraction, across_ranks=True)
     filled = fill_stores([sets.train], made, extraction=extraction, progress=progress)[0].store
     assert filled is not None and filled.labels is not None
-    if choices.k > len(filled):
-        raise ConfigError(f"`k={choices.k}`, but {len(filled)} training images vote: wanted at most as many")
     right = right_predictions(
         made,
         source,
@@ -133,6 +128,16 @@ def evaluate_robustness(
     seconds = time.perf_counter() - started
     result = TaskResult("sop-eval robustness", test, protocol, metrics, named, seconds, details)
     return result, _figure(made, source, distortions, intervals, result) if options.figure else None
+
+
+def _open_sets(train: str, test: str, choices: RobustnessChoices) -> tuple[LabeledSets, ImageSource]:
+    """Open both sets, or the wanted number of their images, and return them and the test images."""
+    require_two(train, test)
+    train_set, test_set = open_feature_set(train), open_feature_set(test)
+    source = _some(require_images(test_set, _WHAT), choices.most_test)
+    if train_set.source is not None:
+        train_set = replace(train_set, source=_some(train_set.source, choices.most_train))
+    return LabeledSets(train_set, replace(test_set, source=source), _WHAT), source
 
 
 def _some(source: ImageSource, most: int | None) -> ImageSource:
