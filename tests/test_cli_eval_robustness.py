@@ -66,7 +66,7 @@ def test_another_encoder_can_say_what_is_salient(sets: tuple[object, ...]) -> No
     spec = EncoderSpec("timm:test_resnet", random_weights=0, size=32)
     result, figure = evaluate_robustness(str(folder / "train"), str(folder / "val"), spec, options)
     assert figure is None and "attention of [CLS]" in result.protocol["salient_by"]
-    assert "neither a checkpoint nor a run" in fails(*RESNET, *sets, "--salient-by", folder)
+    assert "neither a checkpoint nor a run" in fails(*RESNET, *sets, "--k", 3, "--salient-by", folder)
 
 
 def test_unchanged_images_score_as_k_nn(sets: tuple[object, ...]) -> None:
@@ -94,7 +94,7 @@ def test_what_a_user_gets_wrong(sets: tuple[object, ...], tmp_path: Path, monkey
         (("--seed", -1), "--seed"),
         (("--out", tmp_path / "x.jpg"), ".png"),
     ):
-        assert named in fails(*RESNET, *sets, *words)
+        assert named in fails(*RESNET, *sets, "--k", 3, *words)
     folder = Path(str(sets[1]))
     store = write_store(tmp_path / "s", 1, np.arange(30) % 3, 30)
     assert "feature store" in fails(*RESNET, "--train", folder / "train", "--test", store)
@@ -108,7 +108,7 @@ def test_what_a_user_gets_wrong(sets: tuple[object, ...], tmp_path: Path, monkey
         raise ConfigError("it makes no tokens")
 
     monkeypatch.setattr(TimmModel, "features_and_tokens", without_tokens)
-    assert "no tokens" in fails(*RESNET, *sets)
+    assert "no tokens" in fails(*RESNET, *sets, "--k", 3)
 
 
 def test_defaults_fit_the_side() -> None:
