@@ -12,6 +12,7 @@ from sop_faiss.cli.eval_finetune import finetune_command
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
 from sop_faiss.cli.eval_robustness import robustness_command
+from sop_faiss.cli.eval_segment import segment_command
 from sop_faiss.cli.eval_suite import suite_command
 from sop_faiss.cli.eval_unsupervised import unsupervised_command
 from sop_faiss.cli.eval_video import video_command
@@ -40,6 +41,7 @@ main.add_command(correspondence_command)
 main.add_command(video_command)
 main.add_command(robustness_command)
 main.add_command(backgrounds_command)
+main.add_command(segment_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from sop_faiss.cli import (
     eval_finetune,
     eval_logistic,
     eval_robustness,
+    eval_segment,
     eval_unsupervised,
     eval_video,
     knn,
@@ -34,6 +35,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),
     "backgrounds": ("sop-eval backgrounds", eval_backgrounds.backgrounds_command),
     "robustness": ("sop-eval robustness", eval_robustness.robustness_command),
+    "segment": ("sop-eval segment", eval_segment.segment_command),
     "video": ("sop-eval video", eval_video.video_command),
 }
 """By the name in a suite: how it is typed, and the command."""

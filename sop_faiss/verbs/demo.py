@@ -216,11 +216,14 @@ def scenes_demo(out: Path, stage: Stage) -> DemoResult:
 
 
 def _config(data: Path) -> Config:
-    """Take the recipe for one's own photos at the size of these, and its first steps only."""
+    """Take the recipe for one's own photos at the size of these, with changed colors, and its first steps only."""
     sizes = [f"views.global_size={_SIZE}", "views.local_size=64", "views.local_count=2"]
+    colors = ["views.jitter=0.8", "views.gray=0.2", "views.solarize_global2=0.2"]  # as the photographs differ
     steps = [f"train.stop_after_steps={_STEPS}", f"evaluate.every_steps={_STEPS}"]
     parts = {"data.train": "train", "evaluate.retrieval": "retrieval"}
-    return load_config("continue_conv", [*sizes, *steps, *(f"{key}={data / name}" for key, name in parts.items())])
+    return load_config(
+        "continue_conv", [*sizes, *colors, *steps, *(f"{key}={data / name}" for key, name in parts.items())]
+    )
 
 
 def training_charts(run: Path) -> list[Chart]:
