@@ -22,7 +22,7 @@ $(FOR_USE) $(FOR_TEST): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $(FOR_USE) $@
 
-# make demo            the built-in digits
+# make demo            built-in photos
 # make demo IMAGES=dir your own images, no labels needed
 demo: setup
 	$(BIN)/python -m sop_faiss.cli.demo $(if $(IMAGES),--images "$(IMAGES)",) --out demo

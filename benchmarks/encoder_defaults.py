@@ -67,9 +67,9 @@ def pooled_twice(encoder: Encoder, preprocess: Preprocess, images: list[np.ndarr
     found: dict[str, dict[int, np.ndarray]] = {"mean": {}, "gem": {}}
     with exact_inference(encoder):
         for positions, batch in batches_of_equal_shape(prepared, 16):
-            patches = encoder.tokens(preprocess.normalize(batch))[1].patches
+            tokens = encoder.tokens(preprocess.normalize(batch))[1]
             for pooling, rows in found.items():
-                features = pool_tokens(patches[:, 0], patches, pooling)
+                features = pool_tokens(tokens.patches[:, 0], tokens.patches, tokens.grid, pooling)
                 rows.update(zip(positions, torch.nn.functional.normalize(features, dim=1).numpy(), strict=True))
     return {pooling: np.stack([rows[at] for at in range(len(images))]) for pooling, rows in found.items()}
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTEXT_SETTINGS",
-    "EXIT_INTERRUPTED",
     "EXIT_REQUEUE",
     "EXIT_STOPPED",
     "EXIT_USER",
@@ -256,7 +255,7 @@ def _memory_message(error: Exception) -> str:
 
 def say_written(what: str, file: Path | None) -> None:
     """Print on stderr that a file was written, as in `page: found.html`; nothing for None and stdout."""
-    if file is not None and str(file) != "-":
+    if file is not None and str(file) != "-" and file.suffix != ".partial":  # a suite renames what a task writes
         click.echo(f"{what}: {one_line(str(file))}", err=True)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command, say_written
+from sop_faiss.cli.common import one_line, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.files import atomic_file
@@ -38,9 +38,11 @@ def attention_command(src: str, encoder: EncoderSpec, out: Path, limit: int, for
 
     check_outputs({"--out": out}, [*source_files(src), *encoder_files(encoder)], figures=["--out"], force=force)
     with progress_reporter("looking", "images") as progress:
-        figure, has_attention = draw_looks(src, encoder, limit=limit, progress=progress)
+        looks = draw_looks(src, encoder, limit=limit, progress=progress)
     with atomic_file(out) as temporary:
-        temporary.write_bytes(figure)
-    if not has_attention:
+        temporary.write_bytes(looks.figure)
+    for reason in looks.unreadable:
+        click.echo(one_line(f"left out: {reason}"), err=True)
+    if not looks.has_attention:
         click.echo("the encoder has no [CLS] attention to show: the figure has patch tokens alone", err=True)
     say_written("image", out)

@@ -11,18 +11,16 @@ from typing import Any, TypeVar
 import click
 
 from sop_faiss.cli.classifier_outputs import (
+    ClassifierOutputs,
+    Trained,
     classifier_output_options,
-    print_trained,
-    say_more_values,
-    say_outputs,
-    say_unseen,
-    write_outputs,
+    report_trained,
 )
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
-from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.evaluate.finetune_choices import (
     LEARNING_RATES,
     QUICK,
@@ -31,7 +29,6 @@ from sop_faiss.evaluate.finetune_choices import (
 )
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 R = TypeVar("R")
 _DEFAULTS = FinetuneChoices()
@@ -103,7 +100,7 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
 
 @click.command("finetune", cls=EncoderCommand, short_help="The complete network trained on labels (BEiT's recipe).")
 @encoder_options
-@labeled_sets_options
+@functools.partial(labeled_sets_options, stores=False)
 @_recipe_options
 @labeled_part_options
 @click.option("--workers", type=int, default=0, show_default=True, help="Processes that decode; 0: this one alone.")
@@ -114,7 +111,6 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
     help="Keep the state after each epoch; the same command continues from it, exactly.",
 )
 @classifier_output_options("Write each class's accuracy.")
-@force_option
 @run_command
 def finetune_command(
     encoder: EncoderSpec,
@@ -125,10 +121,7 @@ def finetune_command(
     part: LabeledPart,
     workers: int,
     out: Path | None,
-    json_file: Path | None,
-    csv_file: Path | None,
-    png_file: Path | None,
-    force: bool,
+    outputs: ClassifierOutputs,
 ) -> None:
     """Train the complete network and a classifier on it by BEiT's recipe, as iBOT's evaluation does.
 
@@ -142,20 +135,15 @@ def finetune_command(
     """
     from sop_faiss.verbs.scoring.eval_finetune import FinetuneOptions, evaluate_finetune
 
-    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
-    read += [part.train_list] if part.train_list is not None else []
-    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
+    outputs.check(train, test, encoder, part)
     if quick and encoder.size is None:
         encoder = replace(encoder, size=QUICK_SIZE)
     options = FinetuneOptions(replace(choices, seed=part.seed), part, workers, out)
     with progress_reporter("testing", "images") as testing, progress_reporter("training", "steps") as progress:
         result = evaluate_finetune(train, test, encoder, options, progress=progress, testing_progress=testing)
-    write_outputs(result, f"Fine-tuning: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
-    if json_file != STDOUT:
-        epochs = f"{result.protocol['epochs']:,} epochs, "
-        print_trained(result, "fine-tuning", "learning rate", "Learning rates", epochs)
-    say_more_values(result, "learning rate", "learning_rates", "--lr")
-    say_unseen(result.protocol)
-    say_outputs(json_file, csv_file, png_file)
+    count = result.protocol["epochs"]
+    words = Trained(
+        "fine-tuning", "learning rate", "learning rates", "--lr", f"{count:,} epoch{'s' if count > 1 else ''}, "
+    )
+    report_trained(result, words, outputs)
     say_written("state", out)

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from sop_faiss.cli.classifier_outputs import (
+    ClassifierOutputs,
+    Trained,
     classifier_output_options,
     max_bad_option,
-    print_trained,
-    say_left_out,
-    say_more_values,
-    say_outputs,
-    write_outputs,
+    report_trained,
 )
 from sop_faiss.cli.common import progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
-from sop_faiss.cli.path_options import force_option
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.logistic_choices import PENALTIES, LogisticChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 _DEFAULTS = LogisticChoices()
 
@@ -57,7 +51,6 @@ _DEFAULTS = LogisticChoices()
 @workers_option
 @max_bad_option
 @classifier_output_options("Write each class's accuracy.")
-@force_option
 @run_command
 def logistic_command(
     encoder: EncoderSpec | None,
@@ -70,10 +63,7 @@ def logistic_command(
     batch_size: int,
     workers: int | None,
     max_bad_fraction: float,
-    json_file: Path | None,
-    csv_file: Path | None,
-    png_file: Path | None,
-    force: bool,
+    outputs: ClassifierOutputs,
 ) -> None:
     """Fit a logistic regression on frozen features: iBOT's protocol for few labels (1 %, 10 %, all).
 
@@ -87,10 +77,7 @@ def logistic_command(
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.eval_logistic import LogisticOptions, evaluate_logistic
 
-    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
-    read += [part.train_list] if part.train_list is not None else []
-    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
+    outputs.check(train, test, encoder, part)
     choices = LogisticChoices(penalties, iterations, held_out, part.seed)
     options = LogisticOptions(choices, ExtractionOptions(batch_size, workers, max_bad_fraction), part)
     with (
@@ -101,9 +88,4 @@ def logistic_command(
         result = evaluate_logistic(train, test, encoder, options, progress=progress, fitting_progress=fitting_progress)
     if not is_main:
         return
-    write_outputs(result, f"Logistic regression: {result.metrics['top1']:.2f} % top-1", json_file, csv_file, png_file)
-    if json_file != STDOUT:
-        print_trained(result, "logistic regression", "penalty", "Penalties")
-    say_more_values(result, "penalty", "penalties", "--penalty")
-    say_left_out(result)
-    say_outputs(json_file, csv_file, png_file)
+    report_trained(result, Trained("logistic regression", "penalty", "penalties", "--penalty"), outputs)

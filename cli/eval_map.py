@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.classifier_outputs import max_bad_option
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
+from sop_faiss.cli.index_output import max_bad_option
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.files import atomic_file

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tune_command"]
 
-_SHOWN = 12
+_SHOWN, _SHOWN_CLASSES = 12, 5
 _BY = {
     "labels": "each looks for the others of its class: mAP",
     "views": "no labels: two crops of each look for each other, a proxy for what you search: recall@1",
@@ -34,9 +34,12 @@ _BY = {
     "--out", required=True, type=NamedPath(), metavar="FILE.json", help="The choice, for --model of all commands."
 )
 @click.option("--images", type=int, default=500, show_default=True, help="Images that are compared, drawn at random.")
+@click.option("--no-labels", is_flag=True, help="Leave out labels and folders that are not what you search for.")
 @force_option
 @run_command
-def tune_command(data: str | None, encoder: EncoderSpec | None, out: Path, images: int, force: bool) -> None:
+def tune_command(
+    data: str | None, encoder: EncoderSpec | None, out: Path, images: int, no_labels: bool, force: bool
+) -> None:
     """Compare the settings of an encoder on your images: size, scales, pooling, last blocks, whitening.
 
     By class folders, labels or groups, if SRC has any; else by whether two crops of an image find each other. The
@@ -53,8 +56,14 @@ def tune_command(data: str | None, encoder: EncoderSpec | None, out: Path, image
 
     if data is None:
         raise ConfigError("name the images: SRC, a folder, .tar shards or a list")
-    tuned = tune(data, out, encoder, images=images, force=force, stage=progress_reporter)
+    tuned = tune(data, out, encoder, images=images, labels=not no_labels, force=force, stage=progress_reporter)
     _print(tuned)
+    if tuned.classes:
+        shown = ", ".join(tuned.classes[:_SHOWN_CLASSES]) + (", ..." if len(tuned.classes) > _SHOWN_CLASSES else "")
+        click.echo(
+            one_line(f"classes: {shown}; if these are not what you search for, use --no-labels"),
+            err=True,
+        )
     if tuned.bad:
         click.echo(one_line(f"{len(tuned.bad):,} images cannot be used (first {tuned.bad[0]})"), err=True)
     say_written("choice", out)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sop_faiss.cli.classifier_outputs import (
+    ClassifierOutputs,
     classifier_output_options,
     max_bad_option,
     say_left_out,
-    say_outputs,
-    write_outputs,
 )
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
-from sop_faiss.cli.path_options import force_option
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_baselines, print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
@@ -60,7 +56,6 @@ if TYPE_CHECKING:
 @workers_option
 @max_bad_option
 @classifier_output_options("Write each class's accuracy at the best k.")
-@force_option
 @run_command
 def main(
     encoder: EncoderSpec | None,
@@ -72,10 +67,7 @@ def main(
     batch_size: int,
     workers: int | None,
     max_bad_fraction: float,
-    json_file: Path | None,
-    csv_file: Path | None,
-    png_file: Path | None,
-    force: bool,
+    outputs: ClassifierOutputs,
     part: LabeledPart,
 ) -> None:
     """Classify images by their nearest training images: how much does an encoder know without any training?
@@ -95,10 +87,7 @@ def main(
     from sop_faiss.progress import silent_stage
     from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
 
-    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
-    read += [part.train_list] if part.train_list is not None else []
-    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
+    outputs.check(train, test, encoder, part)
     extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
     options = KnnOptions(ks or None, temperature, extraction, part, baselines)
     with ranks_of_torchrun() as is_main:
@@ -107,11 +96,11 @@ def main(
     if not is_main:
         return
     title = f"k-NN, k = {result.protocol['best_k']}: {result.metrics['top1_best']:.2f} % top-1"
-    write_outputs(result, title, json_file, csv_file, png_file)
-    if json_file != STDOUT:
+    outputs.write(result, title)
+    if outputs.prints:
         _print(result)
     say_left_out(result)
-    say_outputs(json_file, csv_file, png_file)
+    outputs.say()
 
 
 def _print(result: ClassifierResult) -> None:

@@ -17,12 +17,18 @@ __all__ = ["labeled_sets_options"]
 
 R = TypeVar("R")
 
-_SRC = "labeled images (.tar shards, a folder with class sub-folders, a .csv list), or a feature store of sop-embed."
+_IMAGES = "labeled images (.tar shards, a folder with class sub-folders, a .csv list)"
 _TEST_NAMES = ("val", "test")
 
 
-def labeled_sets_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a click command `--train` and `--test`, or `--data`: it receives `train: str` and `test: str`."""
+def labeled_sets_options(command: Callable[..., R], stores: bool = True) -> Callable[..., R]:
+    """Give a click command `--train` and `--test`, or `--data`: it receives `train: str` and `test: str`.
+
+    Args:
+        command: the function to decorate.
+        stores: whether it takes feature stores, too; for the help.
+    """
+    src = _IMAGES + (", or a feature store of sop-embed." if stores else ".")
 
     @functools.wraps(command)
     def with_sets(*args: Any, data: Path | None, train: str | None, test: str | None, **options: Any) -> R:
@@ -35,8 +41,8 @@ def labeled_sets_options(command: Callable[..., R]) -> Callable[..., R]:
 
     decorated = run_command(with_sets)
     for option in (
-        click.option("--test", metavar="SRC", callback=refuse_empty, help=f"The images to test on: {_SRC}"),
-        click.option("--train", metavar="SRC", callback=refuse_empty, help=f"The images to learn from: {_SRC}"),
+        click.option("--test", metavar="SRC", callback=refuse_empty, help=f"The images to test on: {src}"),
+        click.option("--train", metavar="SRC", callback=refuse_empty, help=f"The images to learn from: {src}"),
         click.option(
             "--data", type=NamedPath(), metavar="DIR", help="A directory with train/ and val/ (or test/), as ImageNet."
         ),

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import click
 
 from sop_faiss.cli.classifier_outputs import (
+    ClassifierOutputs,
+    Trained,
     classifier_output_options,
     max_bad_option,
-    print_trained,
-    say_left_out,
-    say_more_values,
-    say_outputs,
-    write_outputs,
+    report_trained,
 )
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
-from sop_faiss.cli.path_options import force_option
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
-
-if TYPE_CHECKING:
-    pass
 
 _DEFAULTS = LinearChoices()
 
@@ -40,7 +30,7 @@ _DEFAULTS = LinearChoices()
 @labeled_sets_options
 @click.option(
     "--lr",
-    "rates",
+    "learning_rates",
     type=float,
     multiple=True,
     default=LEARNING_RATES,
@@ -73,13 +63,12 @@ _DEFAULTS = LinearChoices()
 @workers_option
 @max_bad_option
 @classifier_output_options("Write each class's accuracy.")
-@force_option
 @run_command
 def main(
     encoder: EncoderSpec | None,
     train: str,
     test: str,
-    rates: tuple[float, ...],
+    learning_rates: tuple[float, ...],
     epochs: int,
     train_batch: int,
     momentum: float,
@@ -89,10 +78,7 @@ def main(
     batch_size: int,
     workers: int | None,
     max_bad_fraction: float,
-    json_file: Path | None,
-    csv_file: Path | None,
-    png_file: Path | None,
-    force: bool,
+    outputs: ClassifierOutputs,
 ) -> None:
     """Train one linear layer on frozen features: how much of the classes can be read off them?
 
@@ -109,11 +95,8 @@ def main(
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.linear import LinearOptions, evaluate_linear
 
-    read = [*source_files(train), *source_files(test), *encoder_files(encoder)]
-    read += [part.train_list] if part.train_list is not None else []
-    outputs = {"--json": json_file, "--per-class": csv_file, "--confusion": png_file}
-    check_outputs(outputs, read, to_stdout=["--json"], figures=["--confusion"], force=force)
-    choices = LinearChoices(rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
+    outputs.check(train, test, encoder, part)
+    choices = LinearChoices(learning_rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
     extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)
     options = LinearOptions(choices, extraction, part)
     with (
@@ -124,13 +107,7 @@ def main(
         result = evaluate_linear(train, test, encoder, options, progress=progress, training_progress=training_progress)
     if not is_main:
         return
-    title = f"Linear probe: {result.metrics['top1']:.2f} % top-1"
-    write_outputs(result, title, json_file, csv_file, png_file)
-    if json_file != STDOUT:
-        print_trained(result, "linear probe", "learning rate", "Learning rates")
-    say_more_values(result, "learning rate", "learning_rates", "--lr")
-    say_left_out(result)
-    say_outputs(json_file, csv_file, png_file)
+    report_trained(result, Trained("linear probe", "learning rate", "learning rates", "--lr"), outputs)
 
 
 if __name__ == "__main__":

@@ -56,17 +56,32 @@ _PATH = NamedPath()
     "images. They are streamed, never held.",
 )
 @click.option(
-    "--qe", type=int, default=0, metavar="N", help="Query expansion (alpha-QE): add the N nearest to each query."
+    "--qe",
+    "query_neighbors",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Query expansion (alpha-QE): add the N nearest to each query.",
 )
-@click.option("--qe-alpha", type=float, default=3.0, show_default=True, help="Of --qe: weights similarity^alpha.")
+@click.option(
+    "--qe-alpha", "query_alpha", type=float, default=3.0, show_default=True, help="Of --qe: weights similarity^alpha."
+)
 @click.option(
     "--dba",
+    "database_neighbors",
     type=int,
     default=0,
     metavar="N",
     help="Database augmentation: add the N nearest gallery images to each gallery image.",
 )
-@click.option("--dba-alpha", type=float, default=3.0, show_default=True, help="Of --dba: weights similarity^alpha.")
+@click.option(
+    "--dba-alpha",
+    "database_alpha",
+    type=float,
+    default=3.0,
+    show_default=True,
+    help="Of --dba: weights similarity^alpha.",
+)
 @click.option(
     "--baselines",
     is_flag=True,
@@ -96,10 +111,10 @@ def main(
     gnd: Path | None,
     square: bool,
     distractors: str | None,
-    qe: int,
-    qe_alpha: float,
-    dba: int,
-    dba_alpha: float,
+    query_neighbors: int,
+    query_alpha: float,
+    database_neighbors: int,
+    database_alpha: float,
     baselines: bool,
     batch_size: int,
     workers: int | None,
@@ -154,8 +169,8 @@ def main(
         return
     if encoder is None:
         raise click.UsageError("Missing option '--model'.")
-    refuse_without("qe_alpha", "--qe N", qe != 0)
-    refuse_without("dba_alpha", "--dba N", dba != 0)
+    refuse_without("query_alpha", "--qe N", query_neighbors != 0)
+    refuse_without("database_alpha", "--dba N", database_neighbors != 0)
     from sop_faiss.evaluate.expansion import Expansion
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.progress import silent_stage
@@ -167,7 +182,7 @@ def main(
         {"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, to_stdout=["--json"], force=force
     )
     extraction = ExtractionOptions(batch_size, workers)
-    expansion = Expansion(qe, qe_alpha, dba, dba_alpha)
+    expansion = Expansion(query_neighbors, query_alpha, database_neighbors, database_alpha)
     options = RetrieveOptions(square, top, extraction, distractors, expansion, baselines)
     with ranks_of_torchrun() as is_main:
         stage = progress_reporter if is_main else silent_stage

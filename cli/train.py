@@ -24,6 +24,7 @@ from sop_faiss.cli.common import (
 from sop_faiss.cli.idle_options import refuse_idle
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
+from sop_faiss.paths import real_path
 from sop_faiss.verbs.output_paths import STDOUT
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ def _text(result: TrainingResult, output: Path, data: str) -> str:
     if not result.finished:
         return one_line(f"{reached}stopped by a signal: continue with the same command and --resume")
     model = output if result.last_metrics.get("kept_step") in (None, result.step) else output / "best"
-    build = shlex.join(["sop-index", "build", "--model", str(model), "--data", data, "--out", "photos.index"])
+    index = f"{real_path(output).name}.index"
+    build = shlex.join(["sop-index", "build", "--model", str(model), "--data", data, "--out", index])
     return one_line(f"{reached}next: {build}")
 
 

@@ -134,4 +134,4 @@ def test_the_cut_into_programs_does_not_change_the_result(monkeypatch):
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
 def test_the_self_test_is_passed(mode):
     with mode():
-        assert kernel._self_test_error(torch.device("cpu")) < 1e-4
+        assert kernel.self_test_error(torch.device("cpu")) < 1e-4

@@ -188,7 +188,7 @@ def test_where_it_comes_upon_too_few_rows_it_searches_exactly(caplog, kind, k):
         found = memory.search(queries, k)
         torch.testing.assert_close(found.similarities.double(), exact, rtol=0, atol=TIE)
     for wrong in (0, 301):
-        with pytest.raises(ConfigError, match=f"{wrong} neighbors wanted from a memory of 300 rows"):
+        with pytest.raises(ConfigError, match=f"{wrong} .* 300"):
             memory.search(queries, wrong)
 
 
@@ -372,7 +372,7 @@ def test_impossible_settings_are_refused(settings, message):
 
 def test_an_index_on_another_device_is_refused():
     mirror = RingMirror(10, 4, torch.device("meta"), engine="torch")
-    with pytest.raises(ConfigError, match=r"neighbors\.index = ivf searches in main memory only, .* is on meta"):
+    with pytest.raises(ConfigError, match=r"neighbors\.index = ivf .* meta"):
         ApproximateSearch(mirror, NeighborsConfig(index="ivf"), 2)
 
 

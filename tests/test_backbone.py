@@ -166,10 +166,10 @@ def test_a_backbone_too_large_for_the_memory_says_what_to_lower(monkeypatch, sai
         raise RuntimeError(said)
 
     monkeypatch.setattr("timm.create_model", refuse)
-    with pytest.raises(ConfigError, match=r"not enough memory for it; lower model\.embed_dim or model\.depth$"):
+    with pytest.raises(ConfigError, match=r"model\.embed_dim or model\.depth$"):
         seeded_backbone(TINY_VIT, 32, seed=0)
 
 
 def test_sizes_that_cannot_be_cut_into_patches():
-    with pytest.raises(ConfigError, match=r"views\.local_size = 20 pixels is not divisible.*set views\.local_size=16"):
+    with pytest.raises(ConfigError, match=r"views\.local_size = 20 .*views\.local_size=16"):
         seeded_backbone(TINY_VIT, 32, 0).check_size("views.local_size", 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from sop_faiss.cli.knn import main
 from sop_faiss.cli.retrieve import main as retrieve
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.images.subset import Subset
-from sop_faiss.evaluate import baselines, patch_dictionary
+from sop_faiss.evaluate import baselines
 from sop_faiss.evaluate.baselines import small_images
 from sop_faiss.evaluate.knn import knn_scores
 from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.patch_dictionary import learn_dictionary
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -29,8 +31,7 @@ RANDOM = EncoderSpec("timm:test_resnet", random_weights=0, size=32)
 
 @pytest.fixture
 def few_patches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patch_dictionary, "_TRAINING_PATCHES", 400)
-    monkeypatch.setattr(patch_dictionary, "_ITERATIONS", 2)
+    monkeypatch.setattr(baselines, "learn_dictionary", partial(learn_dictionary, patches=400, iterations=2))
     monkeypatch.setattr(baselines, "CENTROIDS", 20)
 
 

@@ -63,7 +63,7 @@ def test_what_a_user_gets_wrong(challenge: Path, tmp_path: Path) -> None:
     data = ("--data", challenge)
     assert "SET/val/CLASS" in fails(*RESNET, "--data", tmp_path)
     assert "nowhere" in fails(*RESNET, "--data", tmp_path / "nowhere")
-    assert "penalties" in fails(*RESNET, *data, "--penalty", -1)
+    assert "--penalty" in fails(*RESNET, *data, "--penalty", -1)
     assert "is read by this command" in fails(*RESNET, *data, "--json", challenge / "x.json")
     other = write_folder(tmp_path / "other", per_class=3, prefix="z_")
     assert "no class in common" in fails(*RESNET, *data, "--train", other)

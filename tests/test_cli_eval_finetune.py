@@ -57,8 +57,11 @@ def test_it_is_trained_once(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
     shutil.rmtree(data / "train" / "class_0")
     assert "training images" in fails(*words)
     whole = (out / "finetune.pt").read_bytes()
-    torch.save({"format": "sop_faiss finetune 1"}, tmp_path / "odd.pt")
-    for content in (b"", whole[:1000], (tmp_path / "odd.pt").read_bytes()):
+    kept = torch.load(out / "finetune.pt", weights_only=True)
+    odd = [{"format": kept["format"]}, {**kept, "settings": {1: 2}}]
+    for number, content in enumerate(odd):
+        torch.save(content, tmp_path / f"{number}.pt")
+    for content in (b"", whole[:1000], *((tmp_path / f"{number}.pt").read_bytes() for number in range(len(odd)))):
         (out / "finetune.pt").write_bytes(content)
         assert "damaged" in fails(*words)
 
@@ -111,8 +114,12 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path, monkeypatch: pytest.
     assert not (data / "train" / "finetune.pt").exists()
     store = write_store(tmp_path / "store", 1, np.arange(6) % 3, 6)
     assert "feature store" in fails(*SHORT, "--train", tmp_path / "store", "--test", data / "val"), store
-    bad = next((data / "train" / "class_2").iterdir())
-    bad.write_bytes(b"no image")
-    assert bad.stem in fails(*SHORT, *both)
+    for split in ("val", "train"):
+        image = next((data / split / "class_1").iterdir())
+        content = image.read_bytes()
+        image.write_bytes(content[: len(content) // 2])
+        line = fails(*SHORT, *both, "--out", tmp_path / "untrained")
+        assert image.stem in line and not list((tmp_path).glob("untrained/*.pt"))
+        image.write_bytes(content)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "torchrun" in fails(*SHORT, *both)

@@ -43,6 +43,7 @@ def test_by_labels_and_the_index_takes_the_choice(
     out = tmp_path / "choice.json"
     result = run(photos, *RESNET, "--out", out)
     assert result.exit_code == 0, result.output
+    assert "classes: 0, 1, 2, 3, 4;" in result.stderr and "--no-labels" in result.stderr
     assert "40 images, 40 queries" in result.stdout and "mAP" in result.stdout and "own" in result.stdout
     content = json.loads(out.read_text())
     measured = content["measured"]
@@ -71,6 +72,12 @@ def test_without_labels_by_crops_and_the_table_says_so(tmp_path: Path) -> None:
     assert "1 images cannot be used" in result.stderr
     assert "white" not in result.stdout  # too few images
     assert json.loads((tmp_path / "choice.json").read_text())["measured"]["by"] == "views"
+
+
+def test_folders_can_be_left_out_of_it(photos: Path, tmp_path: Path) -> None:
+    result = run(photos, *RESNET, "--no-labels", "--out", tmp_path / "choice.json")
+    assert result.exit_code == 0 and "40 images, 80 queries" in result.stdout, result.output
+    assert "classes" not in result.stderr
 
 
 def test_labels_that_nobody_shares_are_none(tmp_path: Path) -> None:
@@ -107,6 +114,7 @@ def test_bad_input_is_refused_before_the_work(photos: Path, tmp_path: Path, monk
     monkeypatch.setattr(index_tune, "setting_features", lambda *_, **__: pytest.fail("images were encoded first"))
     assert "--out" in fails(photos, *RESNET, "--out", tmp_path / "choice")
     assert "SRC" in fails(*RESNET, "--out", out)
+    assert "--mirrored" in fails(photos, *RESNET, "--mirrored", "--out", out)
     assert "--whitening" in fails(photos, *RESNET, "--whitening", tmp_path, "--out", out)
     assert "missing" in fails(tmp_path / "missing", *RESNET, "--out", out)
     out.write_text('{"another": "file"}')

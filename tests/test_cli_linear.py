@@ -65,12 +65,12 @@ def test_images(tmp_path: Path) -> None:
 
 def test_what_a_user_gets_wrong(stores: tuple[Path, Path], tmp_path: Path) -> None:
     sets = ("--train", stores[0], "--test", stores[1])
-    assert "epochs = 0" in fails(*sets, "--epochs", 0)
+    assert "--epochs 0" in fails(*sets, "--epochs", 0)
     assert "each above 0" in fails(*sets, "--lr", 0)
-    assert "held_out = 2.0" in fails(*sets, "--held-out", 2)
+    assert "--held-out 2.0" in fails(*sets, "--held-out", 2)
     assert "every image would find itself" in fails("--train", stores[0], "--test", stores[0])
     assert "a linear probe needs a label" in fails("--train", write_store(tmp_path / "n", 3, None), "--test", stores[1])
-    assert "name one rate" in fails(*sets, "--images-per-class", 1)
+    assert "learning rate" in fails(*sets, "--images-per-class", 1)
     assert "encoder's options" in fails("--size", 32, *sets)
     assert run().exit_code == 2
     assert "--test SRC" in fails("--train", stores[0]) and "--train SRC" in fails("--test", stores[1])

@@ -298,11 +298,11 @@ def test_published_values_stand_beside_ours(graded: Path, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--qe", -1), "query_neighbors = -1"),
+        (("--qe", -1), "--qe -1"),
         (("--qe-alpha", 3), "--qe-alpha says how --qe weights: give --qe N too"),
         (("--qe", 2, "--dba-alpha", 1), "--dba-alpha says how --dba weights"),
         (("--make-gnd", "new.json"), "--model, --random-weights, --size: not used with --make-gnd: leave them out"),
-        (("--dba", 12), "database_neighbors = 12 of 12"),
+        (("--dba", 12), "--dba 12"),
         (("--distractors", "nowhere"), "nowhere does not exist"),
         (("--top", 0), "--top 0"),
         (("--batch-size", 0), "--batch-size 0"),
@@ -324,7 +324,7 @@ def test_impossible_options(plain: Path, arguments: tuple[object, ...], message:
 def test_options_that_are_not_read_are_refused(plain: Path) -> None:
     assert "--top: not used with --compare: leave it out" in fails("--compare", "a.json", "b.json", "--top", 10)
     message = fails("--compare", "a.json", "b.json", "--dataset", plain, "--make-gnd", "new.json", "--qe", 2)
-    assert "--dataset, --qe, --make-gnd: not used with --compare" in message
+    assert "--dataset, --qe, --make-gnd" in message and "--compare" in message
     assert "--protocol: not used with --make-gnd" in fails("--dataset", plain, "--make-gnd", "n.json", "--protocol", 1)
 
 

@@ -78,7 +78,7 @@ def test_train_then_resume_to_the_end(tmp_path, config, shards):
     last = read_metrics(tmp_path / "run")[-1]
     for name in ("loss", "loss_cls", "learning_rate"):
         assert summary[name] == pytest.approx(last[name], rel=5e-6) and len(f"{summary[name]:.15g}") <= 12
-    build = f"sop-index build --model {tmp_path / 'run'} --data {shards} --out photos.index"
+    build = f"sop-index build --model {tmp_path / 'run'} --data {shards} --out run.index"
     assert first.stderr.endswith(f"2 of 4 steps; saved in {tmp_path / 'run'}; next: {build}\n")
     second = run(*common, "--resume", "train.log_every_steps=3")
     summary = json.loads(second.stdout)

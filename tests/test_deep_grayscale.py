@@ -160,7 +160,7 @@ def test_training_and_its_encoder_see_the_same(scans: Path, tmp_path: Path) -> N
     plain = extract_features(dark, open_source(pack(scans, tmp_path / "shards", top_value=4095.0).out))
     np.testing.assert_allclose(store.features, plain.features, atol=1e-5)
     assert store.manifest["preprocess"]["top_value"] == 4095 and "top_value" not in plain.manifest["preprocess"]
-    assert Preprocess.from_dict(store.manifest["preprocess"]) == bright.preprocess
+    assert store.manifest["preprocess"] == bright.preprocess.to_dict()
     build_index(store, tmp_path / "index")
     index = FeatureIndex.open(tmp_path / "index")
     index.check_encoder(bright)

@@ -83,10 +83,10 @@ def test_held_out_images_choose_and_the_test_images_do_not() -> None:
     train, labels = clusters(0, 200)
     test, truth = clusters(1, 50)
     scores = linear_probe(train, labels, test, truth, LinearChoices((1e-7, 0.3), 8, 64))
-    assert scores.learning_rate == 0.3 and scores.held_out_top1[0.3] > scores.held_out_top1[1e-7]
+    assert scores.chosen == 0.3 and scores.held_out_top1[0.3] > scores.held_out_top1[1e-7]
     assert 15 <= scores.held_out_images <= 25
     wrong = linear_probe(train, labels, test, np.roll(truth, 1), LinearChoices((1e-7, 0.3), 8, 64))
-    assert wrong.learning_rate == 0.3 and wrong.held_out_top1 == scores.held_out_top1
+    assert wrong.chosen == 0.3 and wrong.held_out_top1 == scores.held_out_top1
     one = linear_probe(train, labels, test, truth, LinearChoices((0.3,), 8, 64))
     assert (one.held_out_top1, one.held_out_images, one.metrics) == ({}, 0, scores.metrics)
 
@@ -100,24 +100,22 @@ def test_two_classes_one_test_image_and_a_class_never_seen() -> None:
 
 def test_impossible_choices_and_data() -> None:
     train, labels = clusters(0, 60)
-    for changes, message in (
-        ({"learning_rates": ()}, "learning_rates"),
-        ({"learning_rates": (0.1, -1.0)}, "learning_rates"),
-        ({"learning_rates": (0.1, 0.1)}, "different"),
-        ({"epochs": 0}, "epochs = 0"),
-        ({"batch_size": 0}, "batch_size = 0"),
-        ({"momentum": 1.0}, "momentum = 1.0"),
-        ({"held_out": 1.0}, "held_out = 1.0"),
-        ({"seed": -1}, "seed = -1"),
-        ({"seed": 2**63}, "seed = 9223372036854775808"),
-        ({"epochs": 10**7}, "wanted 1 to 1,000,000"),
-        ({"learning_rates": (1e7,)}, "above 0 and below 1,000,000"),
+    for name, values in (
+        ("learning_rates", ((), (0.1, -1.0), (0.1, 0.1), (1e7,))),
+        ("epochs", (0, 10**7)),
+        ("momentum", (1.0,)),
+        ("held_out", (1.0,)),
+        ("seed", (-1, 2**63)),
     ):
-        with pytest.raises(ConfigError, match=message):
-            linear_probe(train, labels, train, labels, LinearChoices(**changes))  # type: ignore[arg-type]
+        for value in values:
+            with pytest.raises(ConfigError) as raised:
+                linear_probe(train, labels, train, labels, LinearChoices(**{name: value}))  # type: ignore[arg-type]
+            assert name in raised.value.arguments
+    with pytest.raises(ConfigError, match="training batches of 0"):
+        linear_probe(train, labels, train, labels, LinearChoices(batch_size=0))
     with pytest.raises(DataError, match="of one class"):
         linear_probe(train, labels * 0, train, labels, QUICK)
-    with pytest.raises(DataError, match="name one rate"):
+    with pytest.raises(DataError, match="learning rate"):
         linear_probe(train[:2], np.array([0, 1]), train, labels, QUICK)
     with pytest.raises(FeatureError, match="not unit vectors"):
         linear_probe(train * 2, labels, train, labels, QUICK)

@@ -41,7 +41,7 @@ class StubEncoder:
     fingerprint: str = SPACE.fingerprint
     pooling: str = SPACE.pooling
     feature_dim: int = SPACE.dimension
-    preprocess: Preprocess = field(default_factory=lambda: Preprocess.from_dict(PREPROCESS))
+    preprocess: Preprocess = field(default_factory=lambda: Preprocess.square(32))
 
 
 def make_store(count: int = 60) -> FeatureStore:

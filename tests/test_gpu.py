@@ -156,7 +156,7 @@ def test_the_kernel_takes_a_cuda_device_with_tf32():
     if torch.version.cuda is None or torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("no NVIDIA device with TF32")
     pytest.importorskip("triton")
-    assert kernel._why_not(device) is None
+    assert kernel.why_unavailable(device) is None
 
 
 def test_the_kernel_is_finite_at_log_of_zero_and_gives_the_same_bits_twice():

@@ -80,7 +80,7 @@ def asked_anew():
 
 @pytest.mark.usefixtures("asked_anew")
 def test_a_device_without_the_kernel_is_told_once_and_why(monkeypatch, caplog):
-    monkeypatch.setattr(kernel, "_why_not", lambda device: "No module named 'triton'")
+    monkeypatch.setattr(kernel, "why_unavailable", lambda device: "No module named 'triton'")
     device = torch.device("cuda", 0)
     assert not kernel.kernel_available(device)
     assert not kernel.kernel_available(device)
@@ -109,14 +109,14 @@ def test_why_a_cuda_device_cannot_use_it(monkeypatch, error, reason):
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(kernel, "_self_test_error", fail)
-    assert kernel._why_not(torch.device("cuda", 0)) == reason
-    monkeypatch.setattr(kernel, "_self_test_error", lambda device: float("nan"))
-    assert "self-test is off by nan" in (kernel._why_not(torch.device("cuda", 0)) or "")
-    monkeypatch.setattr(kernel, "_self_test_error", lambda device: 1e-6)
-    assert kernel._why_not(torch.device("cuda", 0)) is None
+    monkeypatch.setattr(kernel, "self_test_error", fail)
+    assert kernel.why_unavailable(torch.device("cuda", 0)) == reason
+    monkeypatch.setattr(kernel, "self_test_error", lambda device: float("nan"))
+    assert "self-test is off by nan" in (kernel.why_unavailable(torch.device("cuda", 0)) or "")
+    monkeypatch.setattr(kernel, "self_test_error", lambda device: 1e-6)
+    assert kernel.why_unavailable(torch.device("cuda", 0)) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert kernel._why_not(torch.device("cuda", 0)) == "compute capability 7.5, wanted 8.0 or newer"
+    assert kernel.why_unavailable(torch.device("cuda", 0)) == "compute capability 7.5, wanted 8.0 or newer"
 
 
 def test_the_loss_takes_the_kernel_for_float32_alone(monkeypatch):

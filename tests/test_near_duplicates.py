@@ -10,7 +10,6 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from sop_faiss.data.check import check
-from sop_faiss.data.images import near_duplicates as duplicates
 from sop_faiss.data.images.decode import decode_pillow
 from sop_faiss.data.images.near_duplicates import Signature, find_near, image_signature
 from sop_faiss.data.images.source import open_source
@@ -48,12 +47,9 @@ def some_signatures(rng: np.random.Generator, count: int, centers: int, flipped:
 
 @pytest.mark.parametrize("large_group", [2048, 2])
 @pytest.mark.parametrize(("centers", "flipped"), [(1, 8), (5, 4), (60, 3), (200, 0)])
-def test_near_groups_are_those_of_all_pairs(
-    monkeypatch: pytest.MonkeyPatch, large_group: int, centers: int, flipped: int
-) -> None:
-    monkeypatch.setattr(duplicates, "_LARGE_GROUP", large_group)
+def test_near_groups_are_those_of_all_pairs(large_group: int, centers: int, flipped: int) -> None:
     signatures = some_signatures(np.random.default_rng(centers), 200, centers, flipped)
-    assert find_near(signatures) == every_pair(signatures)
+    assert find_near(signatures, large_group=large_group) == every_pair(signatures)
 
 
 def test_a_pair_three_bits_apart_is_found_wherever_the_bits_are() -> None:

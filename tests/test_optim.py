@@ -96,7 +96,7 @@ def by_parameter(optimizer: torch.optim.Optimizer, key: str) -> dict[int, float]
 
 
 def test_layers_that_timm_does_not_know_cannot_decay():
-    with pytest.raises(ConfigError, match=r"optim\.layer_decay = 0\.5: timm does not say what the layers"):
+    with pytest.raises(ConfigError, match=r"optim\.layer_decay = 0\.5"):
         make_optimizer(nn.Linear(2, 2), OptimConfig(layer_decay=0.5))
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from sop_faiss.evaluate import patch_dictionary
-from sop_faiss.evaluate.patch_dictionary import PATCH, PatchDictionary, learn_dictionary, standardize
+from sop_faiss.evaluate.patch_dictionary import PATCH, PatchDictionary, standardize
+
+learn_dictionary = partial(patch_dictionary.learn_dictionary, patches=500, iterations=3)
 
 
 @pytest.fixture
-def images(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    monkeypatch.setattr(patch_dictionary, "_TRAINING_PATCHES", 500)
-    monkeypatch.setattr(patch_dictionary, "_ITERATIONS", 3)
+def images() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (6, 11, 11, 3), dtype=np.uint8)
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.data.shards import prefetch
 from sop_faiss.data.shards.prefetch import fetch_ahead, shards_by_need
 from sop_faiss.data.shards.shard_source import ShardSource
 from sop_faiss.data.stream import Batches, batch_loader
@@ -50,12 +49,11 @@ def test_shards_by_need(shards):
     assert shards_by_need(source, np.array([11, 4, 3])) == [3, 1]
 
 
-def test_they_come_in_the_order_of_need(shards, monkeypatch):
-    monkeypatch.setattr(prefetch, "_THREADS", 1)
+def test_they_come_in_the_order_of_need(shards):
     source, fetched = local(shards), []
     source.fetch = fetched.append
     order = np.array([9, 0, 1, 6, 3])
-    with fetch_ahead(source, lambda: order):
+    with fetch_ahead(source, lambda: order, threads=1):
         wait()
     assert fetched == [3, 0, 2, 1]
 
@@ -66,8 +64,7 @@ def test_nothing_is_done_for_shards_that_are_here(shards):
         assert all(thread.name != "fetch ahead" for thread in threading.enumerate())
 
 
-def test_it_ends_with_the_block(shards, monkeypatch):
-    monkeypatch.setattr(prefetch, "_THREADS", 1)
+def test_it_ends_with_the_block(shards):
     source, fetched, at_it, go_on = local(shards), [], threading.Event(), threading.Event()
 
     def slow(number):
@@ -76,7 +73,7 @@ def test_it_ends_with_the_block(shards, monkeypatch):
         assert go_on.wait(20)
 
     source.fetch = slow
-    with pytest.raises(KeyboardInterrupt), fetch_ahead(source, lambda: np.arange(12)):
+    with pytest.raises(KeyboardInterrupt), fetch_ahead(source, lambda: np.arange(12), threads=1):
         assert at_it.wait(20)
         raise KeyboardInterrupt
     go_on.set()

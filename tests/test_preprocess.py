@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -99,27 +97,6 @@ def test_normalize_is_torchvisions() -> None:
     )
     assert ours.shape == (3, 3, 8, 12)
     assert (ours - theirs).abs().max() < 1e-5
-
-
-def test_dict_survives_json() -> None:
-    preprocess = Preprocess.square(96, mean=(0.5, 0.5, 0.5), multiple=16).keeping_aspect(320)
-    assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {},
-        {"resize": 32},
-        {"resize": 32, "crop": 32, "color": 1},
-        {"resize": "32", "crop": 32},
-        {"resize": 32, "crop": 32, "mean": 3},
-        {"resize": 32, "crop": 32, "std": ["x", 1, 1]},
-    ],
-)
-def test_damaged_dict_is_refused(content: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        Preprocess.from_dict(content)
 
 
 def test_size_that_patches_do_not_tile_names_near_ones() -> None:

@@ -34,7 +34,7 @@ def counted(queries: np.ndarray, rows: np.ndarray, thresholds: list[np.ndarray],
     for precisions in ((torch.float32,), (torch.float64,), (torch.float32, torch.float64)):
         counter = CountAbove(queries, thresholds)
         for number, part in enumerate(np.split(rows, cuts)):
-            counter._use(precisions[number % len(precisions)])
+            counter.use(precisions[number % len(precisions)])
             counter.add(part)
         assert counter.row_count == len(rows)
         found.append([each.tolist() for each in counter.counts()])
@@ -112,10 +112,10 @@ def test_the_precision_follows_the_stream() -> None:
     for near, wanted in ((0.9, torch.float32), (-0.9, torch.float64)):
         counter = CountAbove(queries, [np.array([near], np.float32)] * 2)
         counter.add(rows)
-        assert counter._dtype == wanted
+        assert counter.dtype == wanted
     counter = CountAbove(queries, [fixed_order_products(queries, rows, np.full(9, q), np.arange(9)) for q in (0, 1)])
     counter.add(rows[:9].repeat(100, axis=0))
-    assert counter._dtype == torch.float64
+    assert counter.dtype == torch.float64
     many = [np.float32(0.3) + np.arange(5000, dtype=np.float32) * np.float32(1e-5)] * 2  # one wide interval of doubt
     counter = CountAbove(queries, many)
     counter.add(rows)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ def change(state: RunState) -> None:
     state.images_seen += 6
 
 
-def test_what_is_written_is_what_was_there_at_the_save(state: RunState, saver: CheckpointSaver, gate: Gate) -> None:
+def test_what_is_written_is_what_was_there_at_the_save(
+    state: RunState, saver: CheckpointSaver, gate: Gate, tmp_path: Path
+) -> None:
     state.step = 3
     wanted = {
         file: {name: value.clone() for name, value in content.items()} for file, content in state.tensors().items()
@@ -86,7 +89,7 @@ def test_what_is_written_is_what_was_there_at_the_save(state: RunState, saver: C
     change(state)  # while it is written
     gate.open.release()
     saver.finish()
-    checkpoint = find_checkpoint(saver._run)
+    checkpoint = find_checkpoint(tmp_path / "run")
     assert json.loads((checkpoint / "state.json").read_text())["images_seen"] == 0 and state.images_seen == 6
     for file, content in wanted.items():
         found = read_tensors(checkpoint, file)
@@ -98,7 +101,7 @@ def test_what_is_written_is_what_was_there_at_the_save(state: RunState, saver: C
     assert gate.calls == [(3, "checkpoint")]
 
 
-def test_one_write_at_a_time(state: RunState, saver: CheckpointSaver, gate: Gate) -> None:
+def test_one_write_at_a_time(state: RunState, saver: CheckpointSaver, gate: Gate, tmp_path: Path) -> None:
     state.step = 1
     saver.save(wait=False)
     assert gate.entered.acquire(timeout=60)
@@ -112,10 +115,10 @@ def test_one_write_at_a_time(state: RunState, saver: CheckpointSaver, gate: Gate
     gate.open.release()
     second.join()
     assert [step for step, _ in gate.calls] == [1, 2]
-    assert find_checkpoint(saver._run).name == "step_00000002"
+    assert find_checkpoint(tmp_path / "run").name == "step_00000002"
 
 
-def test_copies_are_made_once(state: RunState, saver: CheckpointSaver) -> None:
+def test_copies_are_made_once(state: RunState, saver: CheckpointSaver, tmp_path: Path) -> None:
     places = []
     for step in (1, 2):
         state.step = step
@@ -127,15 +130,15 @@ def test_copies_are_made_once(state: RunState, saver: CheckpointSaver) -> None:
     assert not set(places[0].values()) & set(live)
     state.objective.terms["cls"].maker.draw()  # fixed anchors come into being, and the optimizer's moments may
     saver.save(wait=True)
-    assert "cls.maker.fixed_vectors" in read_tensors(find_checkpoint(saver._run), "objective")
+    assert "cls.maker.fixed_vectors" in read_tensors(find_checkpoint(tmp_path / "run"), "objective")
 
 
 def test_a_failure_is_told_by_the_next_save_once(state: RunState, saver: CheckpointSaver, gate: Gate) -> None:
     gate.error = FULL
     gate.open.release()
     saver.save(wait=False)
-    saver._thread.join()
-    assert saver.failed
+    while not saver.failed:
+        time.sleep(0.01)
     with pytest.raises(OSError, match="somewhere"):
         saver.save(wait=False)
     assert not saver.failed and len(gate.calls) == 1  # nothing new is begun

@@ -121,12 +121,9 @@ def test_groups_of_blocks_join(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_export(
-    place: Path, store: FeatureStore, tmp_path: Path, factory: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sop_faiss.index.export._BLOCK_ROWS", 128)
+def test_export(place: Path, store: FeatureStore, tmp_path: Path, factory: str) -> None:
     index = FeatureIndex.open(place / factory)
-    export_parquet(index, tmp_path / "out.parquet")
+    export_parquet(index, tmp_path / "out.parquet", block_rows=128)
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.column_names == ["id", "key", "source", "member", "label", "label_name", "vector"]
     assert pq.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
@@ -142,16 +139,15 @@ def test_export(
     assert described["encoder"] == store.manifest["encoder"] and described["metric"] == "inner_product"
 
 
-def test_export_is_whole_or_absent(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_is_whole_or_absent(place: Path, tmp_path: Path) -> None:
     index = FeatureIndex.open(place / "Flat")
     (tmp_path / "out.parquet").write_bytes(b"before")
 
-    def full(*_: object) -> None:
+    def full(done: int, total: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sop_faiss.index.export._block", full)
     with pytest.raises(OSError, match="No space"):
-        export_parquet(index, tmp_path / "out.parquet")
+        export_parquet(index, tmp_path / "out.parquet", progress=full)
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
     assert (tmp_path / "out.parquet").read_bytes() == b"before"
 
@@ -192,7 +188,7 @@ def test_verify_sizes(place: Path) -> None:
     by_size = invoke(*words, "--verify", "sizes")
     assert by_size.stdout == invoke(*words).stdout and "not verified" in by_size.stderr
     refused = invoke(*words, "--verify", "none", ok=False)
-    assert refused.exit_code == 1 and refused.stderr == "error: verify = 'none': wanted all or sizes\n"
+    assert refused.exit_code == 1 and "--verify none" in refused.stderr
 
 
 def test_features_of_another_encoder(place: Path, tmp_path: Path) -> None:

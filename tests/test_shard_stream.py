@@ -149,7 +149,7 @@ def test_what_is_no_tar_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(content)
     images = stream_of(tmp_path / "x.tar").images(0, 1, 1, 0, 0)
     assert isinstance(next(images), Damage)
-    with pytest.raises(DataError, match="1 shards of the shards in a row have no image"):
+    with pytest.raises(DataError, match="1 shards"):
         next(images)
 
 

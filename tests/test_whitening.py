@@ -66,7 +66,7 @@ def test_whitened_training_features_are_white_before_they_are_scaled() -> None:
 def test_no_more_directions_than_the_set_spans() -> None:
     train = unit_rows(5, 16)  # five rows span four directions around their mean
     assert learn_whitening(train, None, ORIGIN).dimension == 4
-    with pytest.raises(ConfigError, match="5 images of photos span 4 of the 16; wanted 1 to 4"):
+    with pytest.raises(ConfigError, match=r"photos span 4 .* 1 to 4"):
         learn_whitening(train, 5, ORIGIN)
     with pytest.raises(ConfigError, match="span 0"):
         learn_whitening(train[:1], None, ORIGIN)

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import DataError
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["require_classes", "top_metrics"]
+__all__ = ["ChosenScores", "require_classes", "top_metrics"]
+
+
+@dataclass(frozen=True)
+class ChosenScores:
+    """What a classifier found, with a setting that held-out training images chose.
+
+    Attributes:
+        metrics: `top1`, and `top5` where there are five classes or more; percent.
+        predicted: class of each test row.
+        chosen: value of the setting: the learning rate, or the penalty.
+        held_out_top1: of each value on the held-out training images, percent.
+        held_out_images: how many those are.
+    """
+
+    metrics: dict[str, float]
+    predicted: Int64[np.ndarray, " q"]
+    chosen: float
+    held_out_top1: dict[float, float]
+    held_out_images: int
 
 
 def require_classes(

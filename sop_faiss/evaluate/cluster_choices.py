@@ -28,9 +28,9 @@ class ClusterChoices:
             ConfigError: one is impossible.
         """
         if self.clusters is not None and not 2 <= self.clusters <= 10**6:
-            raise ConfigError(f"clusters = {self.clusters}: wanted 2 to 1,000,000")
+            raise ConfigError(f"`clusters={self.clusters}`: wanted 2 to 1,000,000")
         for name in ("iterations", "restarts"):
             if not 1 <= getattr(self, name) <= 10_000:
-                raise ConfigError(f"{name} = {getattr(self, name)}: wanted 1 to 10,000")
+                raise ConfigError(f"`{name}={getattr(self, name)}`: wanted 1 to 10,000")
         if not 0 <= self.seed < 2**31:
-            raise ConfigError(f"seed = {self.seed}: wanted 0 or more and below 2^31")
+            raise ConfigError(f"`seed={self.seed}`: wanted 0 or more and below 2^31")

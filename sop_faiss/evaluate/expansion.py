@@ -48,7 +48,7 @@ class Expansion:
         for name in ("query_neighbors", "query_alpha", "database_neighbors", "database_alpha"):
             value = getattr(self, name)
             if not 0 <= value < np.inf:
-                raise ConfigError(f"{name} = {value}: wanted 0 or more")
+                raise ConfigError(f"`{name}={value}`: wanted 0 or more")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values; None for what is switched off."""
@@ -72,7 +72,7 @@ def augment_database(gallery: Float32[np.ndarray, "n d"], neighbors: int, alpha:
         ConfigError: there are fewer others.
     """
     if neighbors >= len(gallery):
-        raise ConfigError(f"database_neighbors = {neighbors} of {len(gallery)} gallery images: wanted fewer")
+        raise ConfigError(f"`database_neighbors={neighbors}` of {len(gallery)} gallery images: wanted fewer")
     augmented = np.empty_like(gallery)
     for start in range(0, len(gallery), _BLOCK_ROWS):
         own = np.arange(start, min(start + _BLOCK_ROWS, len(gallery)))
@@ -112,7 +112,7 @@ def expand_queries(
         for start in range(0, len(block), _BLOCK_ROWS):
             nearest.add(block[start : start + _BLOCK_ROWS])
     if nearest.seen < neighbors:
-        raise ConfigError(f"query_neighbors = {neighbors} of {nearest.seen} gallery images: wanted no more")
+        raise ConfigError(f"`query_neighbors={neighbors}` of {nearest.seen} gallery images: wanted no more")
     return _combined(queries, nearest.rows, nearest.similarities, alpha)
 
 

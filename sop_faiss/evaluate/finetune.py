@@ -87,11 +87,7 @@ def fine_tune(
     if run.classes < 2:
         raise DataError("all training images are of one class: a classifier needs two or more")
     if len(rates) > 1:
-        held_out = held_out_rows(targets, choices.held_out, choices.seed)
-        if not len(held_out):
-            raise DataError(
-                "every class has one training image, so none can be held out to choose the learning rate: name one"
-            )
+        held_out = held_out_rows(targets, choices.held_out, choices.seed, "learning rate")
     kept = np.setdiff1d(rows, held_out)
     tried = replace(choices, epochs=choices.sweep_epochs, warmup_epochs=_warmup_of_sweep(choices))
     trials = [_Training(rate, kept, tried) for rate in rates] if len(rates) > 1 else []

@@ -11,7 +11,7 @@ from typing import Any
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["LEARNING_RATES", "QUICK", "QUICK_SIZE", "RECIPES", "FinetuneChoices"]
+__all__ = ["LEARNING_RATES", "QUICK", "QUICK_SIZE", "FinetuneChoices"]
 
 LEARNING_RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 """Peaks at a batch of 1,024 images, tried by default; the script's own is 4e-3, and its README says to sweep."""
@@ -53,7 +53,7 @@ class FinetuneChoices:
     sweep_epochs: int | None = None
     """Passes for each learning rate that is tried; None: a tenth of `epochs`, at least one."""
     warmup_epochs: float | None = None
-    """Passes in which the rate rises linearly from `WARMUP_RATE`; None: the recipe's share of `epochs`."""
+    """Passes in which the rate rises linearly from 1e-6; None: the recipe's share of `epochs`."""
     batch_size: int = 128
     """Images of a step."""
     layer_decay: float | None = None

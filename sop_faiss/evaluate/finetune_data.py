@@ -25,13 +25,23 @@ from sop_faiss.errors import DataError, WorkerDiedError
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
 from sop_faiss.model.encoders.preprocess import Preprocess
 
-__all__ = ["Augmentation", "load_batches", "plan_batches", "plan_epoch", "plan_in_order", "seeded"]
+__all__ = [
+    "Augmentation",
+    "check_readable",
+    "load_batches",
+    "plan_batches",
+    "plan_epoch",
+    "plan_in_order",
+    "seeded",
+]
 
 _SHIFTED_SIDE = 32
 """Up to this side in pixels BEiT's script shifts images and takes no random crops."""
 _SHIFT = 4
 _MOST_POSTERIZED = 9.99
 """Of a magnitude of 10: there timm would keep no bit, a black image, which Pillow 13 refuses; this keeps one."""
+
+_CHECKED_AT_ONCE = 64
 
 Plan = Sequence[Int64[np.ndarray, " _"]]
 """The images of each batch."""
@@ -113,6 +123,23 @@ def plan_batches(rows: Int64[np.ndarray, " n"], batch_size: int, *key: int | str
 def plan_in_order(count: int, batch_size: int) -> Plan:
     """Return all images, in batches."""
     return [np.arange(start, min(count, start + batch_size)) for start in range(0, count, batch_size)]
+
+
+def check_readable(images: ImageSource, *, top_value: float, workers: int) -> None:
+    """Decode all images: one that cannot be used is found before hours of training, not after them.
+
+    Args:
+        images: to be tested on later.
+        top_value: as of `load_batches`.
+        workers: as of `load_batches`.
+
+    Raises:
+        DataError: an image cannot be used; it is named.
+        WorkerDiedError: a process died.
+    """
+    plan, nothing = plan_in_order(len(images), _CHECKED_AT_ONCE), torch.zeros(3, 0, 0)
+    for _ in load_batches(images, plan, lambda pixels, row: nothing, top_value=top_value, workers=workers):
+        pass
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def _read(directory: Path, state: FinetuneState) -> None:
         content = None
     kinds: dict[str, Any] = {"format": str, "settings": dict, "held_out_top1": dict, "training": dict | None}
     sound = isinstance(content, dict) and all(isinstance(content.get(name), kind) for name, kind in kinds.items())
-    if not sound or content["format"] != state.format:
+    if not sound or content["format"] != state.format or not all(isinstance(name, str) for name in content["settings"]):
         raise CheckpointError(
             f"{file} is damaged, or not the state of sop-eval {state.task}: remove it, or name another folder"
         )

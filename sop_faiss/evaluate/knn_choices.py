@@ -26,6 +26,6 @@ def check_choices(ks: Sequence[int], temperature: float) -> None:
         ConfigError: no k is given, one is below 1, or the temperature is not above 0.
     """
     if not ks or min(ks) < 1:
-        raise ConfigError(f"k = {', '.join(map(str, ks)) or 'nothing'}: wanted at least one k, each at least 1")
+        raise ConfigError(f"`k={', '.join(map(str, ks)) or 'nothing'}`: wanted at least one k, each at least 1")
     if not temperature > 0:
         raise ConfigError(f"temperature {temperature} of the k-NN votes: wanted above 0")

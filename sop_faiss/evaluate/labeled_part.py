@@ -42,13 +42,15 @@ class LabeledPart:
         """
         given = [name for name in ("train_list", "train_share", "images_per_class") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are given: choose the training images in one way")
+            raise ConfigError(
+                f"{' and '.join(f'`{name}`' for name in given)} are given: choose the training images in one way"
+            )
         if self.train_share is not None and not 0 < self.train_share <= 1:
-            raise ConfigError(f"train_share = {self.train_share}: wanted a share above 0 and at most 1, such as 0.01")
+            raise ConfigError(f"`train_share={self.train_share}`: wanted a share above 0 and at most 1, such as 0.01")
         if self.images_per_class is not None and self.images_per_class < 1:
-            raise ConfigError(f"images_per_class = {self.images_per_class}: wanted 1 or more")
+            raise ConfigError(f"`images_per_class={self.images_per_class}`: wanted 1 or more")
         if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed = {self.seed}: wanted 0 or more and below 2^63")
+            raise ConfigError(f"`seed={self.seed}`: wanted 0 or more and below 2^63")
 
     def rows(
         self, labels: Int64[np.ndarray, " n"], keys: Sequence[str], members: Sequence[str]
@@ -82,7 +84,7 @@ class LabeledPart:
             return max(1, round(self.train_share * in_class))
         wanted = self.images_per_class or 0
         if wanted > in_class:
-            raise DataError(f"class {label} has {in_class} training images, images_per_class = {wanted}: lower it")
+            raise DataError(f"class {label} has {in_class} training images, `images_per_class={wanted}`: lower it")
         return wanted
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class LabeledPart:
         return {}
 
 
-def held_out_rows(targets: Int64[np.ndarray, " n"], share: float, seed: int) -> Int64[np.ndarray, " h"]:
+def held_out_rows(targets: Int64[np.ndarray, " n"], share: float, seed: int, setting: str) -> Int64[np.ndarray, " h"]:
     """Return the training rows that choose a setting, in rising order: the same share of each class.
 
     A class of one image is not held out.
@@ -105,10 +107,19 @@ def held_out_rows(targets: Int64[np.ndarray, " n"], share: float, seed: int) -> 
         targets: class of each row, counted from 0.
         share: above 0 and at most 1.
         seed: of the draw.
+        setting: what is chosen, for the message.
+
+    Raises:
+        DataError: every class has one image.
     """
     names = [f"{row:012d}" for row in range(len(targets))]
     drawn = LabeledPart(train_share=share, seed=seed).rows(targets, names, names)
-    return drawn[np.bincount(targets)[targets[drawn]] > 1]
+    held_out = drawn[np.bincount(targets)[targets[drawn]] > 1]
+    if not len(held_out):
+        raise DataError(
+            f"every class has one training image, so none can be held out to choose the {setting}: name one {setting}"
+        )
+    return held_out
 
 
 def _listed(file: Path, keys: Sequence[str], members: Sequence[str]) -> Int64[np.ndarray, " m"]:

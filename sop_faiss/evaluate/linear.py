@@ -13,8 +13,6 @@ the chosen one alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64
@@ -22,35 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sop_faiss.distributed import derive_seed
-from sop_faiss.errors import DataError
-from sop_faiss.evaluate.classifier import require_classes, top_metrics
+from sop_faiss.evaluate.classifier import ChosenScores, require_classes, top_metrics
 from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["LinearScores", "linear_probe"]
+__all__ = ["linear_probe"]
 
 _INITIAL_STD = 0.01
 _EVALUATED_ROWS = 8192
-
-
-@dataclass(frozen=True)
-class LinearScores:
-    """What a linear probe found.
-
-    Attributes:
-        metrics: `top1`, and `top5` where there are five classes or more; percent.
-        predicted: class of each test row.
-        learning_rate: the chosen one, for batches of 256.
-        held_out_top1: of each learning rate on the held-out training images, percent.
-        held_out_images: how many those are.
-    """
-
-    metrics: dict[str, float]
-    predicted: Int64[np.ndarray, " q"]
-    learning_rate: float
-    held_out_top1: dict[float, float]
-    held_out_images: int
 
 
 def linear_probe(
@@ -62,7 +40,7 @@ def linear_probe(
     *,
     device: str = "cpu",
     progress: ProgressCallback | None = None,
-) -> LinearScores:
+) -> ChosenScores:
     """Train linear classifiers and test the one whose learning rate did best on held-out training images.
 
     The same numbers every time on the CPU: everything random comes from the seed.
@@ -86,36 +64,25 @@ def linear_probe(
     classes, targets = require_classes("linear probe", train_features, train_labels, test_features)
     rows, labels = _scaled(train_features, device), torch.from_numpy(targets).to(device)
     rates, epochs = choices.learning_rates, choices.epochs
-    held_out, kept = _split(targets, choices)
     count_epoch = _Epochs(progress, epochs * (1 if len(rates) == 1 else 2))
     held_out_top1: dict[float, float] = {}
-    best = rates[0]
+    best, held_out = rates[0], np.zeros(0, dtype=np.int64)
     if len(rates) > 1:
+        held_out = held_out_rows(targets, choices.held_out, choices.seed, "learning rate")
+        kept = torch.from_numpy(np.setdiff1d(np.arange(len(targets)), held_out))
         tried = _train(rows[kept], labels[kept], len(classes), rates, choices, count_epoch)
-        truth = train_labels[held_out.numpy()]
         held_out_top1 = {
-            rate: _test(layer, rows[held_out], truth, classes)[0]["top1"]
+            rate: _test(layer, rows[held_out], train_labels[held_out], classes)[0]["top1"]
             for rate, layer in zip(rates, tried, strict=True)
         }
         best = max(rates, key=lambda rate: (held_out_top1[rate], -rate))
     (final,) = _train(rows, labels, len(classes), (best,), choices, count_epoch)
     metrics, predicted = _test(final, _scaled(test_features, device), test_labels, classes)
-    return LinearScores(metrics, predicted, best, held_out_top1, len(held_out) if len(rates) > 1 else 0)
+    return ChosenScores(metrics, predicted, best, held_out_top1, len(held_out))
 
 
 def _scaled(features: Float32[np.ndarray, "n d"], device: str) -> Float32[Tensor, "n d"]:
     return torch.from_numpy(features * np.float32(np.sqrt(features.shape[1]))).to(device)
-
-
-def _split(targets: Int64[np.ndarray, " n"], choices: LinearChoices) -> tuple[Int64[Tensor, " h"], Int64[Tensor, " k"]]:
-    """Held-out rows and the others."""
-    held_out = held_out_rows(targets, choices.held_out, choices.seed)
-    if len(choices.learning_rates) > 1 and not len(held_out):
-        raise DataError(
-            "every class has one training image, so none can be held out to choose the learning rate: name one rate"
-        )
-    kept = np.setdiff1d(np.arange(len(targets)), held_out)
-    return torch.from_numpy(held_out), torch.from_numpy(kept)
 
 
 class _Epochs:

@@ -38,18 +38,19 @@ class LinearChoices:
         """
         if not self.learning_rates or not all(0 < rate < 1e6 for rate in self.learning_rates):
             raise ConfigError(
-                f"learning_rates = {self.learning_rates}: wanted at least one, each above 0 and below 1,000,000"
+                f"`learning_rates={list(self.learning_rates)}`: wanted at least one, each above 0 and below 1,000,000"
             )
         if len(set(self.learning_rates)) < len(self.learning_rates):
-            raise ConfigError(f"learning_rates = {self.learning_rates}: wanted different ones")
-        for name in ("epochs", "batch_size"):
-            if not 1 <= getattr(self, name) <= 10**6:
-                raise ConfigError(f"{name} = {getattr(self, name)}: wanted 1 to 1,000,000")
+            raise ConfigError(f"`learning_rates={list(self.learning_rates)}`: wanted different ones")
+        if not 1 <= self.epochs <= 10**6:
+            raise ConfigError(f"`epochs={self.epochs}`: wanted 1 to 1,000,000")
+        if not 1 <= self.batch_size <= 10**6:
+            raise ConfigError(f"training batches of {self.batch_size} images: wanted 1 to 1,000,000")
         if not 0 <= self.momentum < 1 or not 0 <= self.weight_decay < 1:
             raise ConfigError(
-                f"momentum = {self.momentum}, weight_decay = {self.weight_decay}: wanted 0 or more and below 1"
+                f"`momentum={self.momentum}`, `weight_decay={self.weight_decay}`: wanted 0 or more and below 1"
             )
         if not 0 < self.held_out < 1:
-            raise ConfigError(f"held_out = {self.held_out}: wanted a share between 0 and 1")
+            raise ConfigError(f"`held_out={self.held_out}`: wanted a share between 0 and 1")
         if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed = {self.seed}: wanted 0 or more and below 2^63")
+            raise ConfigError(f"`seed={self.seed}`: wanted 0 or more and below 2^63")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sop_faiss.evaluate.classifier import ChosenScores
 from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
-from sop_faiss.evaluate.linear import LinearScores, linear_probe
+from sop_faiss.evaluate.linear import linear_probe
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
@@ -40,7 +41,7 @@ class LinearTask:
 
     def probe(
         self, features: LabeledFeatures, encoder: Encoder | None, progress: ProgressCallback | None = None
-    ) -> LinearScores:
+    ) -> ChosenScores:
         """Train and test, by features of any origin.
 
         Args:

@@ -9,38 +9,17 @@ an intercept, and held-out training images choose the penalty; the test images s
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from sop_faiss.errors import DataError
-from sop_faiss.evaluate.classifier import require_classes, top_metrics
+from sop_faiss.evaluate.classifier import ChosenScores, require_classes, top_metrics
 from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.logistic_choices import LogisticChoices
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["LogisticScores", "logistic_regression"]
-
-
-@dataclass(frozen=True)
-class LogisticScores:
-    """What a logistic regression found.
-
-    Attributes:
-        metrics: `top1`, and `top5` where there are five classes or more; percent.
-        predicted: class of each test row.
-        penalty: the chosen one.
-        held_out_top1: of each penalty on the held-out training images, percent.
-        held_out_images: how many those are.
-    """
-
-    metrics: dict[str, float]
-    predicted: Int64[np.ndarray, " q"]
-    penalty: float
-    held_out_top1: dict[float, float]
-    held_out_images: int
+__all__ = ["logistic_regression"]
 
 
 def logistic_regression(
@@ -51,7 +30,7 @@ def logistic_regression(
     choices: LogisticChoices | None = None,
     *,
     progress: ProgressCallback | None = None,
-) -> LogisticScores:
+) -> ChosenScores:
     """Fit by each penalty on part of the training images, and test the one that did best on the others.
 
     Args:
@@ -77,11 +56,7 @@ def logistic_regression(
     held_out_top1: dict[float, float] = {}
     best, held_out = penalties[0], np.zeros(0, dtype=np.int64)
     if len(penalties) > 1:
-        held_out = held_out_rows(targets, choices.held_out, choices.seed)
-        if not len(held_out):
-            raise DataError(
-                "every class has one training image, so none can be held out to choose the penalty: name one penalty"
-            )
+        held_out = held_out_rows(targets, choices.held_out, choices.seed, "penalty")
         kept = np.setdiff1d(np.arange(len(targets)), held_out)
         for number, penalty in enumerate(penalties):
             model = _fit(rows[kept], targets[kept], penalty, choices.iterations)
@@ -95,7 +70,7 @@ def logistic_regression(
     scores = np.stack([-scores, scores], axis=1) if scores.ndim == 1 else scores  # two classes: one column
     ranked = classes[np.argsort(-scores, axis=1, kind="stable")[:, :5]]
     metrics = top_metrics(ranked, test_labels, len(classes))
-    return LogisticScores(metrics, ranked[:, 0], best, held_out_top1, len(held_out))
+    return ChosenScores(metrics, ranked[:, 0], best, held_out_top1, len(held_out))
 
 
 def _fit(rows: Float32[np.ndarray, "n d"], targets: Int64[np.ndarray, " n"], penalty: float, iterations: int) -> Any:

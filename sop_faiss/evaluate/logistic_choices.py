@@ -32,12 +32,14 @@ class LogisticChoices:
             ConfigError: one is impossible.
         """
         if not self.penalties or not all(0 < penalty < 1e6 for penalty in self.penalties):
-            raise ConfigError(f"penalties = {self.penalties}: wanted at least one, each above 0 and below 1,000,000")
+            raise ConfigError(
+                f"`penalties={list(self.penalties)}`: wanted at least one, each above 0 and below 1,000,000"
+            )
         if len(set(self.penalties)) < len(self.penalties):
-            raise ConfigError(f"penalties = {self.penalties}: wanted different ones")
+            raise ConfigError(f"`penalties={list(self.penalties)}`: wanted different ones")
         if not 1 <= self.iterations <= 10**6:
-            raise ConfigError(f"iterations = {self.iterations}: wanted 1 to 1,000,000")
+            raise ConfigError(f"`iterations={self.iterations}`: wanted 1 to 1,000,000")
         if not 0 < self.held_out < 1:
-            raise ConfigError(f"held_out = {self.held_out}: wanted a share between 0 and 1")
+            raise ConfigError(f"`held_out={self.held_out}`: wanted a share between 0 and 1")
         if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"seed = {self.seed}: wanted 0 or more and below 2^63")
+            raise ConfigError(f"`seed={self.seed}`: wanted 0 or more and below 2^63")

@@ -96,7 +96,13 @@ def _normalized(patches: Float32[Tensor, "p d"]) -> Float32[Tensor, "p d"]:
 
 
 def learn_dictionary(
-    images: UInt8[np.ndarray, "n s s 3"], seed: int, centroids: int, device: str | torch.device = "cpu"
+    images: UInt8[np.ndarray, "n s s 3"],
+    seed: int,
+    centroids: int,
+    device: str | torch.device = "cpu",
+    *,
+    patches: int = _TRAINING_PATCHES,
+    iterations: int = _ITERATIONS,
 ) -> PatchDictionary:
     """Learn a dictionary of the patches of images; the same for the same images and seed.
 
@@ -105,25 +111,27 @@ def learn_dictionary(
         seed: of the patches, and of k-means.
         centroids: how many.
         device: where features are computed later.
+        patches: how many it is learned from.
+        iterations: of k-means.
     """
-    patches = _normalized(_drawn_patches(images, seed))
-    mean = patches.mean(0)
-    centered = patches - mean
-    variances, directions = torch.linalg.eigh(centered.T.double() @ centered.double() / len(patches))
+    drawn = _normalized(_drawn_patches(images, patches, seed))
+    mean = drawn.mean(0)
+    centered = drawn - mean
+    variances, directions = torch.linalg.eigh(centered.T.double() @ centered.double() / len(drawn))
     whitening = ((directions / (variances + _WHITENING_FLOOR).sqrt()) @ directions.T).float()
-    learned = kmeans((centered @ whitening).numpy(), centroids, _ITERATIONS, seed)
+    learned = kmeans((centered @ whitening).numpy(), centroids, iterations, seed)
     return PatchDictionary(mean.to(device), whitening.to(device), torch.from_numpy(learned).to(device))
 
 
-def _drawn_patches(images: UInt8[np.ndarray, "n s s 3"], seed: int) -> Float32[Tensor, "p d"]:
+def _drawn_patches(images: UInt8[np.ndarray, "n s s 3"], count: int, seed: int) -> Float32[Tensor, "p d"]:
     """Return random patches, channel by channel as `_all_patches` has them."""
     rng = np.random.default_rng(seed)
-    which = rng.integers(0, len(images), _TRAINING_PATCHES)
-    top, left = rng.integers(0, images.shape[1] - PATCH + 1, (2, _TRAINING_PATCHES))
+    which = rng.integers(0, len(images), count)
+    top, left = rng.integers(0, images.shape[1] - PATCH + 1, (2, count))
     offsets = np.arange(PATCH)
     rows, columns = top[:, None] + offsets, left[:, None] + offsets
     drawn = images[which[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return torch.from_numpy(drawn.transpose(0, 3, 1, 2).reshape(_TRAINING_PATCHES, -1)).float()
+    return torch.from_numpy(drawn.transpose(0, 3, 1, 2).reshape(count, -1)).float()
 
 
 def standardize(learned_on: Float32[np.ndarray, "n D"], others: Float32[np.ndarray, "m D"]) -> None:

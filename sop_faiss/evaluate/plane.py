@@ -16,6 +16,8 @@ __all__ = ["METHODS", "points_of"]
 METHODS = ("tsne", "pca", "umap")
 _PCA_DIM = 50
 """Dimensions that t-SNE sees, as its authors do (van der Maaten and Hinton 2008, section 4.2: 30)."""
+_SAME_POINT = 1e-6
+"""Unit rows in float32 that differ by less are copies: t-SNE divides by their spread, and does not end."""
 
 
 def points_of(
@@ -36,16 +38,19 @@ def points_of(
         FeatureError: rows are not finite unit vectors.
     """
     if method not in METHODS:
-        raise ConfigError(f"method = {method!r}: wanted {', '.join(METHODS)}")
+        raise ConfigError(f"`method={method}`: wanted {', '.join(METHODS)}")
     if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed = {seed}: wanted 0 or more and below 2^32")
+        raise ConfigError(f"`seed={seed}`: wanted 0 or more and below 2^32")
     if len(features) < 3:
         raise DataError(f"a map of {len(features)} images: wanted 3 or more")
     if method != "pca" and not 1 <= perplexity <= len(features) / 3:
         raise ConfigError(
-            f"perplexity = {perplexity:g} of {len(features)} images: wanted 1 to a third of them, {len(features) // 3}"
+            f"`perplexity={perplexity:g}` of {len(features)} images: wanted 1 to a third of them, {len(features) // 3}"
         )
     require_unit_rows(features, "features")
+    points = np.zeros((len(features), 2), dtype=np.float32)
+    if np.ptp(features, axis=0).max() < _SAME_POINT:
+        return points
     from sklearn.decomposition import PCA
 
     dim = min(*features.shape, 2 if method == "pca" else _PCA_DIM)
@@ -60,6 +65,5 @@ def points_of(
         except ImportError:
             raise ConfigError("method = umap needs umap-learn: pip install umap-learn, or method=tsne") from None
         rows = UMAP(n_neighbors=round(perplexity), random_state=seed, n_jobs=1).fit_transform(rows)
-    points = np.zeros((len(rows), 2), dtype=np.float32)
     points[:, : rows.shape[1]] = rows[:, :2]
     return points

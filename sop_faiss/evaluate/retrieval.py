@@ -4,9 +4,8 @@
 
 To a query, an image of the gallery is relevant, ignored or neither. The ground truth lists images for each query (easy,
 hard and junk; or ok and junk). A Difficulty says which lists are relevant and which are ignored; a Protocol is a set of
-difficulties with a rule about query boxes. A query to which nothing is relevant is
-not counted. Distractors (the benchmark's "+R1M") are gallery images that are wrong for every query: they only move
-ranks down, by a count.
+difficulties with a rule about query boxes. A query to which nothing is relevant is not counted. Distractors (the
+benchmark's "+R1M") are gallery images that are wrong for every query: they only move ranks down, by a count.
 """
 
 from __future__ import annotations

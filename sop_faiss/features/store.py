@@ -90,12 +90,15 @@ class FeatureStore:
                 f"{len(repeated)} keys are not unique (first {repeated[0]!r}): put the shard or folder before them"
             )
 
-    def write(self, directory: Path, *, feature_dtype: str = "float32") -> dict[str, Any]:
+    def write(
+        self, directory: Path, *, feature_dtype: str = "float32", bytes_per_file: int = _BYTES_PER_FILE
+    ) -> dict[str, Any]:
         """Write the store; it appears complete or not at all.
 
         Args:
             directory: new or empty.
             feature_dtype: `float32` or `float16` (half the size; similarities change by about 1e-3).
+            bytes_per_file: of features in one Parquet file, as float32.
 
         Returns:
             The manifest as written.
@@ -109,7 +112,7 @@ class FeatureStore:
         count, dimension = self.features.shape
         with atomic_directory(directory) as temporary:
             files = []
-            for number, (start, stop) in enumerate(_parts(count, dimension)):
+            for number, (start, stop) in enumerate(_parts(count, max(1, bytes_per_file // (4 * dimension)))):
                 name = f"features-{number:05d}.parquet"
                 pq.write_table(self._table(start, stop, feature_dtype), temporary / name)
                 files.append({"name": name, "rows": stop - start, "sha256": sha256_file(temporary / name)})
@@ -218,9 +221,8 @@ def _labels(table: pa.Table, manifest: dict[str, Any]) -> tuple[Int64[np.ndarray
     return labels, {**manifest, "class_names": class_names} if names is not None else manifest
 
 
-def _parts(count: int, dimension: int) -> Iterator[tuple[int, int]]:
+def _parts(count: int, rows: int) -> Iterator[tuple[int, int]]:
     """First and last-plus-one row of each Parquet file."""
-    rows = max(1, _BYTES_PER_FILE // (4 * dimension))
     for start in range(0, count, rows):
         yield start, min(start + rows, count)
 

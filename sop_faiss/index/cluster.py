@@ -40,7 +40,7 @@ from sop_faiss.neighbors.disk.auto_factory import near_by_table
 from sop_faiss.neighbors.disk.factories import VectorIndex, empty_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["Run", "build_by_tasks", "build_on_cluster", "ray_tasks", "run_here"]
+__all__ = ["Run", "build_by_tasks", "build_on_cluster", "ray_tasks"]
 
 _log = logging.getLogger(__name__)
 _JOINED = "joined.faiss"
@@ -53,12 +53,6 @@ _ANSWER_SECONDS = 10.0
 
 Run = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 """Calls a function once for each of several arguments, somewhere; the results in the order of the arguments."""
-
-
-def run_here(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-    """Run tasks one after the other in this process."""
-    for each in arguments:
-        yield function(*each)
 
 
 def build_on_cluster(

@@ -19,7 +19,9 @@ _BLOCK_ROWS = 16_384
 """Of a row group: 25 MB at dimension 384."""
 
 
-def export_parquet(index: FeatureIndex, path: Path, *, progress: ProgressCallback | None = None) -> None:
+def export_parquet(
+    index: FeatureIndex, path: Path, *, block_rows: int = _BLOCK_ROWS, progress: ProgressCallback | None = None
+) -> None:
     """Write ids, names, classes and vectors, one row per image in the index's order; complete or not at all.
 
     Columns: `id` (int64, the row), `key`, `source`, `member` (strings), `label` (int64, null without), `label_name`
@@ -30,6 +32,7 @@ def export_parquet(index: FeatureIndex, path: Path, *, progress: ProgressCallbac
     Args:
         index: what to write; `FeatureIndex.open`.
         path: the Parquet file; it replaces one that is there.
+        block_rows: rows in memory at a time, and of a row group of the file.
         progress: called with rows written and their total.
 
     Raises:
@@ -37,8 +40,8 @@ def export_parquet(index: FeatureIndex, path: Path, *, progress: ProgressCallbac
     """
     schema = _schema(index)
     with atomic_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for start in range(0, len(index), _BLOCK_ROWS):
-            stop = min(start + _BLOCK_ROWS, len(index))
+        for start in range(0, len(index), block_rows):
+            stop = min(start + block_rows, len(index))
             writer.write_table(_block(index, range(start, stop), schema))
             if progress is not None:
                 progress(stop, len(index))

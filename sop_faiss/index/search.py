@@ -74,7 +74,7 @@ class FeatureIndex:
         """
         directory = Path(directory)
         if verify not in ("all", "sizes"):
-            raise ConfigError(f"verify = {verify!r}: wanted all or sizes")
+            raise ConfigError(f"`verify={verify}`: wanted all or sizes")
         manifest, ids = read_verified(directory, vectors=verify == "all")
         if verify == "sizes":
             _log.info("index %s was checked by file sizes: the vectors' bytes were not verified", directory)
@@ -203,7 +203,7 @@ class FeatureIndex:
         wanted = self._as_rows(rows)
         if not 1 <= k < len(self):
             limit = len(self) - 1
-            raise ConfigError(f"k = {k} other images asked of an index of {len(self)}: wanted 1 <= k <= {limit}")
+            raise ConfigError(f"`k={k}` other images asked of an index of {len(self)}: wanted 1 <= k <= {limit}")
         found = self._vectors.search(self._vectors.features(wanted), k + 1)
         keep = found.rows != wanted[:, None]
         keep[keep.all(axis=1), -1] = False  # more than k copies came before the row itself

@@ -31,7 +31,6 @@ from sop_faiss.model.encoders.remembered import with_relative_places
 from sop_faiss.paths import path_state
 
 __all__ = [
-    "IDS_FILE",
     "INDEX_FILE",
     "MANIFEST_FILE",
     "STATES_FILE",

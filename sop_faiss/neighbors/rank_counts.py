@@ -55,7 +55,7 @@ class CountAbove:
         distinct = [np.unique(each, return_inverse=True) for each in thresholds]
         self._distinct = [values for values, _ in distinct]
         self._distinct_of = [level for _, level in distinct]
-        self._use(torch.float32 if self._device.type == "cpu" else torch.float64)
+        self.use(torch.float32 if self._device.type == "cpu" else torch.float64)
         most = max((len(values) for values in self._distinct), default=0)
         self._histogram = np.zeros(
             (len(queries), most + 1), np.int64
@@ -77,7 +77,7 @@ class CountAbove:
             self._add_block(rows[start : start + step])
         self.row_count += len(rows)
 
-    def _use(self, dtype: torch.dtype) -> None:
+    def use(self, dtype: torch.dtype) -> None:
         """Compute products in this precision from now on, which determines the width of the intervals of doubt."""
         slack = product_slack(self._queries.shape[1], dtype == torch.float64)
         intervals = [_merged(_boundaries(values), slack) for values in self._distinct]
@@ -88,15 +88,15 @@ class CountAbove:
             edges[query, : len(own)] = own
             self._passed[query, : len(levels)] = levels
         self._bins = longest + 1
-        self._dtype = dtype
+        self.dtype = dtype
         self._edges = torch.from_numpy(edges).to(self._device, dtype)
         self._asked = torch.from_numpy(self._queries.astype(np.float64)).to(self._device, dtype)
 
     def _add_block(self, rows: Float32[np.ndarray, "n d"]) -> None:
-        own_type = np.float32 if self._dtype == torch.float32 else np.float64
+        own_type = np.float32 if self.dtype == torch.float32 else np.float64
         block = torch.from_numpy(np.array(rows, dtype=own_type, order="C")).to(self._device)
         products = self._asked @ block.T
-        if self._dtype == torch.float32:
+        if self.dtype == torch.float32:
             self._count_few(products.numpy(), rows)
         else:
             self._count_many(products, rows)
@@ -118,7 +118,7 @@ class CountAbove:
         if len(doubtful):
             self._resolve(*np.divmod(places[doubtful], len(rows)), rows)
         if len(found) > _MANY_REACHED * products.size or len(doubtful) > _MANY_DOUBTFUL * products.size:
-            self._use(torch.float64)
+            self.use(torch.float64)
 
     def _count_many(self, products: Float64[Tensor, "q n"], rows: Float32[np.ndarray, "n d"]) -> None:
         """Sort all products into bins."""

@@ -23,7 +23,7 @@ from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.centering import Center, drop_last_gradients, targets_of, views_loss
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, studied, watch_newest
-from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.objectives.term_metrics import no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
@@ -80,7 +80,7 @@ class DinoObjective:
         targets = targets_of(logits, self.center, settings.teacher_temp)
         learned = Learned(
             # TermLoss.sums, and what the center will follow
-            sums={"cls": torch.zeros(5, device=networks.device), "center": logits.mean(0)},
+            sums={"cls": no_sums(networks.device), "center": logits.mean(0)},
             to_store={"cls": teacher.cls.unflatten(0, (views, images))[min(1, views - 1)]},
             features=teacher.cls_features.unflatten(0, (views, images)),
         )

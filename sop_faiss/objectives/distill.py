@@ -30,7 +30,7 @@ from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied, watch_newest
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
-from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.objectives.term_metrics import no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import cls_loss, paired_views
 from sop_faiss.sop.prototype_sample import PrototypeSample, sample_prototypes
@@ -103,7 +103,7 @@ class DistillObjective:
 
         targets = self._teach(networks, global_views.flatten(0, 1)).unflatten(0, (views, images))
         learned = Learned(
-            sums={"cls": torch.zeros(5, device=device), "direction": torch.zeros(1, device=device)},
+            sums={"cls": no_sums(device), "direction": torch.zeros(1, device=device)},
             to_store={"cls": targets[stored]},
             features=None,
         )

@@ -30,7 +30,7 @@ from sop_faiss.objectives.centering import (
     views_loss,
 )
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, studied, watch_newest
-from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.objectives.term_metrics import no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import masked_row_weights
 from sop_faiss.sop.prototype_sample import PrototypeSample
@@ -139,7 +139,7 @@ class IbotObjective:
         everything = torch.arange(views * images * patches, device=networks.device) if self.has_patch else None
         teacher = networks.teach(global_views.flatten(0, 1), everything, self.has_cls, wants_last=False)
         learned = Learned(
-            sums={name: torch.zeros(5, device=networks.device) for name in self.terms},
+            sums={name: no_sums(networks.device) for name in self.terms},
             to_store={},
             features=teacher.cls_features.unflatten(0, (views, images)) if self.has_cls else None,
         )

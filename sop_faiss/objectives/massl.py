@@ -24,7 +24,7 @@ from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied
 from sop_faiss.objectives.regularizers import koleo
 from sop_faiss.objectives.sop_terms import memory_rows
-from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.objectives.term_metrics import no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import cls_loss
 from sop_faiss.sop.memory import Memory
@@ -102,7 +102,7 @@ class MasslObjective:
         targets = teacher.cls.unflatten(0, (views, images))
         learned = Learned(
             # TermLoss.sums, then the KoLeo term
-            sums={"cls": torch.zeros(5, device=networks.device), "koleo": torch.zeros(1, device=networks.device)},
+            sums={"cls": no_sums(networks.device), "koleo": torch.zeros(1, device=networks.device)},
             to_store={"cls": targets[min(1, views - 1)]},
             features=teacher.cls_features.unflatten(0, (views, images)),
         )

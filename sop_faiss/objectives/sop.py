@@ -24,7 +24,7 @@ from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied
 from sop_faiss.objectives.regularizers import Regularizer
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
-from sop_faiss.objectives.term_metrics import term_metrics
+from sop_faiss.objectives.term_metrics import no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototype_sample import PrototypeSample, sample_prototypes
@@ -42,14 +42,14 @@ class SopObjective:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.settings = config.sop.terms()
-        self.has_cls, self.has_patch = "cls" in self.settings, "patch" in self.settings
+        self.term_configs = config.sop.terms()
+        self.has_cls, self.has_patch = "cls" in self.term_configs, "patch" in self.term_configs
         self.terms: dict[str, Term] = {}
         self.stored_patch_generator = torch.Generator()
         self._drawn: dict[str, Prototypes] = {}
         self._health: dict[str, Tensor] = {}
         self._stored_patches: Int64[Tensor, " b"] = torch.empty(0, dtype=torch.int64)
-        self._images_learned = 0
+        self._images_learned = 0  # of the step's images, in the parts so far
         regularizer = config.regularizer
         self.regularizer = None if regularizer.kind == "none" else Regularizer(regularizer, config.train.seed)
 
@@ -61,7 +61,7 @@ class SopObjective:
 
     def open(self, device: torch.device, images: int) -> None:
         """Make the memories, filled with random unit vectors (section 3.1), and their prototype makers."""
-        self.terms = {name: open_term(self.config, name, device, images) for name in self.settings}
+        self.terms = {name: open_term(self.config, name, device, images) for name in self.term_configs}
         seed = distributed.derive_seed("stored patch", self.config.train.seed)
         self.stored_patch_generator.manual_seed(seed)  # the same on all ranks
 
@@ -106,6 +106,7 @@ class SopObjective:
         first = self._images_learned
         stored_patches = self._stored_patches[first : first + images]
         self._images_learned += images
+        # The patch to store of each image, as a row of the patch tokens of all global views, one view after the other.
         stored_view = _stored_view(views)
         stored = (stored_view * images + torch.arange(images, device=device)) * patches + stored_patches
 
@@ -115,7 +116,7 @@ class SopObjective:
         teacher_cls = teacher.cls.view(views, -1, teacher.cls.shape[-1])
         teacher_patches, patches_to_store = teacher.patches[: len(masked)], teacher.patches[len(masked) :]
         learned = Learned(
-            sums={name: torch.zeros(5, device=device) for name in self.settings},
+            sums={name: no_sums(device) for name in self.term_configs},
             to_store={"cls": teacher_cls[stored_view], "patch": patches_to_store},
             features=teacher.cls_features.unflatten(0, (views, images)) if self.has_cls else None,
         )
@@ -131,12 +132,12 @@ class SopObjective:
                 term = cls_loss(
                     student.cls, teacher_cls, self._drawn["cls"], *temperatures, first_view, views + len(local_views)
                 )
-                loss = loss + self.settings["cls"].weight * term.loss
+                loss = loss + self.term_configs["cls"].weight * term.loss
                 learned.sums["cls"] += term.sums()
             if self.has_patch and with_globals:
                 weights = masked_row_weights(masks.flatten(0, 1))
                 term = patch_loss(student.patches, teacher_patches, weights, self._drawn["patch"], *temperatures)
-                loss = loss + self.settings["patch"].weight * term.loss
+                loss = loss + self.term_configs["patch"].weight * term.loss
                 learned.sums["patch"] += term.sums()
             if self.regularizer is not None and with_globals:
                 # Of all parts together: `share` is a factor of the other losses only.
@@ -155,7 +156,7 @@ class SopObjective:
             term.memory.store(distributed.gather_rows(torch.cat([part.to_store[name] for part in learned])), everywhere)
             sums = distributed.average(torch.stack([part.sums[name] for part in learned]).sum(0))
             metrics.update(term_metrics(name, sums, len(learned), self.floors()[name]))
-            metrics["loss"] += self.settings[name].weight * metrics[f"loss_{name}"]
+            metrics["loss"] += self.term_configs[name].weight * metrics[f"loss_{name}"]
         if self.regularizer is not None:
             metrics["loss"] += self.config.regularizer.weight * self.regularizer.value
             metrics["regularizer"] = self.regularizer.value
@@ -204,11 +205,11 @@ class SopObjective:
 
     def floors(self) -> dict[str, float]:
         """Return ln K of each term, the loss where the teacher assigns each image to all prototypes alike."""
-        return {name: math.log(term.num_anchors) for name, term in self.settings.items()}
+        return {name: math.log(term.num_anchors) for name, term in self.term_configs.items()}
 
     def needs(self, device: torch.device, images: int) -> Needs:
         """Return the sizes of memories, of kept neighbors, and of the members of one task."""
-        columns = {name: term.num_anchors for name, term in self.settings.items()}
+        columns = {name: term.num_anchors for name, term in self.term_configs.items()}
         return Needs(self.has_cls, self.has_patch, columns, sizes_of_terms(self.config, device, images))
 
     def digests(self) -> dict[str, str]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["term_metrics"]
+__all__ = ["no_sums", "term_metrics"]
+
+
+def no_sums(device: torch.device) -> Float[Tensor, " sums"]:
+    """Return zeros, to which the `TermLoss.sums` of a part of a batch are added."""
+    return torch.zeros(5, device=device)
 
 
 def term_metrics(name: str, sums: Float[Tensor, " sums"], parts: int, log_count: float) -> dict[str, Tensor]:

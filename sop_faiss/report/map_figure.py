@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patheffects import withStroke
 from PIL import Image
@@ -21,6 +22,8 @@ __all__ = ["MapPanel", "draw_maps"]
 _NAME_LENGTH = 28
 _NAMED_CLASSES = 20
 _INCHES = 6.0
+_ROOM = (0.2, 0.035)
+"""Width and height that a name takes, as shares of a panel."""
 _GRAY = "#7b7b7b"
 
 
@@ -39,7 +42,8 @@ class MapPanel:
 def draw_maps(panels: Sequence[MapPanel], class_names: Sequence[str] | None, note: str) -> bytes:
     """Draw the panels side by side, as a PNG.
 
-    Up to 20 classes have a color and, in the middle of their images, a name; more have colors alone.
+    Up to 20 classes are in a legend, and have a name in the middle of their images where names do not cover each other;
+    more have colors alone.
 
     Args:
         panels: one for each encoder.
@@ -48,15 +52,16 @@ def draw_maps(panels: Sequence[MapPanel], class_names: Sequence[str] | None, not
     """
     classes = sorted({int(label) for each in panels if each.labels is not None for label in each.labels if label >= 0})
     colors = dict(zip(classes, colors_of(len(classes)), strict=True))
+    names = {each: shortened(class_names[each] if class_names else str(each), _NAME_LENGTH) for each in classes}
     side = _INCHES * (2 if panels[0].thumbnails is not None else 1)
 
     def draw(figure: Figure) -> None:
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _draw_panel(axes, panel, colors)
             if panel.labels is not None and len(classes) <= _NAMED_CLASSES:
-                for each in set(panel.labels.tolist()) & colors.keys():
-                    name = shortened(class_names[each] if class_names else str(each), _NAME_LENGTH)
-                    _write_name(axes, np.median(panel.points[panel.labels == each], axis=0), name)
+                _write_names(axes, panel.points, panel.labels, names)
+        if 0 < len(classes) <= _NAMED_CLASSES:
+            _draw_legend(figure, [(names[each], colors[each]) for each in classes])
         figure.supxlabel(note, fontsize=8.5, color="#6d7480", parse_math=False)
 
     return png_figure((side * len(panels), side + 0.4), draw)
@@ -76,6 +81,26 @@ def _draw_panel(axes: Axes, panel: MapPanel, colors: dict[int, str]) -> None:
     axes.margins(0.06)
 
 
-def _write_name(axes: Axes, place: Float32[np.ndarray, " 2"], name: str) -> None:
-    written = axes.text(place[0], place[1], name, fontsize=8.5, ha="center", va="center", parse_math=False)
-    written.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+def _write_names(
+    axes: Axes, points: Float32[np.ndarray, "n 2"], labels: Int64[np.ndarray, " n"], names: dict[int, str]
+) -> None:
+    """Write each name in the middle of its class, the largest first; one that would cover another is left out."""
+    room = np.array(_ROOM) * np.maximum(np.ptp(points, axis=0), np.finfo(np.float32).tiny)
+    taken: list[Float32[np.ndarray, " 2"]] = []
+    for each in sorted(names, key=lambda each: -int((labels == each).sum())):
+        if not (labels == each).any():
+            continue
+        place = np.median(points[labels == each], axis=0)
+        if any((np.abs(place - other) < room).all() for other in taken):
+            continue
+        taken.append(place)
+        written = axes.text(place[0], place[1], names[each], fontsize=8.5, ha="center", va="center", parse_math=False)
+        written.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+
+
+def _draw_legend(figure: Figure, entries: Sequence[tuple[str, str]]) -> None:
+    """Draw a legend on the right; matplotlib leaves out names that begin with `_`, so a space is put before."""
+    handles = [Line2D([], [], marker="o", linestyle="", color=color, label=f" {name}") for name, color in entries]
+    legend = figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False, handletextpad=0.1)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

@@ -11,7 +11,7 @@ from sop_faiss.index.images import IndexImages
 from sop_faiss.report.thumbnails import shrink_image
 from sop_faiss.serve.refused import Refused
 
-__all__ = ["SIDES", "Thumbnails"]
+__all__ = ["Thumbnails"]
 
 SIDES = {"small": 240, "large": 800}
 """Longest side in pixels, by name of the size."""

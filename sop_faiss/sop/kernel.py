@@ -188,13 +188,13 @@ def kernel_available(device: torch.device) -> bool:
     """Return whether the kernel runs on this device and is right; tried once. On CUDA, a log line says why not."""
     if device.type != "cuda":
         return False
-    reason = _why_not(device)
+    reason = why_unavailable(device)
     if reason is not None:
         _log.warning("the Triton kernel of the loss is not used on %s (%s): using PyTorch blocks", device, reason)
     return reason is None
 
 
-def _why_not(device: torch.device) -> str | None:
+def why_unavailable(device: torch.device) -> str | None:
     """Return why the kernel cannot be used on this CUDA device; None if it can."""
     if torch.version.cuda is None:
         return "it is written for NVIDIA devices"
@@ -202,7 +202,7 @@ def _why_not(device: torch.device) -> str | None:
     if capability < _OLDEST_CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]}, wanted {_OLDEST_CAPABILITY[0]}.0 or newer"
     try:
-        error = _self_test_error(device)
+        error = self_test_error(device)
     except Exception as problem:  # no Triton, no compiler, too little shared memory, ...
         return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
     if not error <= _SELF_TEST_TOLERANCE:  # NaN fails every comparison
@@ -211,7 +211,7 @@ def _why_not(device: torch.device) -> str | None:
 
 
 @torch.enable_grad()  # the first call may come under no_grad, from the teacher's assignment
-def _self_test_error(device: torch.device) -> float:
+def self_test_error(device: torch.device) -> float:
     """Return how far P and the gradient are from the dense formula in float64, on a small problem."""
     generator = torch.Generator().manual_seed(0)
     members = F.normalize(torch.randn(48, 2, 256, generator=generator), dim=2)

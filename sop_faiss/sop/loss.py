@@ -228,11 +228,6 @@ class TermLoss:
     target_entropy: Float[Tensor, ""]
     """The same entropies weighted as the loss weights its rows: (loss - target_entropy) / weight is a mean KL."""
 
-    @property
-    def teacher_entropy(self) -> Float[Tensor, ""]:
-        """Return the mean entropy of the teacher's assignments."""
-        return self.entropies / self.rows
-
     def sums(self) -> Float[Tensor, " sums"]:
         """Return loss, weight, entropies, rows and target_entropy, which are added up over the parts of a batch."""
         rows = torch.full_like(self.entropies, self.rows)

@@ -219,6 +219,7 @@ class PrototypeMaker:
         if self.exclude_same_image:
             anchor_ids = ids.reshape(-1, 1)
             excluded |= (self.memory.image_ids[found.rows] == anchor_ids) & (anchor_ids >= 0)
+        # The nearest rows that are not excluded: a stable sort keeps them in order, before the excluded ones.
         order = excluded.to(torch.uint8).argsort(dim=1, stable=True)[:, :k]
         if wanted - int(excluded.sum(dim=1).max()) < k:
             raise self._too_few_rows()

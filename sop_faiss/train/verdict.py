@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sop_faiss.bootstrap import Interval
 
-__all__ = ["Outcome", "Verdict", "describe_difference", "outcome_of", "verdict_of"]
+__all__ = ["Outcome", "Verdict", "describe_difference", "effect_on", "outcome_of", "verdict_of"]
 
 
 class Outcome(StrEnum):
@@ -41,6 +41,16 @@ def outcome_of(difference: Interval) -> Outcome:
 def describe_difference(difference: Interval) -> str:
     """Write a difference with its interval, in points."""
     return f"{difference.mean:+.2f} points [{difference.low:+.2f}, {difference.high:+.2f}]"
+
+
+def effect_on(start: str, difference: Interval) -> str:
+    """Write what a training did to the encoder that it started from, as in `made lite0 better: +2.00 points [...]`."""
+    done = {
+        Outcome.BEAT: f"made {start} better",
+        Outcome.NOT_SHOWN: f"shows no difference to {start}",
+        Outcome.WORSE: f"made {start} worse",
+    }
+    return f"{done[outcome_of(difference)]}: {describe_difference(difference)}"
 
 
 def verdict_of(scores: Mapping[str, Any]) -> Verdict | None:

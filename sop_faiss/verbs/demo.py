@@ -32,7 +32,7 @@ from sop_faiss.report.contact_sheet import Chart, SheetTable
 from sop_faiss.report.panel_plot import panel_chart
 from sop_faiss.report.plots import read_curves
 from sop_faiss.report.run_panels import RunConstants, panels_of_run
-from sop_faiss.train.verdict import Outcome, describe_difference, outcome_of
+from sop_faiss.train.verdict import effect_on
 from sop_faiss.verbs.finding.index_build import build
 from sop_faiss.verbs.finding.index_search import search_by_images
 from sop_faiss.verbs.finding.search_output import write_search_page
@@ -203,12 +203,7 @@ def scenes_demo(out: Path, stage: Stage) -> DemoResult:
         for other in (pixels, untrained)
     )
     difference = Interval(*map(float, result.last_metrics["difference"]))
-    said = {
-        Outcome.BEAT: f"{_STEPS} steps of training without labels made {_PRETRAINED} better",
-        Outcome.NOT_SHOWN: f"{_STEPS} steps of training show no difference to {_PRETRAINED}",
-        Outcome.WORSE: f"{_STEPS} steps of training made {_PRETRAINED} worse",
-    }[outcome_of(difference)]
-    verdict = f"{said}: {describe_difference(difference)} of mAP"
+    verdict = f"A training of {_STEPS} steps without labels {effect_on(_PRETRAINED, difference)} of mAP"
     rows = [[s.name, f"{s.knn_top1:.1f} %", f"{s.mean_average_precision:.1f} %"] for s in scores]
     table = SheetTable(("features", f"k-NN top-1 (k = {_K})", "mAP"), rows, f"{_CAPTION} {verdict}.")
     page = _index_and_page(out, str(data / "known"), open_source(data / "asked"), [table], stage)

@@ -23,7 +23,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import Stage
 from sop_faiss.report.contact_sheet import SheetTable, Strip, write_contact_sheet
-from sop_faiss.train.verdict import Outcome, describe_difference, outcome_of
+from sop_faiss.train.verdict import Outcome, effect_on, outcome_of
 from sop_faiss.verbs.demo import fresh_folder, train_for_demo, training_charts
 from sop_faiss.verbs.finding.index_build import build
 from sop_faiss.verbs.finding.index_search import search_by_key
@@ -158,17 +158,12 @@ def _say(metrics: Mapping[str, Any], config: Config, pretrained: bool) -> tuple[
     difference = Interval(*map(float, metrics["difference"]))
     outcome = outcome_of(difference)
     start = f"the pretrained encoder ({_PRETRAINED})" if pretrained else "random weights"
-    said = {
-        Outcome.BEAT: f"Training on your photos made {start} better",
-        Outcome.NOT_SHOWN: f"This short training shows no difference to {start}",
-        Outcome.WORSE: f"This short training made {start} worse",
-    }[outcome]
     seen = "photos that were not trained on" if config.data.holdout_share else "the photos, which were trained on"
     text = (
-        f"{said}: {describe_difference(difference)}. Of {seen}, a crop finds another crop of its photo among those of "
-        f"all others in {metrics['first_score']:.1f} % of cases before and {metrics['best_score']:.1f} % after (95 % "
-        "interval of the difference in brackets). That says whether photos are told apart, not whether those of one "
-        "kind are found: look at the neighbors."
+        f"This short training {effect_on(start, difference)}. Of {seen}, a crop finds another crop of its photo among "
+        f"those of all others in {metrics['first_score']:.1f} % of cases before and {metrics['best_score']:.1f} % "
+        "after (95 % interval of the difference in brackets). That says whether photos are told apart, not whether "
+        "those of one kind are found: look at the neighbors."
     )
     if outcome is not Outcome.BEAT:
         text += " Keep what it started from, unless the complete recipe below shows more."

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int8, Int64, UInt64
 from PIL import Image
 
-__all__ = ["NEAR_BITS", "Duplicates", "Signature", "find_near", "image_signature", "join_groups"]
+__all__ = ["Duplicates", "Signature", "find_near", "image_signature", "join_groups"]
 
 NEAR_BITS = 3
 """Hashes of near duplicates differ in at most this many bits; with four parts one more would miss pairs."""
@@ -106,15 +106,21 @@ class Duplicates:
         }
 
 
-def find_near(signatures: Sequence[Signature]) -> list[list[int]]:
-    """Find groups of near duplicates, joined by near pairs; positions are sorted in a group, groups by their first."""
+def find_near(signatures: Sequence[Signature], *, large_group: int = _LARGE_GROUP) -> list[list[int]]:
+    """Find groups of near duplicates, joined by near pairs; positions are sorted in a group, groups by their first.
+
+    Args:
+        signatures: of the images.
+        large_group: images that share a part of their hash are compared with each other up to this many; more are
+            split again, which is faster.
+    """
     if len(signatures) < 2:
         return []
     steps = [(s.dhash, *(level // _COLOR_STEP for level in s.color)) for s in signatures]
     distinct, group_of = np.unique(np.array(steps, dtype=np.uint64), axis=0, return_inverse=True)
     hashes, colors = distinct[:, 0].copy(), distinct[:, 1:].astype(np.int8)
     lowest = np.arange(len(distinct))
-    for ones, twos in _near_pairs(hashes, colors):
+    for ones, twos in _near_pairs(hashes, colors, large_group):
         join_groups(lowest, ones, twos)
     groups: dict[int, list[int]] = {}
     for position, group in enumerate(lowest[group_of.ravel()].tolist()):
@@ -134,12 +140,14 @@ def join_groups(lowest: Int64[np.ndarray, " u"], ones: Int64[np.ndarray, " p"], 
             lowest[:] = lowest[lowest]
 
 
-def _near_pairs(hashes: UInt64[np.ndarray, " u"], colors: Int8[np.ndarray, "u 3"]) -> Iterator[_Pairs]:
+def _near_pairs(
+    hashes: UInt64[np.ndarray, " u"], colors: Int8[np.ndarray, "u 3"], large_group: int
+) -> Iterator[_Pairs]:
     """Yield all pairs that are near, some more than once."""
     everyone = np.arange(len(hashes))
     bits = range(_HASH_BITS)
     for part in _split(bits):
-        small, large = _sharing(hashes, everyone, part, _LARGE_GROUP)
+        small, large = _sharing(hashes, everyone, part, large_group)
         groups = [small]
         for group in large:
             rest = [bit for bit in bits if bit not in part]

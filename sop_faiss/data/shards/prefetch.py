@@ -24,7 +24,9 @@ def shards_by_need(source: ShardSource, positions: Int64[np.ndarray, " n"]) -> l
 
 
 @contextlib.contextmanager
-def fetch_ahead(source: object, positions: Callable[[], Int64[np.ndarray, " n"]]) -> Iterator[None]:
+def fetch_ahead(
+    source: object, positions: Callable[[], Int64[np.ndarray, " n"]], *, threads: int = _THREADS
+) -> Iterator[None]:
     """Fetch the shards of a source in threads while the context is open; nothing is done if all shards are local.
 
     A reader of an image fetches its shard if it is missing, or waits for the thread that is fetching it. So these
@@ -34,6 +36,7 @@ def fetch_ahead(source: object, positions: Callable[[], Int64[np.ndarray, " n"]]
     Args:
         source: the images.
         positions: returns the images that will be read, in order; called only if shards may have to be fetched.
+        threads: how many shards are fetched at a time.
     """
     if not isinstance(source, ShardSource) or source.fetch is None:
         yield
@@ -50,8 +53,8 @@ def fetch_ahead(source: object, positions: Callable[[], Int64[np.ndarray, " n"]]
                     return
                 fetch(number)
 
-    threads = [threading.Thread(target=work, name="fetch ahead", daemon=True) for _ in range(_THREADS)]
-    for thread in threads:
+    working = [threading.Thread(target=work, name="fetch ahead", daemon=True) for _ in range(threads)]
+    for thread in working:
         thread.start()
     try:
         yield
@@ -59,5 +62,5 @@ def fetch_ahead(source: object, positions: Callable[[], Int64[np.ndarray, " n"]]
         ended.set()  # after an error, do not wait for shards
         raise
     ended.set()
-    for thread in threads:
+    for thread in working:
         thread.join()

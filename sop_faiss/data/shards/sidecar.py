@@ -33,7 +33,6 @@ __all__ = [
     "index_digest",
     "load_index",
     "parse_sidecar",
-    "read_sidecar",
     "sidecar_of",
     "write_sidecar",
 ]

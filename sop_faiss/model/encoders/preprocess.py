@@ -7,7 +7,7 @@ on average, and the same for every batch and thread.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -179,24 +179,3 @@ class Preprocess:
         if not self.top_value:
             del content["top_value"]
         return content
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Preprocess:
-        """Make one of what `to_dict` returned.
-
-        Raises:
-            ConfigError: a field is unknown, missing, or impossible.
-        """
-        known = {entry.name for entry in fields(cls)}
-        if not {"resize", "crop"} <= set(content) <= known:
-            raise ConfigError(
-                f"preprocessing has fields {', '.join(sorted(content))}: wanted {', '.join(sorted(known))}"
-            )
-        try:
-            values: dict[str, Any] = {
-                name: tuple(float(entry) for entry in value) if name in ("mean", "std", "scales") else value
-                for name, value in content.items()
-            }
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"preprocessing {content}: {error}") from None

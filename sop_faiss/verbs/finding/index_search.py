@@ -257,7 +257,7 @@ def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
     if k is None and threshold is None:
         k = min(_K, max(limit, 1))
     if k is not None and not 1 <= k <= limit:
-        raise ConfigError(f"k = {k} neighbors asked, {limit} can be found: wanted 1 <= k <= {limit}")
+        raise ConfigError(f"`k={k}` neighbors asked, {limit} can be found: wanted 1 <= k <= {limit}")
     if threshold is not None:
         require_cosine(threshold, "threshold")
 

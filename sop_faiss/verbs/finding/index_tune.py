@@ -71,6 +71,8 @@ class Tuned:
     """Of the best to the own setting, with an interval for that many comparisons; None: the own one is the best."""
     by: str
     """What the scores are, in words."""
+    classes: list[str]
+    """Names of those that images look for, the largest first; empty without labels."""
     images: int
     bad: list[str]
     """Images that could not be used."""
@@ -82,6 +84,7 @@ def tune(
     encoder: EncoderSpec | None = None,
     *,
     images: int = 500,
+    labels: bool = True,
     force: bool = False,
     stage: Stage,
 ) -> Tuned:
@@ -96,6 +99,7 @@ def tune(
         out: the JSON file to write, which `model` takes; a whitening is written beside it.
         encoder: which encoder, and another setting to start from.
         images: how many are compared at most.
+        labels: whether labels count; False where folders are not what is searched for, as those of a phone.
         force: let it replace a file that is not a result; see `check_outputs`.
         stage: shows the progress.
 
@@ -110,22 +114,22 @@ def tune(
     _check(data, out, encoder, images, force)
     source = open_source(data)
     loaded = encoder_of_spec(encoder)
-    sample, labels = _sample(source, images)
+    sample, of_class = _sample(source, images, labels)
     settings = possible_settings(loaded)
     with stage(f"comparing {len(settings)} settings", "images") as progress:
-        found = setting_features(loaded, sample, settings, views=labels is None, seed=_SEED, progress=progress)
+        found = setting_features(loaded, sample, settings, views=of_class is None, seed=_SEED, progress=progress)
     usable = len(found.positions)
     if usable < FEWEST:
         raise DataError(f"{data}: {usable} images can be compared, wanted {FEWEST} or more")
     image_of_row: Int64[np.ndarray, " n"] = np.arange(usable)
-    if labels is None:
+    if of_class is None:
         image_of_row = np.concatenate([image_of_row, image_of_row])
         classes = image_of_row
     else:
-        classes = labels[found.positions]
+        classes = of_class[found.positions]
         if not queries_of(classes).any():
             raise DataError(f"{data}: no two usable images have the same label, so none can be found by another")
-    metric = _first_is_right if labels is None else average_precision
+    metric = _first_is_right if of_class is None else average_precision
     width = _directions(usable)
     candidates = []
     with stage("scoring", "settings") as progress:
@@ -138,11 +142,18 @@ def tune(
                 candidates.append(Candidate(setting, min(width, rows.shape[1]), scores, cost))
             progress(done, len(found.rows))
     chosen, difference = choose(candidates)
-    by = "views" if labels is None else "labels"
+    by = "views" if of_class is None else "labels"
+    names = [] if of_class is None else _names(classes, source.class_names)
     ranked = [candidates[0], *sorted(candidates[1:], key=lambda each: -each.scores.mean())]
-    tuned = Tuned(ranked, chosen, difference, by, usable, found.bad)
+    tuned = Tuned(ranked, chosen, difference, by, names, usable, found.bad)
     _write(out, loaded, tuned, data, found.rows[chosen.setting])
     return tuned
+
+
+def _names(classes: Int64[np.ndarray, " n"], names: list[str] | None) -> list[str]:
+    numbers, counts = np.unique(classes, return_counts=True)
+    ranked = numbers[np.argsort(-counts, kind="stable")].tolist()
+    return [str(number) if names is None else names[number] for number in ranked]
 
 
 def _first_is_right(ranks: Int64[np.ndarray, " r"], relevant_count: int) -> float:
@@ -162,7 +173,7 @@ def _check(data: str, out: Path, encoder: EncoderSpec, images: int, force: bool)
     """Refuse what would fail after the work."""
     if not FEWEST <= images <= MOST:
         raise ConfigError(f"`images={images}`: wanted {FEWEST} to {MOST:,} images to compare settings on")
-    if encoder.preprocess.mirrored:
+    if encoder.mirrored:
         raise ConfigError("`mirrored` is not compared here, and would double the time of all settings: leave it out")
     if encoder.whitening is not None:
         raise ConfigError("`whitening` is a setting that is compared here: leave it out")
@@ -173,11 +184,11 @@ def _check(data: str, out: Path, encoder: EncoderSpec, images: int, force: bool)
     check_outputs({"--out": out}, [*source_files(data), *encoder_files(encoder)], force=force)
 
 
-def _sample(source: ImageSource, count: int) -> tuple[Subset, Int64[np.ndarray, " n"] | None]:
+def _sample(source: ImageSource, count: int, by_labels: bool) -> tuple[Subset, Int64[np.ndarray, " n"] | None]:
     """Draw images, and their labels if some are shared: then a number of each class, of as many classes as fit."""
     drawn = np.random.default_rng(_SEED).permutation(len(source))
     labels = source.labels
-    if labels is not None:
+    if labels is not None and by_labels:
         drawn_labels = labels[drawn]
         shared = queries_of(drawn_labels) & (drawn_labels >= 0)
         if shared.any():

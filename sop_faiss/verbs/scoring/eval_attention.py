@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -14,15 +16,24 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.attention_figure import AttentionRow, draw_attention
 
-__all__ = ["MOST_IMAGES", "draw_looks"]
+__all__ = ["Looks", "draw_looks"]
 
 MOST_IMAGES = 64
 """More rows would not be looked at, and their tokens are all in memory."""
 
 
-def draw_looks(
-    source: str, spec: EncoderSpec, *, limit: int = 8, progress: ProgressCallback | None = None
-) -> tuple[bytes, bool]:
+@dataclass(frozen=True)
+class Looks:
+    """A figure as PNG, and what it shows."""
+
+    figure: bytes
+    has_attention: bool
+    """Convolutional networks and networks without [CLS] have none."""
+    unreadable: list[str]
+    """Why each of the drawn images that could not be read was left out."""
+
+
+def draw_looks(source: str, spec: EncoderSpec, *, limit: int = 8, progress: ProgressCallback | None = None) -> Looks:
     """Draw images, their patch tokens as colors, and the attention of [CLS] by head, as a PNG.
 
     Args:
@@ -31,36 +42,36 @@ def draw_looks(
         limit: the most images.
         progress: called with the number of images seen.
 
-    Returns:
-        The figure, and whether it shows attention: convolutional networks and networks without [CLS] have none.
-
     Raises:
         ConfigError: the limit is impossible, or the encoder makes no tokens.
         DataError: the source is unusable, or none of its images can be read.
     """
     if not 1 <= limit <= MOST_IMAGES:
-        raise ConfigError(f"limit = {limit}: wanted 1 to {MOST_IMAGES}")
+        raise ConfigError(f"`limit={limit}`: wanted 1 to {MOST_IMAGES}")
     images = open_source(source)
     encoder = encoder_of_spec(spec)
     places = np.unique(np.linspace(0, len(images) - 1, min(limit, len(images))).round().astype(int)).tolist()
-    names, pixels, looked, problem = [], [], [], ""
+    names, pixels, looked, unreadable = [], [], [], []
     for done, place in enumerate(places):
+        if progress is not None:
+            progress(done, len(places))
         try:
             decoded = pixels_of(images.read(place), images.keys[place], encoder.preprocess.top_value)
         except DataError as error:
-            problem = str(error)
+            unreadable.append(str(error))
             continue
         seen = encoder.preprocess.apply(decoded)
         looked.append(look(encoder, encoder.preprocess.normalize(torch.from_numpy(seen).unsqueeze(0))[0]))
         names.append(images.keys[place])
         pixels.append(seen)
-        if progress is not None:
-            progress(done + 1, len(places))
+    if progress is not None:
+        progress(len(places), len(places))
     if not looked:
-        raise DataError(f"none of the {len(places)} images drawn from {source} can be read: {problem}")
+        raise DataError(f"none of the {len(places)} images drawn from {source} can be read: {unreadable[-1]}")
     colors = components_as_colors([each.patches for each in looked])
     rows = [
         AttentionRow(name, shown, color, each.heads)
         for name, shown, color, each in zip(names, pixels, colors, looked, strict=True)
     ]
-    return draw_attention(rows, encoder.name), any(each.heads is not None for each in looked)
+    has_attention = any(each.heads is not None for each in looked)
+    return Looks(draw_attention(rows, encoder.name), has_attention, unreadable)

@@ -91,7 +91,7 @@ def evaluate_backgrounds(
     protocol = {
         **asdict(options.choices),
         "penalties": list(options.choices.penalties),
-        "penalty": scores.penalty,
+        "penalty": scores.chosen,
         "held_out_images": scores.held_out_images,
         "train": train,
         **{key: known[key] for key in ("train_images", "classes", "train_dropped", "preprocess", "pooling")},

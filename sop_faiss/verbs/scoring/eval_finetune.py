@@ -14,6 +14,7 @@ from sop_faiss.evaluate.classifier import top_metrics
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.finetune import fine_tune, rank_classes
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.finetune_data import check_readable
 from sop_faiss.evaluate.finetune_model import filled_choices
 from sop_faiss.evaluate.finetune_state import digest_of_images, open_state
 from sop_faiss.evaluate.labeled_part import LabeledPart
@@ -76,6 +77,7 @@ def evaluate_finetune(
     network = encoder_of_spec(encoder)
     _require_plain(network)
     choices = filled_choices(network, options.choices)
+    check_readable(sets.test_images, top_value=network.preprocess.top_value, workers=options.workers)
     classes, targets = np.unique(sets.train_labels, return_inverse=True)
     settings = {
         "encoder": f"{network.name} {network.fingerprint}",
@@ -125,4 +127,7 @@ def _require_plain(encoder: Encoder) -> None:
         ("mirrored", encoder.preprocess.mirrored),
     ):
         if given:
-            raise ConfigError(f"`{name}` does not apply to fine-tuning, which trains the network: leave it out")
+            raise ConfigError(
+                f"`{name}` does not apply to fine-tuning, which trains the network: leave it out, or name the encoder "
+                "itself"
+            )

@@ -70,7 +70,7 @@ def evaluate_logistic(
     protocol = {
         **asdict(options.choices),
         "penalties": list(options.choices.penalties),
-        "penalty": scores.penalty,
+        "penalty": scores.chosen,
         "held_out_top1": {str(penalty): value for penalty, value in scores.held_out_top1.items()},
         "held_out_images": scores.held_out_images,
         **features.choices,

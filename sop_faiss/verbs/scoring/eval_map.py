@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64
@@ -25,6 +25,7 @@ __all__ = ["MapOptions", "draw_map"]
 _THUMBNAIL_PIXELS = 40
 _METHOD_NAMES = {"tsne": "t-SNE", "pca": "PCA", "umap": "UMAP"}
 _MOST_PANELS = 6
+_LEAVING_OUT = ExtractionOptions(max_bad_fraction=1.0)
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class MapOptions:
     show_images: bool = False
     """Draw the images themselves, of a source of images alone."""
     seed: int = 0
-    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
-    """How features are extracted."""
+    extraction: ExtractionOptions = _LEAVING_OUT
+    """How features are extracted; images that cannot be read are left out."""
 
     def check(self) -> None:
         """Check the choices.
@@ -50,13 +51,13 @@ class MapOptions:
             ConfigError: one is impossible.
         """
         if self.method not in METHODS:
-            raise ConfigError(f"method = {self.method!r}: wanted {', '.join(METHODS)}")
+            raise ConfigError(f"`method={self.method}`: wanted {', '.join(METHODS)}")
         if not 3 <= self.limit <= 100_000:
-            raise ConfigError(f"limit = {self.limit}: wanted 3 to 100,000")
+            raise ConfigError(f"`limit={self.limit}`: wanted 3 to 100,000")
         if not 1 <= self.perplexity <= 10_000:
-            raise ConfigError(f"perplexity = {self.perplexity:g}: wanted 1 to 10,000")
+            raise ConfigError(f"`perplexity={self.perplexity:g}`: wanted 1 to 10,000")
         if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed = {self.seed}: wanted 0 or more and below 2^32")
+            raise ConfigError(f"`seed={self.seed}`: wanted 0 or more and below 2^32")
 
 
 def draw_map(
@@ -107,8 +108,15 @@ def draw_map(
         name = str(each.store.manifest["encoder"].get("name"))
         panels.append(MapPanel(name if len(sets) == 1 else f"{each.name}: {name}", points, labels, thumbnails))
     settings = "" if options.method == "pca" else f", perplexity {perplexity:g}, seed {options.seed}"
-    note = f"{len(shown):,} images, {_METHOD_NAMES[options.method]}{settings}"
+    bad = _unusable(sets[0])
+    left_out = f" ({bad:,} unusable left out)" if bad else ""
+    note = f"{len(shown):,} images{left_out}, {_METHOD_NAMES[options.method]}{settings}"
     return draw_maps(panels, sets[0].class_names, note)
+
+
+def _unusable(each: FeatureSet) -> int:
+    assert each.store is not None
+    return int(each.store.manifest.get("dropped", {}).get("count", 0))
 
 
 def _labels(each: FeatureSet, rows: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:

@@ -67,7 +67,7 @@ def evaluate_linear(
     protocol = {
         **asdict(task.choices),
         "learning_rates": list(task.choices.learning_rates),
-        "learning_rate": scores.learning_rate,
+        "learning_rate": scores.chosen,
         "held_out_top1": {str(rate): value for rate, value in scores.held_out_top1.items()},
         "held_out_images": scores.held_out_images,
         "augmentation": "none",
