@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sop_faiss.evaluate.labeled_part import LabeledPart
     from sop_faiss.model.encoders.spec import EncoderSpec
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
+    from sop_faiss.verbs.scoring.task_result import TaskResult
 
 __all__ = [
     "ClassifierOutputs",
@@ -156,7 +157,7 @@ def _print_trained(result: ClassifierResult, words: Trained) -> None:
     )
 
 
-def say_more_values(result: ClassifierResult, setting: str, plural: str, option: str) -> None:
+def say_more_values(result: ClassifierResult | TaskResult, setting: str, plural: str, option: str) -> None:
     """Suggest more values of a setting where the best may be beyond those tried; words as of `Trained`."""
     tried, chosen = (result.protocol[name.replace(" ", "_")] for name in (plural, setting))
     if len(tried) > 1 and chosen in (min(tried), max(tried)):

@@ -6,9 +6,12 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS
 from sop_faiss.cli.eval_attention import attention_command
+from sop_faiss.cli.eval_backgrounds import backgrounds_command
+from sop_faiss.cli.eval_correspondence import correspondence_command
 from sop_faiss.cli.eval_finetune import finetune_command
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
+from sop_faiss.cli.eval_robustness import robustness_command
 from sop_faiss.cli.eval_segment import segment_command
 from sop_faiss.cli.eval_suite import suite_command
 from sop_faiss.cli.eval_unsupervised import unsupervised_command
@@ -34,7 +37,10 @@ main.add_command(logistic_command)
 main.add_command(unsupervised_command)
 main.add_command(map_command)
 main.add_command(attention_command)
+main.add_command(correspondence_command)
 main.add_command(video_command)
+main.add_command(robustness_command)
+main.add_command(backgrounds_command)
 main.add_command(segment_command)
 main.add_command(suite_command)
 

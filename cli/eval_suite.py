@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from sop_faiss.cli import (
+    eval_backgrounds,
     eval_finetune,
     eval_logistic,
+    eval_robustness,
     eval_segment,
     eval_unsupervised,
     eval_video,
@@ -31,6 +33,8 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "finetune": ("sop-eval finetune", eval_finetune.finetune_command),
     "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),
+    "backgrounds": ("sop-eval backgrounds", eval_backgrounds.backgrounds_command),
+    "robustness": ("sop-eval robustness", eval_robustness.robustness_command),
     "segment": ("sop-eval segment", eval_segment.segment_command),
     "video": ("sop-eval video", eval_video.video_command),
 }

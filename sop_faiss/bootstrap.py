@@ -24,6 +24,7 @@ __all__ = [
     "Score",
     "bootstrap_interval",
     "bootstrap_of_sums",
+    "mean_difference",
     "paired_difference",
 ]
 
@@ -133,6 +134,21 @@ def paired_difference(
     return PairedDifference(
         _interval(differences, means, comparisons), p_value, int((differences > 0).sum()), int((differences < 0).sum())
     )
+
+
+def mean_difference(
+    first: Float64[np.ndarray, " q"], second: Float64[np.ndarray, " r"], resamples: int = RESAMPLES, seed: int = SEED
+) -> Interval:
+    """Return mean(first) - mean(second) and its 95 % interval, of values of different queries: each are resampled.
+
+    Raises:
+        ValueError: there is no value.
+    """
+    if not len(first) or not len(second):
+        raise ValueError("no query was counted")
+    means = _resampled_means(first, resamples, seed) - _resampled_means(second, resamples, seed + 1)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(first.mean() - second.mean()), float(low), float(high))
 
 
 def _interval(values: Float64[np.ndarray, " q"], means: Float64[np.ndarray, " r"], comparisons: int = 1) -> Interval:

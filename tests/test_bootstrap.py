@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sop_faiss import bootstrap
-from sop_faiss.bootstrap import bootstrap_interval, bootstrap_of_sums, paired_difference
+from sop_faiss.bootstrap import bootstrap_interval, bootstrap_of_sums, mean_difference, paired_difference
 
 
 def test_as_wide_as_the_normal_interval() -> None:
@@ -40,6 +40,18 @@ def test_pairs_see_a_difference_that_intervals_do_not() -> None:
     assert back.difference.mean == pytest.approx(-paired.difference.mean)
 
 
+def test_a_difference_of_means_of_different_queries_is_as_wide_as_the_normal_interval() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(50, 10, 400), rng.normal(45, 20, 300)
+    found = mean_difference(first, second)
+    error = np.sqrt(first.var() / 400 + second.var() / 300)
+    assert found.mean == pytest.approx(first.mean() - second.mean())
+    assert found.low == pytest.approx(found.mean - 1.96 * error, abs=0.1 * error)
+    assert found.high == pytest.approx(found.mean + 1.96 * error, abs=0.1 * error)
+    same = mean_difference(first, first)  # of other queries, not of the same ones
+    assert same.mean == 0 and same.high > 1
+
+
 def test_no_difference() -> None:
     values = np.random.default_rng(0).uniform(0, 100, 20)
     paired = paired_difference(values, values)
@@ -57,6 +69,8 @@ def test_p_values_of_equal_encoders_are_spread_evenly() -> None:
 def test_nothing_to_average() -> None:
     with pytest.raises(ValueError, match="no query"):
         bootstrap_interval(np.empty(0))
+    with pytest.raises(ValueError, match="no query"):
+        mean_difference(np.ones(2), np.empty(0))
 
 
 def test_sums_give_the_interval_of_their_mean() -> None:

@@ -41,7 +41,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize(("command", "options"), [("knn", ["-k", 3]), ("linear", ["--epochs", 5])])
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("knn", ["-k", 3]),
+        ("linear", ["--epochs", 5]),
+        ("eval", ["robustness", "--k", 3, "--share", 0.5, "--grid", 2]),
+    ],
+)
 def test_two_ranks_score_what_one_scores(place: Path, tmp_path: Path, command: str, options: list[object]) -> None:
     words = (
         "--model",
@@ -52,9 +59,8 @@ def test_two_ranks_score_what_one_scores(place: Path, tmp_path: Path, command: s
         place / "train",
         "--test",
         place / "test",
-        *options,
     )
-    told = [run(ranks, command, *words, "--json", tmp_path / f"{ranks}.json") for ranks in (1, 2)]
+    told = [run(ranks, command, *options, *words, "--json", tmp_path / f"{ranks}.json") for ranks in (1, 2)]
     one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
     assert two["metrics"] == pytest.approx(one["metrics"]) and two["protocol"] == one["protocol"]
     assert told[1].count("test and") == told[0].count("test and") == 1

@@ -20,7 +20,15 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["LabeledFeatures", "LabeledImages", "LabeledSets", "open_labeled_images", "open_labeled_sets"]
+__all__ = [
+    "LabeledFeatures",
+    "LabeledImages",
+    "LabeledSets",
+    "open_labeled_images",
+    "open_labeled_sets",
+    "require_images",
+    "require_two",
+]
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,11 @@ class LabeledSets:
         """The training images, before a part of them is chosen."""
         return len(_require_labels(self.train, self.what))
 
+    @property
+    def test_labels(self) -> Int64[np.ndarray, " q"]:
+        """The class of each test image, in the training set's numbers."""
+        return _in_training_numbers(self.train, self.test, self.what)[0]
+
     def features(self, encoder: Encoder | None, progress: ProgressCallback | None = None) -> LabeledFeatures:
         """Extract what is not extracted yet, choose the part, and put the labels into one numbering.
 
@@ -114,7 +127,7 @@ class LabeledSets:
         Raises:
             DataError: a set is a feature store, or the part names images that are not there.
         """
-        train, test = _require_images(self.train, self.what), _require_images(self.test, self.what)
+        train, test = require_images(self.train, self.what), require_images(self.test, self.what)
         labels = _require_labels(self.train, self.what)
         test_labels, compared_by, names = _in_training_numbers(self.train, self.test, self.what)
         rows = self.part.rows(labels, train.keys, [train.member_of(position) for position in range(len(train))])
@@ -129,10 +142,10 @@ class LabeledSets:
 
 def open_labeled_images(train: str, test: str, what: str, part: LabeledPart) -> LabeledImages:
     """Open two sets of labeled images; arguments and errors as of `open_labeled_sets` and `LabeledSets.images`."""
-    _require_two(train, test)
+    require_two(train, test)
     sets = open_feature_set(train), open_feature_set(test)
     for each in sets:
-        _require_images(each, what)
+        require_images(each, what)
     return LabeledSets(*sets, what, part).images()
 
 
@@ -159,18 +172,20 @@ def open_labeled_sets(
         DataError: a source is unusable or lacks labels, both are the same, or their labels are of two label sets.
         FeatureError: a store is damaged, or the two were made by different encoders, preprocessings or poolings.
     """
-    _require_two(train, test)
+    require_two(train, test)
     sets = LabeledSets(open_feature_set(train), open_feature_set(test), what, part, extraction)
     require_encoder_or_stores([sets.train, sets.test], encoder)
     return sets
 
 
-def _require_two(train: str, test: str) -> None:
+def require_two(train: str, test: str) -> None:
+    """Raise DataError if both are the same source."""
     if real_path(train) == real_path(test):
         raise DataError(f"training and test set are both {train}: every image would find itself, name two")
 
 
-def _require_images(feature_set: FeatureSet, what: str) -> ImageSource:
+def require_images(feature_set: FeatureSet, what: str) -> ImageSource:
+    """Return the images of a set; raise DataError if it is a feature store. `what` needs them, for the message."""
     if feature_set.source is None:
         raise DataError(f"{feature_set.name} is a feature store, but {what} needs the images: name these")
     return feature_set.source

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float32, UInt8
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from sop_faiss.files import GENERATOR
+from sop_faiss.report.png_figure import png_figure, shortened, without_ticks
 
 __all__ = ["AttentionRow", "draw_attention"]
 
@@ -36,15 +33,12 @@ def draw_attention(rows: Sequence[AttentionRow], title: str) -> bytes:
     """Draw the rows as a PNG; each map of attention has its own scale, from 0 to its largest value."""
     heads = max((0 if row.heads is None else len(row.heads)) for row in rows)
     columns = 2 + heads + (heads > 0)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        size = (_INCHES * columns, _INCHES * len(rows) + 0.7)
-        figure = Figure(figsize=size, dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
+
+    def draw(figure: Figure) -> None:
         grid = figure.subplots(len(rows), columns, squeeze=False)
         for panels, row in zip(grid, rows, strict=True):
             _show(panels[0], row.pixels)
-            panels[0].set_ylabel(_short(row.name), fontsize=8, parse_math=False)
+            panels[0].set_ylabel(shortened(row.name, _NAME_LENGTH, keep_end=True), fontsize=8, parse_math=False)
             extent = (0, row.pixels.shape[1], row.pixels.shape[0], 0)
             _show(panels[1], row.colors, extent=extent)
             for place, panel in enumerate(panels[2:]):
@@ -57,16 +51,10 @@ def draw_attention(rows: Sequence[AttentionRow], title: str) -> bytes:
         for panel, name in zip(grid[0], names, strict=True):
             panel.set_title(name, fontsize=8.5)
         figure.suptitle(title, fontsize=10, parse_math=False)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
-    return stream.getvalue()
+
+    return png_figure((_INCHES * columns, _INCHES * len(rows) + 0.7), draw)
 
 
 def _show(axes: Axes, pixels: np.ndarray, **options: object) -> None:
     axes.imshow(pixels, interpolation="nearest", **options)  # type: ignore[arg-type]  # of imshow
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_LENGTH else "…" + name[1 - _NAME_LENGTH :]
+    without_ticks(axes)

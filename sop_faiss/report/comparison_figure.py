@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import warnings
-
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sop_faiss.bootstrap import Interval
 from sop_faiss.evaluate.compare import Comparison
-from sop_faiss.files import GENERATOR
+from sop_faiss.report.png_figure import png_figure, shortened
 
 __all__ = ["draw_comparison"]
 
@@ -20,13 +16,10 @@ _NAME_LENGTH = 32
 
 def draw_comparison(comparison: Comparison) -> bytes:
     """Draw two panels per metric as a PNG: mAP of each result above, its difference to the first below."""
-    names = [name if len(name) <= _NAME_LENGTH else "…" + name[1 - _NAME_LENGTH :] for name in comparison.names]
+    names = [shortened(name, _NAME_LENGTH, keep_end=True) for name in comparison.names]
     count = len(comparison.setups)
-    height = 1.6 + 0.32 * (2 * len(names) - 1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(2.4 + 3.2 * count, height), dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
+
+    def draw(figure: Figure) -> None:
         ratios = [len(names) + 0.6, len(names) - 0.4]
         panels = figure.subplots(2, count, sharey="row", squeeze=False, height_ratios=ratios)
         for (above, below), setup in zip(panels.T, comparison.setups, strict=True):
@@ -38,9 +31,8 @@ def draw_comparison(comparison: Comparison) -> bytes:
         for axes, shown in ((panels[0, 0], names), (panels[1, 0], names[1:])):
             axes.set_yticks(range(len(shown)), shown, fontsize=8.5, parse_math=False)
             axes.set_ylim(len(shown) - 0.4, -0.6)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
-    return stream.getvalue()
+
+    return png_figure((2.4 + 3.2 * count, 1.6 + 0.32 * (2 * len(names) - 1)), draw)
 
 
 def _draw(axes: Axes, values: list[Interval], color: str) -> None:

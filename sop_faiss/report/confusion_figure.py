@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import warnings
-
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sop_faiss.evaluate.confusion import Confusion
-from sop_faiss.files import GENERATOR
+from sop_faiss.report.png_figure import png_figure, shortened
 
 __all__ = ["SHOWN_CLASSES", "draw_confusion"]
 
@@ -29,12 +25,10 @@ def draw_confusion(confusion: Confusion, title: str) -> bytes:
     shown = _most_confused(confusion)
     images = confusion.images()[shown]
     percent = 100.0 * confusion.counts[np.ix_(shown, shown)] / np.maximum(images, 1)[:, None]
-    names = [_short(confusion.names[place]) for place in shown]
+    names = [shortened(confusion.names[place], _NAME_LENGTH) for place in shown]
     side = 2.6 + max(2.4, 0.24 * len(shown)) * (1.6 if len(shown) <= _NUMBERED_CLASSES else 1.0)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(side + 0.8, side), dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
+
+    def draw(figure: Figure) -> None:
         axes = figure.subplots()
         image = axes.imshow(percent, cmap="Blues", vmin=0, vmax=100)
         ticks = range(len(shown))
@@ -51,9 +45,8 @@ def draw_confusion(confusion: Confusion, title: str) -> bytes:
         left_out = len(confusion.names) - len(shown)
         subtitle = f"\nthe {len(shown)} most confused of {len(confusion.names)} classes" if left_out else ""
         figure.suptitle(title + subtitle, fontsize=10.5, parse_math=False)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
-    return stream.getvalue()
+
+    return png_figure((side + 0.8, side), draw)
 
 
 def _most_confused(confusion: Confusion) -> list[int]:
@@ -63,7 +56,3 @@ def _most_confused(confusion: Confusion) -> list[int]:
     right = confusion.counts.diagonal()
     wrong = confusion.counts.sum(axis=1) + confusion.counts.sum(axis=0) - 2 * right
     return sorted(np.argsort(-wrong, kind="stable")[:SHOWN_CLASSES].tolist())
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float32, Int64
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from sop_faiss.files import GENERATOR
 from sop_faiss.report.plots import colors_of
+from sop_faiss.report.png_figure import png_figure, shortened, without_ticks
 
 __all__ = ["MapPanel", "draw_maps"]
 
@@ -55,12 +52,10 @@ def draw_maps(panels: Sequence[MapPanel], class_names: Sequence[str] | None, not
     """
     classes = sorted({int(label) for each in panels if each.labels is not None for label in each.labels if label >= 0})
     colors = dict(zip(classes, colors_of(len(classes)), strict=True))
-    names = {each: _short(class_names[each] if class_names else str(each)) for each in classes}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        side = _INCHES * (2 if panels[0].thumbnails is not None else 1)
-        figure = Figure(figsize=(side * len(panels), side + 0.4), dpi=110, layout="constrained")
-        FigureCanvasAgg(figure)
+    names = {each: shortened(class_names[each] if class_names else str(each), _NAME_LENGTH) for each in classes}
+    side = _INCHES * (2 if panels[0].thumbnails is not None else 1)
+
+    def draw(figure: Figure) -> None:
         for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             _draw_panel(axes, panel, colors)
             if panel.labels is not None and len(classes) <= _NAMED_CLASSES:
@@ -68,9 +63,8 @@ def draw_maps(panels: Sequence[MapPanel], class_names: Sequence[str] | None, not
         if 0 < len(classes) <= _NAMED_CLASSES:
             _draw_legend(figure, [(names[each], colors[each]) for each in classes])
         figure.supxlabel(note, fontsize=8.5, color="#6d7480", parse_math=False)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
-    return stream.getvalue()
+
+    return png_figure((side * len(panels), side + 0.4), draw)
 
 
 def _draw_panel(axes: Axes, panel: MapPanel, colors: dict[int, str]) -> None:
@@ -83,8 +77,7 @@ def _draw_panel(axes: Axes, panel: MapPanel, colors: dict[int, str]) -> None:
             frame = {"edgecolor": color, "linewidth": 1.2}
             axes.add_artist(AnnotationBbox(OffsetImage(np.asarray(thumbnail)), point, pad=0.05, bboxprops=frame))
     axes.set_title(panel.title, loc="left", fontsize=9.5, parse_math=False)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    without_ticks(axes)
     axes.margins(0.06)
 
 
@@ -111,7 +104,3 @@ def _draw_legend(figure: Figure, entries: Sequence[tuple[str, str]]) -> None:
     legend = figure.legend(handles=handles, loc="outside right upper", fontsize=8, frameon=False, handletextpad=0.1)
     for text in legend.get_texts():
         text.set_parse_math(False)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1] + "…"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,14 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["batches_of_equal_shape", "exact_inference", "features_of_batch", "finished_features", "require_usable"]
+__all__ = [
+    "batches_of_equal_shape",
+    "exact_inference",
+    "features_of_batch",
+    "features_of_normalized",
+    "finished_features",
+    "require_usable",
+]
 
 _CPU_IMAGES = 8
 """Images per forward pass on a CPU: the buffers of more are too large for its caches and for malloc to use again.
@@ -84,14 +91,24 @@ def features_of_batch(
 ) -> Float32[np.ndarray, "b d"]:
     """Unit-norm features of one batch, before any whitening; a zero feature stays zero, for the caller to refuse."""
     device = _device_of(encoder)
-    parts = batch.split(_CPU_IMAGES if device.type == "cpu" else len(batch))
-    return np.concatenate([_features_of_part(encoder, preprocess, part.to(device)) for part in parts])
+    normalized = (preprocess.normalize(part.to(device)) for part in _parts(encoder, batch))
+    return np.concatenate([_features_of_part(encoder, preprocess, images) for images in normalized])
+
+
+def features_of_normalized(
+    encoder: Encoder, preprocess: Preprocess, images: Float32[Tensor, "b 3 h w"]
+) -> Float32[np.ndarray, "b d"]:
+    """Return the features of `features_of_batch`, of images that are normalized and on the encoder's device."""
+    return np.concatenate([_features_of_part(encoder, preprocess, part) for part in _parts(encoder, images)])
+
+
+def _parts(encoder: Encoder, images: Tensor) -> Sequence[Tensor]:
+    return images.split(_CPU_IMAGES if _device_of(encoder).type == "cpu" else len(images))
 
 
 def _features_of_part(
-    encoder: Encoder, preprocess: Preprocess, part: UInt8[Tensor, "b h w 3"]
+    encoder: Encoder, preprocess: Preprocess, images: Float32[Tensor, "b 3 h w"]
 ) -> Float32[np.ndarray, "b d"]:
-    images = preprocess.normalize(part)
     ways = [images, images.flip(3)] if preprocess.mirrored else [images]
     found = [
         functional.normalize(encoder(preprocess.scaled(way, scale)).double(), dim=1)

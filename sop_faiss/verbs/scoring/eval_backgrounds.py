@@ -1,0 +1,109 @@
+"""How much a linear classifier on frozen features depends on what is behind objects: ImageNet-9."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from sop_faiss.bootstrap import bootstrap_interval, mean_difference
+from sop_faiss.evaluate.backgrounds import find_sets, find_training_images
+from sop_faiss.evaluate.feature_sets import fill_stores, open_feature_set, require_encoder_or_stores
+from sop_faiss.evaluate.labeled_sets import LabeledSets
+from sop_faiss.evaluate.logistic import logistic_regression
+from sop_faiss.evaluate.logistic_choices import LogisticChoices
+from sop_faiss.features.extract import ExtractionOptions
+from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.progress import ProgressCallback
+from sop_faiss.verbs.scoring.task_result import TaskResult
+
+__all__ = ["BackgroundsOptions", "evaluate_backgrounds"]
+
+_WHAT = "the classifier"
+
+
+@dataclass(frozen=True)
+class BackgroundsOptions:
+    """How to fit, and how to extract features."""
+
+    choices: LogisticChoices = field(default_factory=LogisticChoices)
+    """Penalties and the like."""
+    extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
+    """How features are extracted."""
+
+
+def evaluate_backgrounds(
+    data: Path,
+    train: str | None,
+    encoder: EncoderSpec,
+    options: BackgroundsOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+    fitting_progress: ProgressCallback | None = None,
+) -> TaskResult:
+    """Fit a logistic regression on the features of unchanged training images, and test it on each set.
+
+    Args:
+        data: ImageNet-9 in the layout of the backgrounds challenge.
+        train: SRC of labeled images, or the directory of a feature store; None: `original/train` of `data`.
+        encoder: which encoder.
+        options: penalties and the like.
+        progress: called with the number of images read.
+        fitting_progress: called with the fits done.
+
+    Raises:
+        DataError: the layout is another, a set is empty, or its classes are not those of the training images.
+        SopError: as of `LabeledSets`, `fill_stores` and `logistic_regression`.
+    """
+    options = options or BackgroundsOptions()
+    options.choices.check()
+    started = time.perf_counter()
+    found = find_sets(data)
+    train = find_training_images(data) if train is None else train
+    train_set = open_feature_set(train)
+    tests = [open_feature_set(folder) for folder in found.values()]
+    for test in tests:
+        LabeledSets(train_set, test, _WHAT)  # that the classes are the same is known before any work
+    require_encoder_or_stores([train_set, *tests], encoder)
+    made = encoder_of_spec(encoder)
+    extraction = replace(options.extraction, across_ranks=True)
+    filled = fill_stores([train_set, *tests], made, extraction=extraction, progress=progress)
+    features = [LabeledSets(filled[0], test, _WHAT).features(None) for test in filled[1:]]
+    scores = logistic_regression(
+        features[0].train_features,
+        features[0].train_labels,
+        np.concatenate([each.test_features for each in features]),
+        np.concatenate([each.test_labels for each in features]),
+        options.choices,
+        progress=fitting_progress,
+    )
+    ends = np.cumsum([len(each.test_labels) for each in features])[:-1]
+    right = {
+        name: 100.0 * (predicted == each.test_labels)
+        for name, predicted, each in zip(found, np.split(scores.predicted, ends), features, strict=True)
+    }
+    intervals = {name: bootstrap_interval(values) for name, values in right.items()}
+    intervals["bg_gap"] = mean_difference(right["mixed_same"], right["mixed_rand"])
+    known = features[0].choices
+    protocol = {
+        **asdict(options.choices),
+        "penalties": list(options.choices.penalties),
+        "penalty": scores.chosen,
+        "held_out_images": scores.held_out_images,
+        "train": train,
+        **{key: known[key] for key in ("train_images", "classes", "train_dropped", "preprocess", "pooling")},
+        "test_images": {name: len(values) for name, values in right.items()},
+        "test_dropped": sum(each.choices["test_dropped"] for each in features),
+    }
+    return TaskResult(
+        "sop-eval backgrounds",
+        str(data),
+        protocol,
+        {name: interval.mean for name, interval in intervals.items()},
+        features[0].encoder,
+        time.perf_counter() - started,
+        {"intervals": {name: [interval.low, interval.high] for name, interval in intervals.items()}},
+    )
