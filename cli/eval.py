@@ -6,6 +6,7 @@ import click
 
 from sop_faiss.cli.common import CONTEXT_SETTINGS
 from sop_faiss.cli.eval_attention import attention_command
+from sop_faiss.cli.eval_detect import detect_command
 from sop_faiss.cli.eval_finetune import finetune_command
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
@@ -34,6 +35,7 @@ main.add_command(unsupervised_command)
 main.add_command(map_command)
 main.add_command(attention_command)
 main.add_command(video_command)
+main.add_command(detect_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":

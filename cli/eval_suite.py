@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from sop_faiss.cli import eval_finetune, eval_logistic, eval_unsupervised, eval_video, knn, linear, retrieve
+from sop_faiss.cli import (
+    eval_detect,
+    eval_finetune,
+    eval_logistic,
+    eval_unsupervised,
+    eval_video,
+    knn,
+    linear,
+    retrieve,
+)
 from sop_faiss.cli.common import page_footer, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
@@ -19,6 +28,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "knn": ("sop-knn", knn.main),
     "linear": ("sop-linear", linear.main),
     "retrieve": ("sop-retrieve", retrieve.main),
+    "detect": ("sop-eval detect", eval_detect.detect_command),
     "finetune": ("sop-eval finetune", eval_finetune.finetune_command),
     "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),

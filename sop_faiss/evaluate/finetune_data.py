@@ -25,7 +25,7 @@ from sop_faiss.errors import DataError, WorkerDiedError
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
 from sop_faiss.model.encoders.preprocess import Preprocess
 
-__all__ = ["Augmentation", "load_batches", "plan_epoch", "plan_in_order", "seeded"]
+__all__ = ["Augmentation", "load_batches", "plan_batches", "plan_epoch", "plan_in_order", "seeded"]
 
 _SHIFTED_SIDE = 32
 """Up to this side in pixels BEiT's script shifts images and takes no random crops."""
@@ -93,14 +93,20 @@ class Augmentation:
 
 
 def plan_epoch(rows: Int64[np.ndarray, " n"], choices: FinetuneChoices, *key: int | str) -> Plan:
-    """Shuffle an epoch's images into full batches; what is left over is not used, as in the recipe.
+    """Shuffle an epoch's images into batches as `plan_batches` does, without an odd one where batches are mixed."""
+    size = choices.batch_size
+    if len(rows) < size:
+        size = len(rows) - (len(rows) % 2 if choices.mixes else 0)
+    return plan_batches(rows, size, *key)
 
-    Fewer images than a batch are one batch, without the odd one where batches are mixed.
+
+def plan_batches(rows: Int64[np.ndarray, " n"], batch_size: int, *key: int | str) -> Plan:
+    """Shuffle images into full batches; what is left over is not used, as in the recipe.
+
+    Fewer images than a batch are one batch.
     """
     order = np.random.default_rng(derive_seed(*key)).permutation(rows)
-    size = choices.batch_size
-    if len(order) < size:
-        size = len(order) - (len(order) % 2 if choices.mixes else 0)
+    size = min(batch_size, len(order))
     return [order[start : start + size] for start in range(0, len(order) - size + 1, size)]
 
 
@@ -115,46 +121,48 @@ class _Batches:
 
     images: ImageSource
     plan: Plan
-    make: Callable[[UInt8[np.ndarray, "h w 3"], int], Tensor]
+    make: Callable[[UInt8[np.ndarray, "h w 3"], int], Any]
     top_value: float
+    join: Callable[[list[Any]], Any]
 
     def __len__(self) -> int:
         return len(self.plan)
 
-    def __getitem__(self, number: int) -> Tensor | str:
+    def __getitem__(self, number: int) -> Any:
         made = []
         for row in self.plan[number].tolist():
             try:
-                pixels = decode_image(self.images.read(row), top_value=self.top_value)
+                made.append(self.make(decode_image(self.images.read(row), top_value=self.top_value), row))
             except DataError as error:
                 return f"image {self.images.keys[row]} of {self.images.description} cannot be used ({error})"
-            made.append(self.make(pixels, row))
-        return torch.stack(made)
+        return self.join(made)
 
 
 def load_batches(
     images: ImageSource,
     plan: Plan,
-    make: Callable[[UInt8[np.ndarray, "h w 3"], int], Tensor],
+    make: Callable[[UInt8[np.ndarray, "h w 3"], int], Any],
     *,
     top_value: float,
     workers: int,
-) -> Iterator[tuple[Float32[Tensor, "_ 3 h w"], Int64[np.ndarray, " _"]]]:
+    join: Callable[[list[Any]], Any] = torch.stack,
+) -> Iterator[tuple[Any, Int64[np.ndarray, " _"]]]:
     """Yield batches and their rows in the order of the plan.
 
     Args:
         images: where the rows are.
         plan: the rows of each batch.
-        make: of the pixels and row of an image, the network's input.
+        make: of the pixels and row of an image, the network's input, perhaps with further channels.
         top_value: of the decoder.
         workers: processes that decode and augment; 0: this one. The batches do not depend on it.
+        join: of what is made of the images of a batch, the batch.
 
     Raises:
         DataError: an image cannot be used; it is named.
         WorkerDiedError: a process died.
     """
     loader: Any = DataLoader(
-        _Batches(images, plan, make, top_value),  # type: ignore[arg-type]
+        _Batches(images, plan, make, top_value, join),  # type: ignore[arg-type]
         batch_size=None,
         num_workers=min(workers, len(plan)),
         generator=torch.Generator(),  # so that the caller's stays as it is

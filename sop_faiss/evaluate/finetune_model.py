@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +19,19 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
 from sop_faiss.model.encoders.encoder import Encoder
 
-__all__ = ["Classifier", "filled_choices", "make_classifier", "make_optimizer"]
+__all__ = [
+    "Classifier",
+    "filled_choices",
+    "has_drop_path",
+    "head_groups",
+    "layer_groups",
+    "make_classifier",
+    "make_optimizer",
+    "require_layers",
+    "set_drop_path",
+    "size_of_recipe",
+    "trunk_of",
+]
 
 _DROPS = ("drop_path", "drop_path1", "drop_path2")
 """What timm's residual blocks call their stochastic depth; in a network made without, an identity or None."""
@@ -48,15 +61,30 @@ def filled_choices(encoder: Encoder, choices: FinetuneChoices) -> FinetuneChoice
         ConfigError: one is impossible, or this network does not have what it needs.
     """
     choices.check()
-    trunk = _trunk(encoder)
+    trunk = trunk_of(encoder)
+    has_layers, has_blocks = require_layers(encoder, choices.layer_decay, choices.drop_path)
+    return choices.filled(size_of_recipe(trunk), has_layers=has_layers, has_drop_path=has_blocks)
+
+
+def require_layers(encoder: Encoder, layer_decay: float | None, drop_path: float | None) -> tuple[bool, bool]:
+    """Return whether the layers of a network are known, and whether stochastic depth can be set.
+
+    Raises:
+        ConfigError: it is not so, and a value is given that needs it.
+    """
+    trunk = trunk_of(encoder)
+    has_layers, has_blocks = hasattr(trunk, "group_matcher"), has_drop_path(trunk)
+    if layer_decay not in (None, 1.0) and not has_layers:
+        raise ConfigError(f"`layer_decay={layer_decay:g}`: the layers of {encoder.name} are not known; set 1")
+    if drop_path and not has_blocks:
+        raise ConfigError(f"`drop_path={drop_path:g}`: {encoder.name} has no residual blocks of timm; set 0")
+    return has_layers, has_blocks
+
+
+def size_of_recipe(trunk: nn.Module) -> str:
+    """Return `S`, `B` or `L` by the width of a ViT; of other networks `S`."""
     width = trunk.embed_dim if isinstance(trunk, VisionTransformer | Eva) else 0
-    has_layers, has_blocks = hasattr(trunk, "group_matcher"), bool(_blocks(trunk))
-    if choices.layer_decay not in (None, 1.0) and not has_layers:
-        raise ConfigError(f"`layer_decay={choices.layer_decay:g}`: the layers of {encoder.name} are not known; set 1")
-    if choices.drop_path and not has_blocks:
-        raise ConfigError(f"`drop_path={choices.drop_path:g}`: {encoder.name} has no residual blocks of timm; set 0")
-    size = "L" if width >= _LARGE_WIDTH else "B" if width >= _BASE_WIDTH else "S"
-    return choices.filled(size, has_layers=has_layers, has_drop_path=has_blocks)
+    return "L" if width >= _LARGE_WIDTH else "B" if width >= _BASE_WIDTH else "S"
 
 
 def make_classifier(encoder: Encoder, classes: int, choices: FinetuneChoices) -> Classifier:
@@ -72,45 +100,58 @@ def make_classifier(encoder: Encoder, classes: int, choices: FinetuneChoices) ->
         model = Classifier(copy.deepcopy(encoder), classes)
         nn.init.trunc_normal_(model.head.weight, std=_HEAD_STD)
     nn.init.zeros_(model.head.bias)
-    trunk = _trunk(model.encoder)
+    trunk = trunk_of(model.encoder)
     trunk.requires_grad_(True)
-    _set_drop_path(trunk, choices.drop_path or 0.0)
+    set_drop_path(trunk, choices.drop_path or 0.0)
     return model.to(next(trunk.parameters()).device)
 
 
 def make_optimizer(model: Classifier, choices: FinetuneChoices) -> torch.optim.Optimizer:
-    """Make AdamW with a group for each layer; `lr_scale` is its learning rate relative to the classifier's.
+    """Make AdamW with a group for each layer; `lr_scale` is its learning rate relative to the classifier's."""
+    groups = layer_groups(trunk_of(model.encoder), choices.weight_decay, choices.layer_decay or 1.0)
+    return torch.optim.AdamW([*groups, *head_groups(model.head.parameters(), choices.weight_decay)], lr=0.0)
 
-    Departs: BEiT has the last norm at the classifier's rate; timm counts it to the last block.
+
+def layer_groups(trunk: Any, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
+    """Return a network's parameters by layer; `lr_scale` is a layer's learning rate relative to that of a head above.
+
+    Departs: BEiT has the last norm at the head's rate; timm counts it to the last block.
     """
-    trunk = _trunk(model.encoder)
-    decay = choices.layer_decay or 1.0
     undecayed = trunk.no_weight_decay() if hasattr(trunk, "no_weight_decay") else set()
     groups: list[dict[str, Any]]
     if hasattr(trunk, "group_matcher"):
-        groups = param_groups_layer_decay(trunk, choices.weight_decay, undecayed, layer_decay=decay)
-        groups = [{**group, "lr_scale": group["lr_scale"] * decay} for group in groups]
-    else:
-        groups = param_groups_weight_decay(trunk, choices.weight_decay, undecayed)
-        groups = [{**group, "lr_scale": 1.0} for group in groups]
-    groups += [
-        {"params": [model.head.weight], "lr_scale": 1.0, "weight_decay": choices.weight_decay},
-        {"params": [model.head.bias], "lr_scale": 1.0, "weight_decay": 0.0},
+        groups = param_groups_layer_decay(trunk, weight_decay, undecayed, layer_decay=layer_decay)
+        return [{**group, "lr_scale": group["lr_scale"] * layer_decay} for group in groups]
+    groups = param_groups_weight_decay(trunk, weight_decay, undecayed)
+    return [{**group, "lr_scale": 1.0} for group in groups]
+
+
+def head_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Return a head's parameters in two groups: those with weight decay, and biases and norms, without."""
+    given = list(parameters)
+    return [
+        {"params": [each for each in given if each.ndim > 1], "lr_scale": 1.0, "weight_decay": weight_decay},
+        {"params": [each for each in given if each.ndim <= 1], "lr_scale": 1.0, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=0.0)
 
 
-def _trunk(encoder: Encoder) -> Any:
+def trunk_of(encoder: Encoder) -> Any:
     """Return the timm model in an encoder."""
     backbone = encoder.model.backbone
     return getattr(backbone, "trunk", backbone)
+
+
+def has_drop_path(trunk: nn.Module) -> bool:
+    """Return whether `set_drop_path` finds residual blocks."""
+    return bool(_blocks(trunk))
 
 
 def _blocks(trunk: nn.Module) -> list[nn.Module]:
     return [module for module in trunk.modules() if any(hasattr(module, name) for name in _DROPS)]
 
 
-def _set_drop_path(trunk: nn.Module, rate: float) -> None:
+def set_drop_path(trunk: nn.Module, rate: float) -> None:
+    """Give a network's residual blocks stochastic depth that rises linearly from 0 at the first."""
     blocks = _blocks(trunk)
     for number, block in enumerate(blocks):
         own = rate * number / max(1, len(blocks) - 1)

@@ -1,8 +1,9 @@
-"""What is kept of a fine-tuning after each epoch: one file, from which the same command continues."""
+"""What is kept of a training after each epoch: one file, from which the same command continues."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import pickle
 import re
 from collections.abc import Iterator, Mapping
@@ -10,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from jaxtyping import Int64
 
+from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_file, locked_directory, refuse_foreign
 
-__all__ = ["FinetuneState", "open_state"]
-
-_NAME = "finetune.pt"
-_FORMAT = "sop_faiss finetune 1"
+__all__ = ["FinetuneState", "digest_of_images", "open_state"]
 
 
 @dataclass
@@ -29,12 +30,19 @@ class FinetuneState:
         directory: where it is kept; None: nowhere.
         settings: of everything the training depends on.
         held_out_top1: of each learning rate that was tried to the end, percent.
+        task: the command after `sop-eval`; it names the file.
     """
 
     directory: Path | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     held_out_top1: dict[float, float] = field(default_factory=dict)
+    task: str = "finetune"
     _training: dict[str, Any] | None = None
+
+    @property
+    def format(self) -> str:
+        """What its file says that it is."""
+        return f"sop_faiss {self.task} 1"
 
     def restore(self, name: str, parts: Mapping[str, Any]) -> int:
         """Fill a training's parts, if this is the training that is under way; return how many epochs are done.
@@ -73,41 +81,45 @@ class FinetuneState:
     def _write(self, training: dict[str, Any] | None) -> None:
         assert self.directory is not None
         content = {
-            "format": _FORMAT,
+            "format": self.format,
             "settings": self.settings,
             "held_out_top1": self.held_out_top1,
             "training": training,
         }
-        with atomic_file(self.directory / _NAME) as temporary:
+        with atomic_file(self.directory / f"{self.task}.pt") as temporary:
             torch.save(content, temporary)
 
 
 @contextlib.contextmanager
-def open_state(directory: Path | None, settings: dict[str, Any]) -> Iterator[FinetuneState]:
+def open_state(directory: Path | None, settings: dict[str, Any], task: str = "finetune") -> Iterator[FinetuneState]:
     """Read what is done, or begin; no other process can change it meanwhile.
 
     Args:
-        directory: new, empty, or of the same fine-tuning; None: nothing is kept.
+        directory: new, empty, or of the same training; None: nothing is kept.
         settings: of everything the training depends on; text, numbers, None and lists.
+        task: the command after `sop-eval`.
 
     Raises:
         CheckpointError: the state is damaged.
         ConfigError: it is of other settings; the first is named.
         SopError: the directory has other files, or another process is changing it.
     """
+    state = FinetuneState(directory, settings, task=task)
     if directory is None:
-        yield FinetuneState(None, settings)
+        yield state
         return
-    refuse_foreign(directory, re.compile(rf"\.?{re.escape(_NAME)}.*"), "the state of a fine-tuning")
+    refuse_foreign(directory, re.compile(rf"\.?{re.escape(task)}\.pt.*"), f"the state of sop-eval {task}")
     directory.mkdir(parents=True, exist_ok=True)
     with locked_directory(directory):
-        yield _read(directory, settings)
+        _read(directory, state)
+        yield state
 
 
-def _read(directory: Path, settings: dict[str, Any]) -> FinetuneState:
-    file = directory / _NAME
+def _read(directory: Path, state: FinetuneState) -> None:
+    """Fill a state from its file, if there is one."""
+    file, settings = directory / f"{state.task}.pt", state.settings
     if not file.exists():
-        return FinetuneState(directory, settings)
+        return
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except PermissionError:
@@ -116,15 +128,21 @@ def _read(directory: Path, settings: dict[str, Any]) -> FinetuneState:
         content = None
     kinds: dict[str, Any] = {"format": str, "settings": dict, "held_out_top1": dict, "training": dict | None}
     sound = isinstance(content, dict) and all(isinstance(content.get(name), kind) for name, kind in kinds.items())
-    if not sound or content["format"] != _FORMAT:
+    if not sound or content["format"] != state.format:
         raise CheckpointError(
-            f"{file} is damaged, or not the state of a fine-tuning: remove it, or name another folder"
+            f"{file} is damaged, or not the state of sop-eval {state.task}: remove it, or name another folder"
         )
     old = content["settings"]
     for name in sorted({*old, *settings}):
         if old.get(name) != settings.get(name):
             raise ConfigError(
-                f"{directory} has a fine-tuning with {name} = {old.get(name)}, not {settings.get(name)}: name another "
+                f"{directory} has a training with {name} = {old.get(name)}, not {settings.get(name)}: name another "
                 "folder, or remove it"
             )
-    return FinetuneState(directory, settings, dict(content["held_out_top1"]), content["training"])
+    state.held_out_top1, state._training = dict(content["held_out_top1"]), content["training"]
+
+
+def digest_of_images(images: ImageSource, labels: Int64[np.ndarray, n * more]) -> str:
+    """Return what changes with the names, order or labels of the images."""
+    text = "\n".join([*images.keys, *map(str, labels.tolist())])
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

@@ -11,13 +11,28 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["DenseEncoder"]
+__all__ = ["DenseEncoder", "require_dense"]
+
+_IDLE = ("pooling", "last_blocks", "scales", "whitening", "cache", "top_value")
+"""Fields of an encoder's spec that say how one feature is made of an image, or how deep grayscale is read."""
 
 _PROBE_SIDE = 256
 """Pixels, at least, of the black image that shows how many tokens there are: a multiple of all usual strides."""
 _LONG_MULTIPLE = 64
 """DINO's script cuts the longer side to a multiple of this."""
+
+
+def require_dense(spec: EncoderSpec, what: str) -> None:
+    """Check that an encoder is asked for without what only features of complete images have.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    for name in _IDLE:
+        if getattr(spec, name) is not None:
+            raise ConfigError(f"`{name}` does not apply to {what}: leave it out")
 
 
 class DenseEncoder:

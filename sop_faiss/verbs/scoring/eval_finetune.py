@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
 
-from sop_faiss.data.images.source import ImageSource
 from sop_faiss.distributed import announced_world_size
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.classifier import top_metrics
@@ -18,7 +15,7 @@ from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.finetune import fine_tune, rank_classes
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
 from sop_faiss.evaluate.finetune_model import filled_choices
-from sop_faiss.evaluate.finetune_state import open_state
+from sop_faiss.evaluate.finetune_state import digest_of_images, open_state
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.labeled_sets import open_labeled_images
 from sop_faiss.model.encoders.encoder import Encoder
@@ -84,7 +81,7 @@ def evaluate_finetune(
         "encoder": f"{network.name} {network.fingerprint}",
         "pooling": network.pooling,
         "preprocess": network.preprocess.to_dict(),
-        "training images": _digest(sets.train_images, sets.train_labels),
+        "training images": digest_of_images(sets.train_images, sets.train_labels),
         **asdict(choices),
     }
     with open_state(options.out, settings) as state:
@@ -128,9 +125,3 @@ def _require_plain(encoder: Encoder) -> None:
     ):
         if given:
             raise ConfigError(f"`{name}` does not apply to fine-tuning, which trains the network: leave it out")
-
-
-def _digest(images: ImageSource, labels: Int64[np.ndarray, " n"]) -> str:
-    """Return what changes with the names, order or classes of the images."""
-    text = "\n".join([*images.keys, *map(str, labels.tolist())])
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

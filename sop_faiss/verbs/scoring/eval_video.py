@@ -13,14 +13,14 @@ from jaxtyping import Float64, UInt8
 
 from sop_faiss.bootstrap import bootstrap_interval
 from sop_faiss.distributed import decide, gather_objects, is_main, rank, world_size
-from sop_faiss.errors import ConfigError, DataError, SopError
+from sop_faiss.errors import DataError, SopError
 from sop_faiss.evaluate.propagation import TEMPERATURE
 from sop_faiss.evaluate.region_boundary import frame_statistics
 from sop_faiss.evaluate.video_choices import VideoChoices
 from sop_faiss.evaluate.video_set import Video, list_videos, open_video, palette_image, read_mask
 from sop_faiss.evaluate.video_task import find_objects, score_masks
 from sop_faiss.files import atomic_directory, read_json, refuse_occupied, write_json
-from sop_faiss.model.encoders.dense import DenseEncoder
+from sop_faiss.model.encoders.dense import DenseEncoder, require_dense
 from sop_faiss.model.encoders.forward import exact_inference
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -31,8 +31,6 @@ __all__ = ["SETTINGS_FILE", "VideoOptions", "evaluate_video", "score_folder"]
 
 SETTINGS_FILE = "sop_eval_video.json"
 """In the directory of masks: how they were made. A folder of masks beside it is complete."""
-_IDLE = ("pooling", "last_blocks", "scales", "whitening", "cache", "top_value")
-"""Fields of an encoder's spec that say how one feature is made of an image, or how deep grayscale is read."""
 
 Scores = dict[str, Float64[np.ndarray, "2 objects frames"]]
 """J and F in each frame that counts, by sequence."""
@@ -75,9 +73,7 @@ def evaluate_video(
     options = options or VideoOptions()
     choices = options.choices
     choices.check()
-    for name in _IDLE:
-        if getattr(encoder, name) is not None:
-            raise ConfigError(f"`{name}` does not apply to videos, where patch tokens are compared: leave it out")
+    require_dense(encoder, "videos, where patch tokens are compared")
     started = time.perf_counter()
     videos = [open_video(data, name, choices.most_frames) for name in list_videos(data)]
     made = encoder_of_spec(replace(encoder, size=None))
