@@ -61,10 +61,11 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
     """Give a click command the options of the recipe; it receives `choices: DetectChoices` without a size."""
 
     @functools.wraps(command)
-    def with_choices(*args: Any, quick: bool, **options: Any) -> R:
+    def with_choices(*args: Any, quick: bool, cascade: bool, **options: Any) -> R:
         chosen = {name: options.pop(name) for name, *_ in _CHOICES}
         given = {name: value for name, value in chosen.items() if value is not None}
-        return command(*args, choices=DetectChoices(**{**(QUICK if quick else {}), **given}), **options)
+        choices = DetectChoices(cascade=cascade, **{**(QUICK if quick else {}), **given})
+        return command(*args, choices=choices, **options)
 
     quick = ", ".join(f"{_OPTION_OF.get(name, f'--{name}')} {value:g}" for name, value in QUICK.items())
     decorated: Callable[..., R] = click.option(
@@ -74,7 +75,9 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
         default = getattr(_DEFAULTS, name)
         shown = text if default is None else f"{text}  [default: {default if kind is str else format(default, 'g')}]"
         decorated = click.option(option, name, type=kind, help=shown)(decorated)
-    return decorated
+    return click.option("--cascade", is_flag=True, help="Three heads one after the other: Cascade Mask R-CNN.")(
+        decorated
+    )
 
 
 @click.command("detect", cls=EncoderCommand, short_help="Objects found and cut out (COCO): AP of boxes and masks.")
@@ -141,8 +144,8 @@ def _print_scores(result: TaskResult) -> None:
     ]
     print_table(
         f"{result.encoder['name']}, {protocol['detector']}: {protocol['test_images']:,} test images "
-        f"({protocol['test_split']}) and {protocol['train_images']:,} training images, {protocol['epochs']:,} epochs at "
-        f"{protocol['size']} pixels",
+        f"({protocol['test_split']}) and {protocol['train_images']:,} training images, {protocol['epochs']:,} epochs "
+        f"at {protocol['size']} pixels",
         ["of", *_METRICS],
         rows,
     )

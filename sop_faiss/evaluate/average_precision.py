@@ -6,8 +6,6 @@ import contextlib
 import io
 from typing import Any
 
-import numpy as np
-
 from sop_faiss.evaluate.coco_masks import coco_library, read_mask
 from sop_faiss.evaluate.coco_set import CocoSet
 
@@ -18,6 +16,9 @@ NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 _KINDS = {"box": ("bbox", "segmentation"), "mask": ("segm", "bbox")}
 """COCO's name of what is compared, and what its entries must not have: an area is of what is compared."""
 
+_LARGEST_AREA = 1e12
+"""Square pixels: more is damaged, as NaN is."""
+
 
 def ground_truth(data: CocoSet) -> dict[str, Any]:
     """Return the annotations as the evaluator reads them: ids from 1, since it takes 0 for none, and areas."""
@@ -25,7 +26,7 @@ def ground_truth(data: CocoSet) -> dict[str, Any]:
     for image in data.images:
         for row in image.annotations:
             area = row.get("area")
-            if type(area) not in (int, float) or not 0 <= area < np.inf:
+            if type(area) not in (int, float) or not 0 <= area < _LARGEST_AREA:
                 area = int(read_mask(row["segmentation"], image.height, image.width).sum())
             names = ("image_id", "category_id", "bbox", "segmentation")
             own = {name: row[name] for name in names} | {"iscrowd": row.get("iscrowd", 0), "area": area}

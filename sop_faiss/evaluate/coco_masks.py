@@ -115,5 +115,5 @@ def encode_masks(masks: UInt8[np.ndarray, "n h w"]) -> list[dict[str, Any]]:
     """Return masks as packed run lengths."""
     if not math.prod(masks.shape):
         return []
-    found: list[dict[str, Any]] = coco_library().mask.encode(np.asfortranarray(masks.transpose(1, 2, 0)))
-    return found
+    packed = coco_library().mask.encode(np.asfortranarray(masks.transpose(1, 2, 0)))
+    return [{**each, "counts": each["counts"].decode()} for each in packed]

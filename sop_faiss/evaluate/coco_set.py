@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +22,9 @@ _FILES = ("annotations/instances_{}2017.json", "annotations/instances_{}.json")
 _FOLDERS = ("{}2017", "images/{}2017", "images/{}", "{}")
 _SMALLEST = 1.0
 """Pixels: instances with a smaller side in the image are not trained on, as in iBOT's library."""
+
+_LARGEST = 1e9
+"""Pixels in a box's numbers, so that all can be calculated with."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class CocoImage:
 
     def box(self, annotation: dict[str, Any]) -> tuple[float, float, float, float]:
         """Return left, top, right and bottom of an annotation's box within the image."""
-        left, top, width, height = annotation["bbox"]
-        ends = min(self.width, left + width), min(self.height, top + height)
-        return max(0.0, left), max(0.0, top), *ends
+        left, top, width, height = map(float, annotation["bbox"])
+        right, bottom = min(float(self.width), left + width), min(float(self.height), top + height)
+        return max(0.0, left), max(0.0, top), right, bottom
 
     def _sides(self, annotation: dict[str, Any]) -> float:
         left, top, right, bottom = self.box(annotation)
@@ -191,8 +193,8 @@ def _check_annotation(row: dict[str, Any], images: dict[int, CocoImage], categor
     if not isinstance(box, list) or len(box) != 4 or not all(type(value) in (int, float) for value in box):
         raise DataError(f"its bbox is {str(box)[:100]}: wanted left, top, width and height")
     image = images[row["image_id"]]
-    if not all(math.isfinite(value) for value in box) or min(box[2:]) < 0:
-        raise DataError(f"its bbox is {box}: wanted finite numbers, width and height 0 or more")
+    if not all(abs(value) < _LARGEST for value in box) or min(box[2:]) < 0:  # NaN, too
+        raise DataError(f"its bbox is {str(box)[:100]}: wanted finite numbers, width and height 0 or more")
     if box[0] > image.width or box[1] > image.height or box[0] + box[2] < 0 or box[1] + box[3] < 0:
         raise DataError(f"its bbox {box} is outside of the image of {image.width} x {image.height} pixels")
     if row.get("iscrowd", 0) not in (0, 1):

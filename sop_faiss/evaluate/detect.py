@@ -114,7 +114,9 @@ def train_detector(
     return model
 
 
-def _loss(model: MaskRCNN, batch: list[tuple[torch.Tensor, Target]], choices: DetectChoices) -> torch.Tensor:
+def _loss(
+    model: MaskRCNN, batch: list[tuple[torch.Tensor, Target] | list[Any]], choices: DetectChoices
+) -> torch.Tensor:
     device = next(model.parameters()).device
     images = [image.to(device) for image, _ in batch]
     targets = [{name: value.to(device) for name, value in target.items()} for _, target in batch]

@@ -14,17 +14,17 @@ from sop_faiss.errors import ConfigError
 __all__ = ["QUICK", "RECIPES", "DetectChoices"]
 
 RECIPES = {"S": (0.8, 0.1), "B": (0.75, 0.2), "L": (0.75, 0.2), "other": (1.0, 0.2)}
-"""Layer decay and drop path by the size of a ViT: those of iBOT's README and files; its Swin is `other`; of ViT-L it has
-none, which takes those of ViT-B."""
+"""Layer decay and drop path by the size of a ViT, from iBOT's README and files: its Swin is `other`. It has none for
+ViT-L, which takes those of ViT-B."""
 QUICK: dict[str, Any] = {
     "size": 256,
-    "epochs": 24,
     "batch_size": 2,
-    "learning_rate": 5e-4,
+    "learning_rate": 1e-3,
     "warmup_steps": 50,
+    "layer_decay": 0.85,
     "width": 64,
     "anchor": 4.0,
-    "rois": 128,
+    "rois": 64,
     "crop": 0.0,
     "drop_path": 0.0,
 }

@@ -17,6 +17,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 
 from sop_faiss.distributed import derive_seed
+from sop_faiss.evaluate.cascade import CascadeHeads
 from sop_faiss.evaluate.detect_choices import DetectChoices
 from sop_faiss.evaluate.finetune_model import (
     head_groups,
@@ -67,7 +68,7 @@ def filled_detect_choices(encoder: Encoder, choices: DetectChoices) -> DetectCho
 
 
 def make_detector(encoder: Encoder, classes: int, choices: DetectChoices) -> MaskRCNN:
-    """Copy an encoder's network and put Mask R-CNN on top; all of it is trainable.
+    """Copy an encoder's network and put Mask R-CNN on top, perhaps in a cascade; all of it is trainable.
 
     Args:
         encoder: stays as it is; images are normalized by its mean and standard deviation.
@@ -98,6 +99,8 @@ def make_detector(encoder: Encoder, classes: int, choices: DetectChoices) -> Mas
             mask_head=MaskRCNNHeads(width, (width,) * 4, 1),
             mask_predictor=MaskRCNNPredictor(width, width, classes + 1),
         )
+        if choices.cascade:
+            model.roi_heads = CascadeHeads(width, classes + 1, choices.rois)
     return model.to(next(body.parameters()).device)
 
 

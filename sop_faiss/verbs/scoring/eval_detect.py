@@ -87,7 +87,7 @@ def evaluate_detection(
     metrics, by_category = average_precision(test, found)
     protocol = {
         **asdict(choices),
-        "detector": "Mask R-CNN",
+        "detector": "Cascade Mask R-CNN" if choices.cascade else "Mask R-CNN",
         "preprocess": seen,
         "test_split": options.test_split,
         "categories": len(train.categories),
