@@ -26,8 +26,8 @@ def test_boxes_and_masks_follow_the_pixels(flip: float, crop: float, data: CocoS
     for row in range(len(data)):
         pixels = decode_image(data.source.read(row))
         for epoch in range(6):
-            image, target = training_image(data, row, pixels, choices, 0, epoch)
-            again, _ = training_image(data, row, pixels, choices, 0, epoch)
+            image, target = training_image(data, choices, (0, epoch), pixels, row)
+            again, _ = training_image(data, choices, (0, epoch), pixels, row)
             assert torch.equal(image, again)
             shapes.add(tuple(image.shape[1:]))
             assert target["masks"].shape[1:] == image.shape[1:] and target["boxes"].dtype == torch.float32
@@ -48,4 +48,4 @@ def test_boxes_and_masks_follow_the_pixels(flip: float, crop: float, data: CocoS
 
 def test_an_image_of_another_size(data: CocoSet) -> None:
     with pytest.raises(DataError, match="pixels"):
-        training_image(data, 0, np.zeros((10, 10, 3), np.uint8), DetectChoices(), 0)
+        training_image(data, DetectChoices(), (0,), np.zeros((10, 10, 3), np.uint8), 0)

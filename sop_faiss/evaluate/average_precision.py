@@ -22,10 +22,10 @@ _LARGEST_AREA = 1e12
 
 def ground_truth(data: CocoSet) -> dict[str, Any]:
     """Return the annotations as the evaluator reads them: ids from 1, since it takes 0 for none, and areas."""
-    annotations = []
+    annotations: list[dict[str, Any]] = []
     for image in data.images:
         for row in image.annotations:
-            area = row.get("area")
+            area: Any = row.get("area")
             if type(area) not in (int, float) or not 0 <= area < _LARGEST_AREA:
                 area = int(read_mask(row["segmentation"], image.height, image.width).sum())
             names = ("image_id", "category_id", "bbox", "segmentation")

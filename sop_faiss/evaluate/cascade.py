@@ -70,6 +70,7 @@ class CascadeHeads(nn.Module):
         """Return the instances of each image when testing, and the losses when training."""
         losses: dict[str, Tensor] = {}
         scores = []
+        stage: Any
         for number, (stage, (_, _, weight)) in enumerate(zip(self.stages, _STAGES, strict=False)):
             chosen = stage.select_training_samples(proposals, targets) if targets is not None else None
             proposals = proposals if chosen is None else chosen[0]

@@ -174,8 +174,8 @@ def _is_id(value: Any) -> bool:
 
 def _image(row: dict[str, Any], file: Path) -> CocoImage:
     name, height, width = row.get("file_name"), row.get("height"), row.get("width")
-    known = isinstance(name, str) and name and "\0" not in name
-    if not known or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+    path = PurePosixPath(name) if isinstance(name, str) and name and "\0" not in name else None
+    if path is None or path.is_absolute() or ".." in path.parts:
         raise DataError(
             f"image {row['id']} of {file} has file_name {str(name)[:100]!r}: wanted a path below the folder"
         )

@@ -87,7 +87,7 @@ def train_detector(
         batches = load_batches(
             data.source,
             plan,
-            lambda pixels, row, key=key: training_image(data, row, pixels, choices, *key),
+            functools.partial(training_image, data, choices, key),
             top_value=encoder.preprocess.top_value,
             workers=workers,
             join=list,

@@ -27,16 +27,16 @@ def image_tensor(pixels: UInt8[np.ndarray, "h w 3"]) -> Float32[Tensor, "3 h w"]
 
 
 def training_image(
-    data: CocoSet, row: int, pixels: UInt8[np.ndarray, "h w 3"], choices: DetectChoices, *key: int | str
+    data: CocoSet, choices: DetectChoices, key: tuple[int, ...], pixels: UInt8[np.ndarray, "h w 3"], row: int
 ) -> tuple[Float32[Tensor, "3 rows columns"], Target]:
     """Make the input of a detector: mirrored and cropped at random; the detector resizes it.
 
     Args:
         data: where the image is from.
-        row: of the image.
-        pixels: of the image.
         choices: `flip`, `crop` and the size.
-        key: what the draws depend on.
+        key: what the draws depend on, besides the row.
+        pixels: of the image.
+        row: of the image.
 
     Raises:
         DataError: the image is not as large as the annotations say.
