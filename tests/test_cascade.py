@@ -65,6 +65,18 @@ def test_three_stages_train_and_find() -> None:
         assert float(each["boxes"].min()) >= 0 and (each["boxes"].amax(0)[2:] <= torch.tensor([width, height])).all()
 
 
+def test_nothing_is_found_and_nothing_is_to_be_found() -> None:
+    made = heads()
+    for stage in made.stages:
+        stage.box_predictor.cls_score.bias.data[0] = 1000.0
+    with torch.no_grad():
+        found, _ = made.eval()(features(), proposals(), SHAPES)
+    assert [tuple(each["masks"].shape) for each in found] == [(0, 1, 28, 28)] * 2
+    empty = {"boxes": BOXES[:0], "labels": torch.zeros(0, dtype=torch.int64), "masks": torch.zeros(0, 64, 96)}
+    _, losses = made.train()(features(), proposals(), SHAPES, [empty, empty])
+    assert all(bool(torch.isfinite(value)) for value in losses.values()) and float(losses["loss_box_0"].detach()) == 0
+
+
 def test_the_next_stage_starts_from_refined_boxes() -> None:
     made, seen = heads(), []
     for stage in made.stages:

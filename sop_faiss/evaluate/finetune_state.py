@@ -142,7 +142,7 @@ def _read(directory: Path, state: FinetuneState) -> None:
     state.held_out_top1, state._training = dict(content["held_out_top1"]), content["training"]
 
 
-def digest_of_images(images: ImageSource, labels: Int64[np.ndarray, n * more]) -> str:
+def digest_of_images(images: ImageSource, labels: Int64[np.ndarray, " n *more"]) -> str:
     """Return what changes with the names, order or labels of the images."""
     text = "\n".join([*images.keys, *map(str, labels.tolist())])
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

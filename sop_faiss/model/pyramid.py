@@ -16,7 +16,7 @@ from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.encoder import Encoder
 
-__all__ = ["STRIDES", "Pyramid"]
+__all__ = ["STRIDES", "Pyramid", "blocks_of_maps"]
 
 STRIDES = (4, 8, 16, 32)
 _SHARES = (1 / 3, 1 / 2, 2 / 3, 1)
@@ -90,12 +90,16 @@ _Maps = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 """For each map the number of what makes it, its channels, and how much finer or coarser it must become."""
 
 
+def blocks_of_maps(depth: int) -> tuple[int, ...]:
+    """Return which blocks of a ViT the four maps are from, counted from 0."""
+    return tuple(max(1, round(depth * share)) - 1 for share in _SHARES)
+
+
 def _maps_of_vit(trunk: Any, name: str) -> _Maps:
     patch, depth = trunk.patch_embed.patch_size[0], len(trunk.blocks)
     if patch not in (2, *STRIDES):
         raise ConfigError(f"{name} has patches of {patch} pixels: wanted 2, 4, 8, 16 or 32 for maps of strides 4 to 32")
-    indices = tuple(max(1, round(depth * share)) - 1 for share in _SHARES)
-    return indices, (trunk.embed_dim,) * len(STRIDES), tuple(patch / stride for stride in STRIDES)
+    return blocks_of_maps(depth), (trunk.embed_dim,) * len(STRIDES), tuple(patch / stride for stride in STRIDES)
 
 
 def _maps_of_strides(trunk: Any, name: str) -> _Maps:
