@@ -77,9 +77,11 @@ def test_what_stops_a_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_squares_are_learned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cascade", [False, True])
+def test_squares_are_learned(cascade: bool, tmp_path: Path) -> None:
     data = open_coco(write_coco(tmp_path, 12), "train")
-    choices = DetectChoices(**{**QUICK, "size": 64, "epochs": 30, "width": 32, "rois": 32, "batchnorm": "batch"})
+    short = {"size": 64, "epochs": 30, "width": 32, "rois": 32, "batchnorm": "batch", "cascade": cascade}
+    choices = DetectChoices(**{**QUICK, **short})
     model, encoder = train(data, choices)
     metrics, _ = average_precision(data, find_instances(model, encoder, data))
     assert metrics["box_ap50"] > 50 and metrics["mask_ap50"] > 50
