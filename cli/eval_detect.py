@@ -149,5 +149,7 @@ def _print_scores(result: TaskResult) -> None:
         ["of", *_METRICS],
         rows,
     )
-    if small := protocol["train_instances_too_small"]:
-        click.echo(f"{small:,} training instances are smaller than a pixel and were left out", err=True)
+    if small := protocol["train_instances_left_out"]:
+        click.echo(
+            f"{small:,} training instances are smaller than a pixel, or have no mask, and were left out", err=True
+        )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.coco_masks import check_segmentation, coco_library, encode_masks, read_mask
+from sop_faiss.evaluate.coco_masks import check_segmentation, coco_library, encode_masks, has_area, read_mask
 from tests.cocos import packed, run_lengths
 from tests.messages import assert_one_line
 
@@ -32,6 +32,8 @@ def test_polygons_are_united() -> None:
     mask = np.zeros((20, 30), np.uint8)
     mask[3:9, 2:12] = mask[5:15, 8:20] = 1
     assert np.array_equal(read_mask(squares, 20, 30), mask)
+    assert has_area(squares) and has_area([[1, 2], *squares]) and not has_area([[1, 2, 3, 4]])
+    assert np.array_equal(read_mask([[1, 2], *squares], 20, 30), mask) and not read_mask([[1, 2, 3, 4]], 20, 30).any()
     assert encode_masks(np.zeros((0, 20, 30), np.uint8)) == []
 
 
@@ -40,10 +42,9 @@ def test_polygons_are_united() -> None:
     [
         (None, "no segmentation"),
         ([], "no segmentation"),
-        ([[1, 2, 3, 4]], "three or more corners"),
-        ([[1, 2, 3, 4, 5, "6"]], "three or more corners"),
-        ([[1, 2, 3, 4, 5, 6, 7]], "three or more corners"),
-        ([5], "three or more corners"),
+        ([[1, 2, 3, 4, 5, "6"]], "of its corners"),
+        ([[1, 2, 3, 4, 5, 6, 7]], "of its corners"),
+        ([5], "of its corners"),
         ([[1, 2, 3, 4, 5, 1e9]], "leaves the image"),
         ([[1, 2, 3, 4, float("nan"), 6]], "leaves the image"),
         ({"size": [5, 4], "counts": [20]}, "of size"),

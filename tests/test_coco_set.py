@@ -42,7 +42,8 @@ def test_boxes_labels_and_masks_are_those_that_were_drawn(official: bool, tmp_pa
 
 def test_boxes_are_cut_and_small_ones_left_out(tmp_path: Path) -> None:
     def change(content: dict[str, Any]) -> None:
-        first, second = content["annotations"][2:4]
+        first, second, third = content["annotations"][2:5]
+        third["segmentation"] = [[1, 2, 3, 4]]
         first["bbox"], second["bbox"] = [-4, 10, 20.5, 100], [5, 5, 0.5, 20]
 
     file = changed(write_coco(tmp_path), change)
@@ -50,7 +51,7 @@ def test_boxes_are_cut_and_small_ones_left_out(tmp_path: Path) -> None:
     assert file == data.file
     image = next(each for each in data.images if len(each.annotations) != len(each.usable) and each.id != 15)
     assert image.box(data.images[2].annotations[0]) == (0, 10, 16.5, HEIGHT)
-    assert [len(each.usable) for each in data.images] == [0, 1, 1, 1, 1, 2]
+    assert [len(each.usable) for each in data.images] == [0, 1, 1, 0, 1, 2]
 
 
 def changed(root: Path, change: Callable[[dict[str, Any]], Any]) -> Path:

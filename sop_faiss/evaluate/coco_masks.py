@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 
 from sop_faiss.errors import ConfigError, DataError
 
-__all__ = ["check_segmentation", "coco_library", "encode_masks", "read_mask"]
+__all__ = ["check_segmentation", "coco_library", "encode_masks", "has_area", "read_mask"]
 
 _FIRST_LETTER = 48
 """Of the 64 that run lengths are packed into."""
@@ -61,15 +61,27 @@ def read_mask(segmentation: Any, height: int, width: int) -> UInt8[np.ndarray, "
         counts = _run_lengths(segmentation, height, width)
         columns = np.repeat(np.arange(len(counts)) % 2, counts)  # runs of 0 and 1 alternate
         return columns.astype(np.uint8).reshape(width, height).T
+    polygons = _areas(segmentation)
+    if not polygons:
+        return np.zeros((height, width), np.uint8)
     masks = coco_library().mask
-    found: UInt8[np.ndarray, "h w"] = masks.decode(masks.merge(masks.frPyObjects(segmentation, height, width)))
+    found: UInt8[np.ndarray, "h w"] = masks.decode(masks.merge(masks.frPyObjects(polygons, height, width)))
     return found
+
+
+def has_area(segmentation: Any) -> bool:
+    """Return whether a checked mask can have a pixel: run lengths, or a polygon of three corners."""
+    return isinstance(segmentation, dict) or bool(_areas(segmentation))
+
+
+def _areas(polygons: list[list[Any]]) -> list[list[Any]]:
+    return [each for each in polygons if len(each) >= 6]  # x and y of three corners
 
 
 def _check_polygon(polygon: Any, height: int, width: int) -> None:
     numbers = isinstance(polygon, list) and all(type(value) in (int, float) for value in polygon)
-    if not numbers or len(polygon) < 6 or len(polygon) % 2:
-        raise DataError("a polygon is not a list of x and y of three or more corners")
+    if not numbers or len(polygon) % 2:
+        raise DataError("a polygon is not a list of x and y of its corners")
     for values, side in ((polygon[::2], width), (polygon[1::2], height)):
         if not all(-_MARGIN * side <= value <= (1 + _MARGIN) * side for value in values):  # NaN, too
             raise DataError(f"a polygon leaves the image of {width} x {height} pixels")

@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int64, UInt8
 from sop_faiss.data.images.decode import MAX_PIXELS, size_problem
 from sop_faiss.data.images.listing import FileSource, open_files
 from sop_faiss.errors import DataError, SopError
-from sop_faiss.evaluate.coco_masks import check_segmentation, read_mask
+from sop_faiss.evaluate.coco_masks import check_segmentation, has_area, read_mask
 from sop_faiss.files import read_json
 from sop_faiss.paths import path_state
 
@@ -53,8 +53,9 @@ class CocoImage:
 
     @property
     def usable(self) -> list[dict[str, Any]]:
-        """Return the annotations that are trained on: not of a crowd, and large enough within the image."""
-        return [each for each in self.annotations if not each.get("iscrowd") and self._sides(each) >= _SMALLEST]
+        """Return the annotations that are trained on: not of a crowd, with a mask, and large enough in the image."""
+        ones = [each for each in self.annotations if not each.get("iscrowd") and has_area(each["segmentation"])]
+        return [each for each in ones if self._sides(each) >= _SMALLEST]
 
     def box(self, annotation: dict[str, Any]) -> tuple[float, float, float, float]:
         """Return left, top, right and bottom of an annotation's box within the image."""

@@ -122,4 +122,4 @@ def _counts(data: CocoSet) -> dict[str, int]:
     rows = [row for image in data.images for row in image.annotations]
     crowds = sum(1 for row in rows if row.get("iscrowd"))
     usable = sum(len(image.usable) for image in data.images)
-    return {"instances": len(rows) - crowds, "crowds": crowds, "instances_too_small": len(rows) - crowds - usable}
+    return {"instances": len(rows) - crowds, "crowds": crowds, "instances_left_out": len(rows) - crowds - usable}
