@@ -86,8 +86,8 @@ _OPTIONS = (
     click.option(
         "--pooling",
         metavar="NAME",
-        help="cls, mean (of the patch tokens), cls_mean (both), gem (generalized mean), or pooled (as the network does "
-        "it).  [default: the model's own]",
+        help="cls, mean (of the patch tokens), cls_mean (both), gem (generalized mean), quadrants (four means: for "
+        "things that keep their place), or pooled (as the network does it).  [default: the model's own]",
     ),
     click.option(
         "--last-blocks", type=int, metavar="N", help="Of ViTs: the [CLS] of each of the last N blocks, joined."
@@ -116,6 +116,7 @@ _OPTIONS = (
         metavar="S,S,...",
         help="See each image at these sizes, relative to --size, as 1,0.7071,0.5; features are added.  [default: 1]",
     ),
+    click.option("--mirrored", is_flag=True, help="Add the feature of the mirrored image; twice the time."),
     click.option(
         "--top-value",
         type=float,

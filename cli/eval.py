@@ -10,6 +10,7 @@ from sop_faiss.cli.eval_detect import detect_command
 from sop_faiss.cli.eval_finetune import finetune_command
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
+from sop_faiss.cli.eval_segment import segment_command
 from sop_faiss.cli.eval_suite import suite_command
 from sop_faiss.cli.eval_unsupervised import unsupervised_command
 from sop_faiss.cli.eval_video import video_command
@@ -36,6 +37,7 @@ main.add_command(map_command)
 main.add_command(attention_command)
 main.add_command(video_command)
 main.add_command(detect_command)
+main.add_command(segment_command)
 main.add_command(suite_command)
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from sop_faiss.cli import (
     eval_detect,
     eval_finetune,
     eval_logistic,
+    eval_segment,
     eval_unsupervised,
     eval_video,
     knn,
@@ -32,6 +33,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "finetune": ("sop-eval finetune", eval_finetune.finetune_command),
     "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),
+    "segment": ("sop-eval segment", eval_segment.segment_command),
     "video": ("sop-eval video", eval_video.video_command),
 }
 """By the name in a suite: how it is typed, and the command."""

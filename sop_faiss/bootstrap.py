@@ -8,6 +8,7 @@ other queries like these; it says nothing of another training run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ __all__ = [
     "PairedDifference",
     "Score",
     "bootstrap_interval",
+    "bootstrap_of_sums",
     "paired_difference",
 ]
 
@@ -73,6 +75,34 @@ def bootstrap_interval(values: Float64[np.ndarray, " q"], resamples: int = RESAM
     return _interval(values, means)
 
 
+def bootstrap_of_sums(
+    values: Float64[np.ndarray, "q k"],
+    statistic: Callable[[Float64[np.ndarray, "r k"]], Float64[np.ndarray, " r"]],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Interval:
+    """Return what a statistic makes of the sums over queries, and its 95 % interval, for scores that are not means.
+
+    Args:
+        values: of each query.
+        statistic: of rows of sums.
+        resamples: of the queries.
+        seed: of the resamples.
+
+    Raises:
+        ValueError: there is no query.
+    """
+    if not len(values):
+        raise ValueError("no query was counted")
+    found = np.empty(resamples)
+    for part, drawn in _resamples(len(values), resamples, seed):
+        often = np.stack([np.bincount(row, minlength=len(values)) for row in drawn])
+        found[part] = statistic(often @ values)
+    (whole,) = statistic(values.sum(0, keepdims=True))
+    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(whole), float(low), float(high))
+
+
 def paired_difference(
     first: Float64[np.ndarray, " q"],
     second: Float64[np.ndarray, " q"],
@@ -112,11 +142,16 @@ def _interval(values: Float64[np.ndarray, " q"], means: Float64[np.ndarray, " r"
 
 
 def _resampled_means(values: Float64[np.ndarray, " q"], resamples: int, seed: int) -> Float64[np.ndarray, " r"]:
-    rng = np.random.Generator(np.random.Philox(seed))
     means = np.empty(resamples)
-    step = max(1, _INDICES // len(values))
-    for start in range(0, resamples, step):
-        part = means[start : start + step]
-        drawn: Int64[np.ndarray, "r q"] = rng.integers(0, len(values), (len(part), len(values)))
-        part[:] = values[drawn].mean(axis=1)
+    for part, drawn in _resamples(len(values), resamples, seed):
+        means[part] = values[drawn].mean(axis=1)
     return means
+
+
+def _resamples(count: int, resamples: int, seed: int) -> Iterator[tuple[slice, Int64[np.ndarray, "r q"]]]:
+    """Draw queries with replacement, some resamples at a time."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    step = max(1, _INDICES // count)
+    for start in range(0, resamples, step):
+        part = slice(start, min(resamples, start + step))
+        yield part, rng.integers(0, count, (part.stop - start, count))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sop_faiss import bootstrap
-from sop_faiss.bootstrap import bootstrap_interval, paired_difference
+from sop_faiss.bootstrap import bootstrap_interval, bootstrap_of_sums, paired_difference
 
 
 def test_as_wide_as_the_normal_interval() -> None:
@@ -57,3 +57,12 @@ def test_p_values_of_equal_encoders_are_spread_evenly() -> None:
 def test_nothing_to_average() -> None:
     with pytest.raises(ValueError, match="no query"):
         bootstrap_interval(np.empty(0))
+
+
+def test_sums_give_the_interval_of_their_mean() -> None:
+    values = np.random.default_rng(3).random((70, 2))
+    found = bootstrap_of_sums(values, lambda sums: sums[:, 0] / 70)
+    mean = bootstrap_interval(values[:, 0])
+    assert (found.mean, found.low, found.high) == pytest.approx((mean.mean, mean.low, mean.high))
+    with pytest.raises(ValueError):
+        bootstrap_of_sums(values[:0], lambda sums: sums[:, 0])

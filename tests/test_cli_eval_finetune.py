@@ -105,6 +105,7 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path, monkeypatch: pytest.
     assert "--lr" in fails(*SHORT, *both, "--lr", "nan")
     assert "--workers" in fails(*SHORT, *both, "--workers", -1)
     assert "--scales" in fails(*SHORT, *both, "--scales", "1,0.5")
+    assert "--mirrored" in fails(*SHORT, *both, "--mirrored")
     assert "--cache" in fails(*SHORT, *both, "--cache", tmp_path / "cache")
     assert "something else" in fails(*SHORT, *both, "--out", data / "train")
     assert not (data / "train" / "finetune.pt").exists()

@@ -111,6 +111,7 @@ def test_what_a_user_gets_wrong(davis: Path, tmp_path: Path) -> None:
     assert "--stride" in fails(*NETWORK, "--stride", 5, "--data", davis)
     for name, value in (("pooling", "gem"), ("scales", "1,0.5"), ("cache", tmp_path / "c"), ("last-blocks", 2)):
         assert f"--{name}" in fails(*NETWORK, f"--{name}", value, "--data", davis)
+    assert "--mirrored" in fails(*NETWORK, "--mirrored", "--data", davis)
     assert "--json" in fails(*NETWORK, "--data", davis, "--json", davis / "v.json")
     assert not (tmp_path / "c").exists()
 

@@ -52,6 +52,7 @@ def run(command: str, *arguments: object) -> tuple[str, int, list[str]]:
         ("demo",),
         ("doctor",),
         ("embed",),
+        ("eval", "segment"),
         ("eval", "video"),
         ("export",),
         ("index",),

@@ -103,7 +103,15 @@ def test_same_images_elsewhere_are_at_hand(run: Path, tmp_path: Path, encoded: l
 
 
 @pytest.mark.parametrize(
-    "options", [{"pooling": "mean"}, {"size": 48}, {"student": True}, {"scales": (1.0, 0.5)}, {"mean": (0.1, 0.1, 0.1)}]
+    "options",
+    [
+        {"pooling": "mean"},
+        {"size": 48},
+        {"student": True},
+        {"scales": (1.0, 0.5)},
+        {"mirrored": True},
+        {"mean": (0.1, 0.1, 0.1)},
+    ],
 )
 def test_other_features_are_never_read(run: Path, tmp_path: Path, encoded: list[int], options: dict[str, Any]) -> None:
     photos = write_folder(tmp_path / "photos")
@@ -202,16 +210,17 @@ def test_only_what_is_a_caches_is_removed(tmp_path: Path, run: Path) -> None:
 # multi-scale
 
 
-def test_scales_add_up_unit_norm_features(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_scales_and_the_mirrored_image_add_up_unit_norm_features(run: Path, tmp_path: Path, mirrored: bool) -> None:
     photos = open_source(write_folder(tmp_path / "photos"))
-    encoder = load_encoder(str(run), scales=(1.0, 0.5))
+    encoder = load_encoder(str(run), scales=(1.0, 0.5), mirrored=mirrored)
     found = extract_features(encoder, photos).features
     total = np.zeros_like(found)
     for position in range(len(photos)):
         pixels = torch.from_numpy(encoder.preprocess.apply(np.asarray(_decoded(photos.read(position)))))
         images = encoder.preprocess.normalize(pixels.unsqueeze(0))
         small = torch.nn.functional.interpolate(images, scale_factor=0.5, mode="bilinear", align_corners=False)
-        for seen in (images, small):
+        for seen in (images, small, *((images.flip(3), small.flip(3)) if mirrored else ())):
             with torch.no_grad():
                 total[position] += torch.nn.functional.normalize(encoder(seen), dim=1)[0].numpy()
     total /= np.linalg.norm(total, axis=1, keepdims=True)
@@ -228,8 +237,9 @@ def test_scales_travel_and_a_single_one_goes_without_saying(run: Path, tmp_path:
     photos = write_folder(tmp_path / "photos", classes=0, per_class=2)
     assert extract(run, photos, None, scales=(1.0, 0.7071)).manifest["preprocess"]["scales"] == [1.0, 0.7071]
     plain = encoder_with(run, None, scales=(1.0,)).preprocess
-    assert "scales" not in plain.to_dict() and plain == encoder_with(run, None).preprocess
-    several = replace(plain, scales=(1.0, 0.5))
+    assert extract(run, photos, None, mirrored=True).manifest["preprocess"]["mirrored"] is True
+    assert not {"scales", "mirrored"} & set(plain.to_dict()) and plain == encoder_with(run, None).preprocess
+    several = replace(plain, scales=(1.0, 0.5), mirrored=True)
     assert type(several).from_dict(several.to_dict()) == several
 
 

@@ -205,8 +205,9 @@ def test_the_teacher_takes_views_of_every_phase(tmp_path, shards):
     describe_run(tiny_config(tmp_path, f"data.train={shards}", *DISTILL, *overrides, phases.replace("24", "16")))
 
 
-def test_a_choice_of_settings_that_views_do_not_get_is_refused(tmp_path, shards):
-    encoder = load_encoder("lite0", scales=(1.0, 0.5), size=32)
+@pytest.mark.parametrize("options", [{"scales": (1.0, 0.5)}, {"mirrored": True}])
+def test_a_choice_of_settings_that_views_do_not_get_is_refused(tmp_path, shards, options):
+    encoder = load_encoder("lite0", **options, size=32)
     write_choice(tmp_path / "c.json", encoder.spec, encoder.fingerprint, {})
     with pytest.raises(ConfigError, match=r"distill\.teacher"):
         describe_run(tiny_config(tmp_path, f"data.train={shards}", *DISTILL, f"distill.teacher={tmp_path}/c.json"))

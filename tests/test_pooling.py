@@ -39,16 +39,28 @@ def slow_gem(patches: torch.Tensor) -> list[list[float]]:
 def test_poolings_of_tokens() -> None:
     generator = torch.Generator().manual_seed(0)
     cls, patches = torch.randn(2, 5, generator=generator), torch.randn(2, 7, 5, generator=generator)
-    assert torch.equal(pool_tokens(cls, patches, "cls"), cls)
-    assert torch.equal(pool_tokens(cls, patches, "mean"), patches.mean(1))
-    assert torch.equal(pool_tokens(cls, patches, "cls_mean"), torch.cat([cls, patches.mean(1)], dim=1))
-    torch.testing.assert_close(pool_tokens(cls, patches, "gem"), torch.tensor(slow_gem(patches)), atol=1e-6, rtol=1e-5)
+    assert torch.equal(pool_tokens(cls, patches, (1, 7), "cls"), cls)
+    assert torch.equal(pool_tokens(cls, patches, (1, 7), "mean"), patches.mean(1))
+    assert torch.equal(pool_tokens(cls, patches, (1, 7), "cls_mean"), torch.cat([cls, patches.mean(1)], dim=1))
+    torch.testing.assert_close(
+        pool_tokens(cls, patches, (1, 7), "gem"), torch.tensor(slow_gem(patches)), atol=1e-6, rtol=1e-5
+    )
 
 
 def test_gem_lies_between_mean_and_maximum() -> None:
     patches = torch.rand(3, 9, 4, generator=torch.Generator().manual_seed(1))
-    gem = pool_tokens(patches[:, 0], patches, "gem")
+    gem = pool_tokens(patches[:, 0], patches, (3, 3), "gem")
     assert (gem >= patches.mean(1) - 1e-6).all() and (gem <= patches.amax(1) + 1e-6).all()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 2), (4, 6), (3, 5), (1, 4), (1, 1)])
+def test_quadrants_are_four_means(rows: int, columns: int) -> None:
+    patches = torch.rand(2, rows * columns, 3, generator=torch.Generator().manual_seed(2))
+    found = pool_tokens(patches[:, 0], patches, (rows, columns), "quadrants").view(2, 4, 3)
+    halves = [(range((size + 1) // 2), range(size // 2, size)) for size in (rows, columns)]
+    for place, (ys, xs) in enumerate((ys, xs) for ys in halves[0] for xs in halves[1]):
+        expected = torch.stack([patches[:, y * columns + x] for y in ys for x in xs]).mean(0)
+        torch.testing.assert_close(found[:, place], expected)
 
 
 def test_names_of_poolings() -> None:
@@ -115,7 +127,7 @@ def test_gem_of_a_channels_last_map() -> None:
         torch.testing.assert_close(encoder(images), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "cls_mean", "gem"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "cls_mean", "gem", "quadrants"])
 def test_official_dino_checkpoint_gives_timms_features(tmp_path: Path, pooling: str) -> None:
     """timm's weights under DINO's names, every pooling."""
     network: Any = timm_network("test_vit")
@@ -124,7 +136,7 @@ def test_official_dino_checkpoint_gives_timms_features(tmp_path: Path, pooling: 
     images = random_images(160)
     with torch.no_grad():
         tokens = network.forward_features(images)
-        expected = pool_tokens(tokens[:, 0], tokens[:, 1:], pooling)
+        expected = pool_tokens(tokens[:, 0], tokens[:, 1:], (10, 10), pooling)
         torch.testing.assert_close(encoder(images), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,8 @@ from sop_faiss.verbs import demo
 from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
 from sop_faiss.verbs.scoring.linear import LinearOptions, evaluate_linear
 from sop_faiss.verbs.scoring.retrieve import evaluate_retrieval
-from sop_faiss.verbs.training.online_scores import open_evaluation
+from sop_faiss.verbs.training.online_scores import open_evaluation, scored_encoder
+from sop_faiss.verbs.training.train import describe_run
 from sop_faiss.verbs.training.training_images import open_training_images
 from tests.images import write_folder
 from tests.runs import networks_of, tiny_config
@@ -100,6 +102,26 @@ def test_online_scores_are_those_of_the_tasks_and_commands(place: Path, config: 
     assert scores["knn_top1_k5"] == command.metrics["top1_k5"]
     metrics = evaluate_retrieval(spec, str(place / "graded")).scores.metrics
     assert (scores["map_medium"], scores["map_hard"]) == (metrics["mAP_medium"], metrics["mAP_hard"])
+
+
+def test_online_scores_with_another_pooling_are_those_of_the_command(place: Path, config: Config, spec) -> None:
+    changed = replace(config, evaluate=replace(config.evaluate, retrieval="", pooling="quadrants", mirrored=True))
+    online = open_evaluation(changed, *open_training_images(changed))
+    assert online is not None
+    scores = percents(online(networks_of(changed)[1]))
+    options = KnnOptions(ks=(5,))
+    command = evaluate_knn(
+        str(place / "train"), str(place / "test"), replace(spec, pooling="quadrants", mirrored=True), options
+    )
+    assert scores["knn_top1_k5"] == command.metrics["top1_k5"]
+    assert scored_encoder(networks_of(changed)[1].backbone, changed).token_dimension == 4 * (
+        config.model.embed_dim or 0
+    )
+
+
+def test_a_pooling_that_the_backbone_lacks_is_refused_before_the_run(config: Config) -> None:
+    with pytest.raises(ConfigError, match=r"evaluate\.pooling = pooled"):
+        describe_run(replace(config, evaluate=replace(config.evaluate, pooling="pooled")))
 
 
 def test_a_probe_is_that_of_the_command(place: Path, spec: EncoderSpec, encoder: Encoder) -> None:

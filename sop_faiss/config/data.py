@@ -38,6 +38,10 @@ class DataConfig:
     """Encoded images that wait in each worker to be drawn at random (`sequential`)."""
     samples_per_epoch: int = 0
     """Images per epoch, which are not counted (`sequential`); else 0."""
+    groups: str = "none"
+    """`labels`: images with the same label (a folder, a `.cls` member, a list's column) show the same thing, and are
+    views of each other: every second view of an image is one of another image of its group, drawn anew in each epoch.
+    Classes are no groups for retrieval of single things. `none`: all views of an image are its own."""
     workers: int = 2
     """Processes that decode and augment, per rank; 0: the training process does it."""
     threads: int = 0
@@ -79,6 +83,12 @@ class DataConfig:
             not sequential or self.holdout_share == 0,
             f"data.holdout_share = {self.holdout_share} with data.access = sequential: nothing can be held out of a "
             "stream; set it to 0, and name evaluate.train and evaluate.test",
+        )
+        require_one_of("data.groups", self.groups, ("none", "labels"))
+        require(
+            not sequential or self.groups == "none",
+            f"data.groups = {self.groups} with data.access = sequential: other images of a group cannot be read; set "
+            "data.groups=none",
         )
         require_between("data.workers", self.workers, 0, 1024)
         require_between("data.threads", self.threads, 0, 1024)

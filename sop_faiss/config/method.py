@@ -67,6 +67,10 @@ class ModelConfig:
     """Overrides the registers (ViT): learned tokens beside [CLS] that stand for nothing, 4 in DINOv2 with registers
     and DINOv3. RoPE and SwiGLU have no field: choose a backbone that has them, as `vit_small_patch16_dinov3` (RoPE)
     or `vit_small_plus_patch16_dinov3` (both), of any `embed_dim` and `depth`."""
+    first_layer: str = "random"
+    """The convolution that sees the pixels. `random`: the backbone's own weights. `whitened`: principal components of
+    patches of the training images, scaled to unit variance, with both signs. `frozen`: these, and they are not
+    trained. Both need random access to the images, and no `init`."""
     drop_path: float = 0.1
     """Stochastic depth of the student; the teacher has none."""
     cls_token_std: float = 1e-6
@@ -97,6 +101,11 @@ class ModelConfig:
             0 < self.cls_token_std <= 1, f"model.cls_token_std = {self.cls_token_std}: wanted more than 0, at most 1"
         )
         require(0.0 <= self.drop_path < 1.0, f"model.drop_path = {self.drop_path}: wanted 0 <= drop_path < 1")
+        require_one_of("model.first_layer", self.first_layer, ("random", "whitened", "frozen"))
+        require(
+            self.first_layer == "random" or not self.init,
+            f"model.first_layer = {self.first_layer} would replace weights of model.init = {self.init}: leave one out",
+        )
         scale = self.layer_scale
         require(scale is None or 0 < scale <= 1, f"model.layer_scale = {scale}: wanted more than 0, at most 1")
         if self.registers is not None:

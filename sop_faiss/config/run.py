@@ -225,6 +225,11 @@ class EvaluateConfig:
     background: str = "auto"
     """Whether the loop continues while a copy of the teacher is scored: `always`, `never`, or `auto`: on CUDA. On a CPU
     both would need the same cores. Losses are the same, bit for bit, either way."""
+    pooling: str = ""
+    """How the scored feature is made of the last block's tokens, as `--pooling` of the commands (empty: the backbone's
+    own). `quadrants` suits small images of centered things."""
+    mirrored: bool = False
+    """Add the feature of the mirrored image, as `--mirrored` of the commands: scores take twice the time."""
     k: int = 20
     """Neighbors of the k-NN score."""
     batch_size: int = 256

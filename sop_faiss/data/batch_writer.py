@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from sop_faiss.data.batch import BadSample, Buffers
+from sop_faiss.data.groups import open_groups
 from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.views.crops import view_generator
@@ -29,17 +30,23 @@ class BatchWriter:
         source: the images.
         positions: the images that may replace a bad one.
         multicrop: makes the views of the images.
+
+    Raises:
+        ConfigError: `data.groups` needs labels, and there are none.
     """
 
     def __init__(self, source: ImageSource, positions: Int64[np.ndarray, " m"], multicrop: MultiCrop) -> None:
         self.source, self.positions, self.multicrop = source, positions, multicrop
         self.config = multicrop.config
+        self.groups = open_groups(source, positions) if self.config.data.groups == "labels" else None
         self._kept: dict[int, Pixels] = {}
         self._kept_bytes = 0
         self._keeping = threading.Lock()
 
     def write(self, image_id: int, epoch: int, out: Buffers, place: int) -> tuple[int, list[BadSample]]:
         """Write the views and masks of an image, or of its replacement, at its place in a batch.
+
+        With `data.groups` every second view is one of another image of its group; if that cannot be read, its own.
 
         Returns:
             The id of the image that was written, and the images that could not be read.
@@ -48,7 +55,19 @@ class BatchWriter:
             DataError: no readable image was found in place of a bad one.
         """
         image_id, (image, drawn), bad = self._load_readable(image_id, epoch, out.sides)
-        self.multicrop.write(image, drawn, out, place, epoch)
+        own = range(len(drawn))
+        partner = image_id if self.groups is None else self.groups.partner(image_id, self.config.train.seed, epoch)
+        if partner != image_id:
+            try:
+                other, of_other = self._load(partner, epoch, out.sides, views_of=image_id)
+            except UnreachableError:
+                raise
+            except DataError as error:
+                bad.append(self._bad_sample(partner, error, image_id))
+            else:
+                own = range(0, len(drawn), 2)
+                self.multicrop.write(other, of_other, out, place, epoch, range(1, len(drawn), 2))
+        self.multicrop.write(image, drawn, out, place, epoch, own)
         return image_id, bad
 
     def _load_readable(
@@ -90,11 +109,15 @@ class BatchWriter:
             replacement=source.keys[replacement],
         )
 
-    def _load(self, image_id: int, epoch: int, sides: list[int]) -> tuple[Pixels, list[DrawnView]]:
+    def _load(
+        self, image_id: int, epoch: int, sides: list[int], views_of: int | None = None
+    ) -> tuple[Pixels, list[DrawnView]]:
+        """Load an image, and draw the views of it, or those that it gives to another image."""
+        drawn_for = image_id if views_of is None else views_of
         image = self._kept.get(image_id)
         if image is not None:
-            return image, self.multicrop.draw(image_id, epoch, *image.shape[:2])
-        image, drawn = self.multicrop.load(image_id, epoch, self.source.read(image_id), sides)
+            return image, self.multicrop.draw(drawn_for, epoch, *image.shape[:2])
+        image, drawn = self.multicrop.load(drawn_for, epoch, self.source.read(image_id), sides)
         self._keep(image_id, image)
         return image, drawn
 

@@ -53,11 +53,15 @@ def split_holdout(count: int, share: float, seed: int) -> tuple[Int64[np.ndarray
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def digest_images(source: ImageSource, trained: Int64[np.ndarray, " m"]) -> str:
-    """Digest a source's images and which of them are trained on, as 64 hex digits."""
+def digest_images(
+    source: ImageSource, trained: Int64[np.ndarray, " m"], groups: Int64[np.ndarray, " n"] | None = None
+) -> str:
+    """Digest a source's images, which of them are trained on, and their groups if these matter, as 64 hex digits."""
     digest = hashlib.sha256(trained.tobytes())
     for key in source.keys:
         digest.update(key.encode() + b"\n")
+    if groups is not None:
+        digest.update(np.ascontiguousarray(groups, np.int64).tobytes())
     return digest.hexdigest()
 
 
@@ -147,7 +151,8 @@ class Batches:
 
     def digest(self) -> str:
         """Digest the images and their order, as 64 hex digits; a run is resumed on the same images."""
-        return digest_images(self.source, self.positions)
+        groups = self.writer.groups
+        return digest_images(self.source, self.positions, None if groups is None else groups.labels)
 
     def __getitem__(self, step: int) -> Batch:
         """Make the batch of a step, as `make`."""

@@ -78,7 +78,8 @@ def possible_settings(encoder: Encoder) -> list[Setting]:
     unit = math.lcm(model.multiple, 8 if seen.crop >= 64 else 1)
     sizes = [seen.crop] if model.fixed else [max(1, round(seen.crop * factor / unit)) * unit for factor in _SIZES]
     all_scales = [seen.scales] if model.fixed else [seen.scales, (1.0,), _SCALES]
-    poolings = [own.pooling, *model.poolings]
+    # quadrants would make the index four times as large, and are for things that keep their place
+    poolings = [own.pooling, *(name for name in model.poolings if name != "quadrants")]
     poolings += [
         pooling_name(name, _LAST_BLOCKS, model.blocks)
         for name in ("cls", "cls_mean")
@@ -207,5 +208,6 @@ def _pooled(encoder: Encoder, images: Float32[Tensor, "b 3 h w"], poolings: list
     if rest:
         first = "pooled" if "pooled" in rest else rest[0]
         own, tokens = model.features_and_tokens(images, first)
-        found |= {name: own if name == first else pool_tokens(tokens.cls, tokens.patches, name) for name in rest}
+        made = {name: pool_tokens(tokens.cls, tokens.patches, tokens.grid, name) for name in rest if name != first}
+        found |= {first: own, **made}
     return found

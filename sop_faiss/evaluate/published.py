@@ -60,6 +60,8 @@ def protocol_differences(protocol: Mapping[str, Any], encoder_name: str) -> list
         found.append("square images (published: whole)")
     if len(scales) != _SCALES:
         found.append(f"{len(scales)} scale{'s' if len(scales) > 1 else ''} (published: {_SCALES})")
+    if preprocess.get("mirrored"):
+        found.append("mirrored images added (published: not)")
     if protocol["pooling"] != _POOLING:
         found.append(f"pooling {protocol['pooling']} (published: {_POOLING})")
     if protocol.get("whitening", "none") not in ("none", None):

@@ -16,6 +16,7 @@ from sop_faiss.config import Config, ViewsConfig
 from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.backbones.backbone import Backbone
 from sop_faiss.model.backbones.build import build_backbone
+from sop_faiss.model.backbones.first_layer import first_layer
 
 __all__ = ["Embedded", "Network", "Networks", "Student", "build_student_and_teacher", "update_teacher"]
 
@@ -228,6 +229,8 @@ def build_student_and_teacher(config: Config, make_heads: Callable[[int], nn.Mod
     if config.masks.drop:
         student.backbone.drop_hidden(config)
     teacher.load_state_dict(student.state_dict())
+    if config.model.first_layer == "frozen":
+        first_layer(student.backbone).requires_grad_(False)
     if config.train.checkpoint_activations:
         student.backbone.checkpoint_activations()
     return student, teacher.requires_grad_(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -88,12 +88,30 @@ class MultiCrop:
             DrawnView(view._replace(box=scale_box(view.box, size, scaled)), generator) for view, generator in drawn
         ]
 
-    def write(self, image: Pixels, drawn: list[DrawnView], out: Buffers, place: int, epoch: int) -> None:
-        """Write the views of an image, and the masks on its global views, at its place in a batch of an epoch."""
+    def write(
+        self,
+        image: Pixels,
+        drawn: list[DrawnView],
+        out: Buffers,
+        place: int,
+        epoch: int,
+        numbers: Iterable[int] | None = None,
+    ) -> None:
+        """Write the views of an image, and the masks on its global views, at its place in a batch of an epoch.
+
+        Args:
+            image: decoded.
+            drawn: all of its views.
+            out: the batch.
+            place: in the batch.
+            epoch: of the views.
+            numbers: of the views that are written; None: all.
+        """
         masked = epoch >= self.config.masks.start_epoch
         global_count = self.config.views.global_count
         grid = math.isqrt(out.masks.shape[-1])
-        for index, (view, generator) in enumerate(drawn):
+        for index in range(len(drawn)) if numbers is None else numbers:
+            view, generator = drawn[index]
             if index < global_count:
                 number, pixels, colors = index, out.global_views, out.global_colors
                 out.masks[number, place] = masked and draw_mask(grid, grid, self.config.masks, generator)

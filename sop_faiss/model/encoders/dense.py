@@ -15,7 +15,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 
 __all__ = ["DenseEncoder", "require_dense"]
 
-_IDLE = ("pooling", "last_blocks", "scales", "whitening", "cache", "top_value")
+_IDLE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache", "top_value")
 """Fields of an encoder's spec that say how one feature is made of an image, or how deep grayscale is read."""
 
 _PROBE_SIDE = 256
@@ -31,7 +31,7 @@ def require_dense(spec: EncoderSpec, what: str) -> None:
         ConfigError: it is not.
     """
     for name in _IDLE:
-        if getattr(spec, name) is not None:
+        if getattr(spec, name) not in (None, False):
             raise ConfigError(f"`{name}` does not apply to {what}: leave it out")
 
 

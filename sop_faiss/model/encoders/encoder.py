@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.image_input import ImageInput, ImageTransform
+from sop_faiss.model.encoders.pooling import pooled_width
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.encoders.whitening import Whitening
 from sop_faiss.progress import ProgressCallback
@@ -38,8 +40,8 @@ class Encoder(nn.Module):
 
     Attributes:
         name: what it is, for people.
-        token_pooling: `cls`, `mean` (of the patch tokens), `cls_mean`, `gem` or `pooled` (the model's own); with
-            `_lastN` behind it, of the last N blocks.
+        token_pooling: `cls`, `mean` (of the patch tokens), `cls_mean`, `gem`, `quadrants` or `pooled` (the model's
+            own); with `_lastN` behind it, of the last N blocks.
         preprocess: what its images must go through.
         token_dimension: width of what the model gives, before any whitening.
         whitening: what the extraction applies to its unit-norm features.
@@ -178,10 +180,22 @@ class Encoder(nn.Module):
             raise ConfigError(f"{self.name} takes only images of {native} pixels: leave `scales` out")
 
 
-def encoder_of_backbone(backbone: Backbone, config: Config, name: str) -> Encoder:
+def encoder_of_backbone(
+    backbone: Backbone, config: Config, name: str, *, pooling: str = "", mirrored: bool = False
+) -> Encoder:
     """Make an encoder of a live backbone, such as a teacher's in training; it is shared, not copied.
 
     The fingerprint is computed once: read it only when the backbone no longer changes.
+
+    Args:
+        backbone: of the student or the teacher.
+        config: of the run.
+        name: what it is, for people.
+        pooling: over the last block; empty: the backbone's own.
+        mirrored: add the feature of the mirrored image.
+
+    Raises:
+        ConfigError: the backbone does not offer this pooling.
     """
     from sop_faiss.model.encoders.sop_encoder import SopModel
 
@@ -189,4 +203,10 @@ def encoder_of_backbone(backbone: Backbone, config: Config, name: str) -> Encode
     preprocess = Preprocess.square(
         model.native_size, mean=model.mean, std=model.std, multiple=model.multiple, top_value=model.top_value
     )
-    return Encoder(model, name, preprocess, model.poolings[0], backbone.feature_dim)
+    pooling = pooling or model.poolings[0]
+    if pooling not in model.poolings:
+        raise ConfigError(
+            f"evaluate.pooling = {pooling} with {config.model.backbone}: wanted one of {', '.join(model.poolings)}"
+        )
+    width = pooled_width(backbone.feature_dim, pooling)
+    return Encoder(model, name, replace(preprocess, mirrored=mirrored), pooling, width)

@@ -92,12 +92,15 @@ def _features_of_part(
     encoder: Encoder, preprocess: Preprocess, part: UInt8[Tensor, "b h w 3"]
 ) -> Float32[np.ndarray, "b d"]:
     images = preprocess.normalize(part)
-    of_scales = [
-        functional.normalize(encoder(preprocess.scaled(images, scale)).double(), dim=1) for scale in preprocess.scales
+    ways = [images, images.flip(3)] if preprocess.mirrored else [images]
+    found = [
+        functional.normalize(encoder(preprocess.scaled(way, scale)).double(), dim=1)
+        for way in ways
+        for scale in preprocess.scales
     ]
-    features = of_scales[0]
-    if len(of_scales) > 1:
-        features = functional.normalize(torch.stack(of_scales).sum(0), dim=1)
+    features = found[0]
+    if len(found) > 1:
+        features = functional.normalize(torch.stack(found).sum(0), dim=1)
     array: Float32[np.ndarray, "b d"] = features.float().cpu().numpy()
     return array
 

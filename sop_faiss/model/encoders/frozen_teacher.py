@@ -22,7 +22,7 @@ def open_frozen_teacher(config: Config) -> Encoder:
     Raises:
         CheckpointError: its weights are missing, damaged, or of another model.
         ConfigError: it is unknown, has random weights, does not take views of the size of a phase, or is a choice of
-            `sop-index tune` with a whitening or several scales, which are not applied to views.
+            `sop-index tune` with a whitening, several scales or mirrored images, which are not applied to views.
     """
     settings = config.distill
     spec = EncoderSpec(
@@ -50,6 +50,9 @@ def open_frozen_teacher(config: Config) -> Encoder:
     except (CheckpointError, ConfigError) as error:
         said = _ARGUMENT.sub(r"distill.\1\2", str(error)).replace("`size`", size_of).replace("image size", size_of)
         raise type(error)(f"{named}: {said}") from None
-    if encoder.whitening is not None or encoder.preprocess.scales != (1.0,):
-        raise ConfigError(f"{named} has a whitening or several scales, which views do not get: name the encoder itself")
+    if encoder.whitening is not None or encoder.preprocess.scales != (1.0,) or encoder.preprocess.mirrored:
+        raise ConfigError(
+            f"{named} has a whitening, several scales or mirrored images, which views do not get: name the encoder "
+            "itself"
+        )
     return encoder

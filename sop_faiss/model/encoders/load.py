@@ -127,6 +127,7 @@ def _without_defaults(spec: EncoderSpec, encoder: Encoder) -> EncoderSpec:
         mean=seen.mean,
         std=seen.std,
         scales=seen.scales,
+        mirrored=seen.mirrored,
         top_value=seen.top_value,
         position_resize=encoder.model.position_resize if has_rule else spec.position_resize,
     )
@@ -171,6 +172,7 @@ def _assemble(spec: EncoderSpec, model: SopModel | TimmModel, name: str, left_ou
     )
     if spec.scales is not None:
         preprocess = replace(preprocess, scales=spec.scales)
+    preprocess = replace(preprocess, mirrored=spec.mirrored)
     model.eval().requires_grad_(False)
     encoder = Encoder(model, name, preprocess, pooling, 0, tuple(left_out)).eval()
     encoder.check_preprocess(preprocess)
@@ -240,6 +242,7 @@ def load_encoder(
     whitening: Path | None = None,
     cache: Path | None = None,
     top_value: float | None = None,
+    mirrored: bool = False,
     student: bool = False,
     by_position: bool = False,
     position_resize: str | None = None,
@@ -271,6 +274,7 @@ def load_encoder(
         whitening,
         cache,
         top_value,
+        mirrored=mirrored,
         student=student,
         by_position=by_position,
         position_resize=position_resize,

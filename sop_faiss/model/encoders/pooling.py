@@ -1,4 +1,4 @@
-"""From tokens to one feature: [CLS], mean, both, GeM, and the last blocks of a ViT.
+"""From tokens to one feature: [CLS], mean, both, GeM, means of quadrants, and the last blocks of a ViT.
 
 A pooling is named by a word, as in `cls_mean`; that of the last n blocks ends in `_lastN`. The name travels with
 the features, so that features of different poolings are never compared.
@@ -12,12 +12,21 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["GEM_POWER", "TOKEN_POOLINGS", "features_of_last_blocks", "pool_tokens", "pooling_name", "split_pooling"]
+__all__ = [
+    "GEM_POWER",
+    "TOKEN_POOLINGS",
+    "features_of_last_blocks",
+    "pool_tokens",
+    "pooled_width",
+    "pooling_name",
+    "split_pooling",
+]
 
-TOKEN_POOLINGS = ("cls", "mean", "cls_mean", "gem")
+TOKEN_POOLINGS = ("cls", "mean", "cls_mean", "gem", "quadrants")
 """What can be made of a [CLS] and patch tokens."""
 GEM_POWER = 3.0
 """p of generalized-mean pooling, as in Radenovic et al. 2018 (arXiv 1711.02512), section 3.2."""
@@ -26,14 +35,19 @@ _GEM_FLOOR = 1e-6
 _NAME = re.compile(r"([a-z_]+?)(?:_last(\d+))?")
 
 
-def pool_tokens(cls: Float[Tensor, "b d"], patches: Float[Tensor, "b n d"], pooling: str) -> Float[Tensor, "b pooled"]:
+def pool_tokens(
+    cls: Float[Tensor, "b d"], patches: Float[Tensor, "b n d"], grid: tuple[int, int], pooling: str
+) -> Float[Tensor, "b pooled"]:
     """Make one feature of an image's tokens.
 
     Args:
         cls: the [CLS] token, or what stands for it.
         patches: patch tokens, or the positions of a map.
-        pooling: `cls`; `mean` of the patches; `cls_mean`, both concatenated (2 d wide); or `gem`,
-            (mean of max(x, 1e-6)^p)^(1/p) of the patches with p = 3.
+        grid: rows and columns of the patches, which are in rows.
+        pooling: `cls`; `mean` of the patches; `cls_mean`, both concatenated (2 d wide); `gem`,
+            (mean of max(x, 1e-6)^p)^(1/p) of the patches with p = 3; or `quadrants`, the means of the upper left, upper
+            right, lower left and lower right patches (4 d wide), which know where in the image something is. A middle
+            row or column belongs to both halves.
     """
     if pooling == "cls":
         return cls
@@ -41,8 +55,16 @@ def pool_tokens(cls: Float[Tensor, "b d"], patches: Float[Tensor, "b n d"], pool
         return patches.mean(1)
     if pooling == "cls_mean":
         return torch.cat([cls, patches.mean(1)], dim=1)
+    if pooling == "quadrants":
+        of_places = patches.transpose(1, 2).unflatten(2, grid)
+        return functional.adaptive_avg_pool2d(of_places, 2).permute(0, 2, 3, 1).flatten(1)
     assert pooling == "gem", pooling
     return patches.clamp(min=_GEM_FLOOR).pow(GEM_POWER).mean(1).pow(1 / GEM_POWER)
+
+
+def pooled_width(width: int, pooling: str) -> int:
+    """Return the width of a feature pooled over the last block's tokens of this width."""
+    return width * {"cls_mean": 2, "quadrants": 4}.get(pooling, 1)
 
 
 def features_of_last_blocks(

@@ -57,6 +57,8 @@ class Preprocess:
     """The model sees the image at each of these sizes, relative to the above; the unit-norm features are added and
     scaled to unit norm again. (1, 0.7071, 0.5) is what DINO's evaluation of retrieval and the revisited Oxford/Paris
     benchmark use; the latter adds unit-norm features too, DINO's script raw ones."""
+    mirrored: bool = False
+    """The model sees the mirrored image, too; the unit-norm features of both are added, as those of scales are."""
     top_value: float = 0.0
     """White in grayscale of more than 8 bits, for the decoder; 0: what the file states, else what its type holds."""
 
@@ -168,10 +170,12 @@ class Preprocess:
         return functional.interpolate(images, size=(rows, columns), mode="bilinear", align_corners=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values for manifests; a single scale of 1 and a top value of 0 are left out."""
+        """Return JSON values for manifests; a single scale of 1, no mirroring and a top value of 0 are left out."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.scales == (1.0,):
             del content["scales"]
+        if not self.mirrored:
+            del content["mirrored"]
         if not self.top_value:
             del content["top_value"]
         return content

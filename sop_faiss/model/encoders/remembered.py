@@ -63,6 +63,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "std": _is_triple,
     "scales": _is_scales,
     "top_value": _is_number,
+    "mirrored": lambda value: isinstance(value, bool),
     "student": lambda value: isinstance(value, bool),
     "by_position": lambda value: isinstance(value, bool),
 }

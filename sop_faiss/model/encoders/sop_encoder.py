@@ -37,10 +37,10 @@ class SopModel(nn.Module):
         self.top_value = config.data.top_value
         self.multiple = 1 if isinstance(backbone, ConvBackbone) else backbone.patch_size
         self.fixed = False
-        self.poolings: tuple[str, ...] = ("mean", "gem")
+        self.poolings: tuple[str, ...] = ("mean", "gem", "quadrants")
         self.blocks = 0
         if isinstance(backbone, ConvBackbone):
-            self.poolings = ("pooled", "mean", "gem")
+            self.poolings = ("pooled", "mean", "gem", "quadrants")
         elif isinstance(backbone, VitBackbone):
             own = config.model.global_token
             self.poolings = (own, *(name for name in TOKEN_POOLINGS if name != own))
@@ -65,7 +65,9 @@ class SopModel(nn.Module):
         name, blocks = split_pooling(pooling)
         if blocks > 1:
             return self.features(images, pooling), tokens
-        return (tokens.cls if name == "pooled" else pool_tokens(tokens.cls, tokens.patches, name)), tokens
+        if name == "pooled":
+            return tokens.cls, tokens
+        return pool_tokens(tokens.cls, tokens.patches, tokens.grid, name), tokens
 
 
 def trained_model(run: Path, *, student: bool = False) -> tuple[SopModel, Path]:

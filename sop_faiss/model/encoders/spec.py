@@ -38,7 +38,7 @@ class EncoderSpec:
     random_weights: int | None = None
     """Seed of random weights, for a baseline: of `timm:` and `config:` models."""
     pooling: str | None = None
-    """`cls`, `mean`, `cls_mean`, `gem` or `pooled`; None: the model's own."""
+    """`cls`, `mean`, `cls_mean`, `gem`, `quadrants` or `pooled`; None: the model's own."""
     last_blocks: int | None = None
     """Concatenate the [CLS] tokens of this many last blocks, of ViTs; with `cls_mean` the last mean token, too."""
     size: int | None = None
@@ -54,6 +54,8 @@ class EncoderSpec:
     """Directory that keeps the features of images, so that no image is encoded twice in the same way."""
     top_value: float | None = None
     """White in grayscale images of more than 8 bits; 0: what each file states; None: as the model was trained."""
+    mirrored: bool = False
+    """Add the feature of the mirrored image."""
     student: bool = False
     """The student of a run instead of the teacher; of a file with two networks the learning one instead of its moving
     average."""

@@ -94,9 +94,11 @@ class TimmModel(nn.Module):
         name, blocks = split_pooling(pooling)
         if blocks > 1:
             return features_of_last_blocks(self.backbone, images, blocks, name)
+        if name == "quadrants":
+            return self.features_and_tokens(images, pooling)[0]
         forward_features: Any = self.backbone.forward_features
-        positions, _ = self._positions(forward_features(images))
-        return pool_tokens(positions[:, 0], positions[:, self._prefix_tokens :], name)
+        positions, grid = self._positions(forward_features(images))
+        return pool_tokens(positions[:, 0], positions[:, self._prefix_tokens :], grid or (1, 1), name)
 
     def features_and_tokens(
         self, images: Float[Tensor, "b 3 h w"], pooling: str
@@ -122,7 +124,7 @@ class TimmModel(nn.Module):
         name, blocks = split_pooling(pooling)
         if blocks > 1:
             return self.features(images, pooling), tokens
-        return (pooled if name == "pooled" else pool_tokens(tokens.cls, patches, name)), tokens
+        return (pooled if name == "pooled" else pool_tokens(tokens.cls, patches, grid, name)), tokens
 
     @property
     def _prefix_tokens(self) -> int:
@@ -154,7 +156,7 @@ def _poolings(model: nn.Module) -> tuple[str, ...]:
     if distilled or not normalized:
         return ("pooled",)
     if not _has_cls(model):
-        return ("pooled", "gem")
+        return ("pooled", "gem", "quadrants")
     return TOKEN_POOLINGS if pooling == "token" else ("pooled", *TOKEN_POOLINGS)
 
 

@@ -162,6 +162,8 @@ def _check(data: str, out: Path, encoder: EncoderSpec, images: int, force: bool)
     """Refuse what would fail after the work."""
     if not FEWEST <= images <= MOST:
         raise ConfigError(f"`images={images}`: wanted {FEWEST} to {MOST:,} images to compare settings on")
+    if encoder.preprocess.mirrored:
+        raise ConfigError("`mirrored` is not compared here, and would double the time of all settings: leave it out")
     if encoder.whitening is not None:
         raise ConfigError("`whitening` is a setting that is compared here: leave it out")
     if is_choice(encoder.model):

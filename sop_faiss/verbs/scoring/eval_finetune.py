@@ -122,6 +122,7 @@ def _require_plain(encoder: Encoder) -> None:
         ("whitening", encoder.whitening is not None),
         ("cache", encoder.cache is not None),
         ("scales", encoder.preprocess.scales != (1.0,)),
+        ("mirrored", encoder.preprocess.mirrored),
     ):
         if given:
             raise ConfigError(f"`{name}` does not apply to fine-tuning, which trains the network: leave it out")

@@ -82,9 +82,12 @@ def _viewed_image(batches: Batches, batch: Batch, number: int, epoch: int) -> Vi
 
 
 def _boxes(batches: Batches, image_id: int, height: int, width: int, epoch: int) -> list[CropBox]:
-    """Return the crop of each view, global ones first; none if the image is turned or sheared before it is cropped."""
+    """Return the crop of each view, global ones first.
+
+    None if the image is turned or sheared before it is cropped, or if other images of its group give some of them.
+    """
     views = batches.config.views
-    if views.max_rotation_degrees or views.max_shear_degrees:
+    if views.max_rotation_degrees or views.max_shear_degrees or batches.config.data.groups != "none":
         return []
     drawn = batches.multicrop.draw(image_id, epoch, height, width)
     return [one.view.box for one in drawn]

@@ -28,11 +28,12 @@ from sop_faiss.evaluate.retrieval_task import RetrievalTask
 from sop_faiss.evaluate.task import TaskOfQueries
 from sop_faiss.evaluate.view_recall_task import ViewRecallTask
 from sop_faiss.features.extract import ExtractionOptions
-from sop_faiss.model.encoders.encoder import encoder_of_backbone
+from sop_faiss.model.backbones.backbone import Backbone
+from sop_faiss.model.encoders.encoder import Encoder, encoder_of_backbone
 from sop_faiss.model.networks import Network
 from sop_faiss.train.scoring import Announce, unannounced
 
-__all__ = ["OnlineEvaluation", "open_evaluation"]
+__all__ = ["OnlineEvaluation", "open_evaluation", "scored_encoder"]
 
 _FIELDS = {
     "protocol": "evaluate.retrieval_protocol",
@@ -73,12 +74,22 @@ class OnlineEvaluation:
             DataError: images cannot be read.
             FeatureError: features are not finite.
         """
-        encoder = encoder_of_backbone(teacher.backbone, self.config, "teacher")
+        encoder = scored_encoder(teacher.backbone, self.config)
         scores: dict[str, Score] = {}
         for task in self.tasks:
             with announce() as progress:
                 scores |= task.measure_each(encoder, progress)
         return scores
+
+
+def scored_encoder(backbone: Backbone, config: Config) -> Encoder:
+    """Return a backbone as it is scored.
+
+    Raises:
+        ConfigError: `evaluate.pooling` is not one of the backbone's.
+    """
+    settings = config.evaluate
+    return encoder_of_backbone(backbone, config, "teacher", pooling=settings.pooling, mirrored=settings.mirrored)
 
 
 def open_evaluation(

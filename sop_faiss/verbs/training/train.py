@@ -13,6 +13,7 @@ from sop_faiss.data.degenerate_images import describe_degenerate_images
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_file, refuse_occupied, remove_leftovers
+from sop_faiss.model.backbones.first_layer import whiten_first_layer
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
 from sop_faiss.model.networks import build_student_and_teacher
@@ -30,8 +31,8 @@ from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.state import RunState, autocast_dtype
 from sop_faiss.train.stop import REQUEUE_NAME, StopRequest
 from sop_faiss.verbs.training.dry_run import describe_data, describe_device_memory, with_total
-from sop_faiss.verbs.training.online_scores import open_evaluation
-from sop_faiss.verbs.training.training_images import make_batches, open_training_images, training_device
+from sop_faiss.verbs.training.online_scores import open_evaluation, scored_encoder
+from sop_faiss.verbs.training.training_images import draw_images, make_batches, open_training_images, training_device
 
 __all__ = ["TrainingResult", "describe_run", "run_training"]
 
@@ -185,11 +186,15 @@ def run_training(
             ranks = (distributed.rank(), distributed.world_size())
             batches = make_batches(config, source, trained, state.student.backbone.patch_size, ranks, device)
             state.data_digest = batches.digest()
+            scored_encoder(state.teacher.backbone, config)  # a pooling that it lacks is refused before any work
             evaluate = open_evaluation(config, source, trained, held_out)
             if checkpoint is not None:
                 state.resume(checkpoint)
             elif config.model.init:
                 state.init_sha256 = load_initial_weights(state.teacher.backbone, config.model)
+                copy_weights(state.student, state.teacher.state_dict())
+            elif config.model.first_layer != "random":
+                whiten_first_layer(state.teacher.backbone, draw_images(config, source, trained), config.train.seed)
                 copy_weights(state.student, state.teacher.state_dict())
             distributed.decide(lambda: _open_run(output, config, checkpoint, lock))
             if checkpoint is None and distributed.is_main() and not isinstance(source, ShardStream):
@@ -263,6 +268,7 @@ def describe_run(config: Config) -> dict[str, Any]:
     device, world_size = training_device(config), distributed.announced_world_size()
     needs = objective.needs(device, len(trained))
     batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
+    scored_encoder(student.backbone, config)
     evaluation = open_evaluation(config, source, trained, held_out)
     schedules = Schedules(config, batches.steps_per_epoch)
     steps = schedules.total_steps if schedules.is_decided else None

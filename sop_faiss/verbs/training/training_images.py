@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
+from torch import Tensor
 
 from sop_faiss.config import Config
 from sop_faiss.data.images.source import ImageSource, find_streams, open_source
+from sop_faiss.data.images.verified_image import WholeImage, read_whole
 from sop_faiss.data.sequential_stream import SequentialBatches, stand_in_positions
 from sop_faiss.data.shards.address import hide_secrets
+from sop_faiss.data.shards.prefetch import fetch_ahead
 from sop_faiss.data.shards.shard_stream import ShardStream
-from sop_faiss.data.stream import Batches, split_holdout
+from sop_faiss.data.stream import Batches, epoch_order, split_holdout
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.build import seeded_backbone
+from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.initial_weights import resolve_init
 
 __all__ = [
+    "draw_images",
     "make_batches",
     "mask_unit",
     "open_batches",
@@ -26,6 +31,8 @@ __all__ = [
 ]
 
 _CPU = torch.device("cpu")
+_DRAWN = 512
+"""Images whose patches are looked at: 64 of each are many more than the numbers of a patch of 16 px (768)."""
 
 
 def open_training_images(
@@ -68,6 +75,31 @@ def open_indexed_images(config: Config, wanted_by: str) -> tuple[ImageSource, In
     source, trained, _ = open_training_images(config)
     assert not isinstance(source, ShardStream)
     return source, trained
+
+
+def draw_images(
+    config: Config, source: ImageSource | ShardStream, trained: Int64[np.ndarray, " m"]
+) -> Float32[Tensor, "n 3 s s"]:
+    """Return up to 512 training images as the k-NN protocol shows them: a central square of `views.global_size`.
+
+    They are the first of the first epoch, the same on every rank; bad ones are left out.
+
+    Raises:
+        ConfigError: the images are read in sequence.
+    """
+    if isinstance(source, ShardStream):
+        raise ConfigError(
+            f"model.first_layer = {config.model.first_layer} reads single images, which data.access = sequential "
+            "cannot do: set data.access=auto data.samples_per_epoch=0, or model.first_layer=random"
+        )
+    views, data = config.views, config.data
+    preprocess = Preprocess.square(views.global_size, mean=views.mean, std=views.std)
+    first = trained[epoch_order(len(trained), config.train.seed, 0)[:_DRAWN]]
+    with fetch_ahead(source, lambda: first):
+        read = [read_whole(source, position, data.max_image_pixels, data.top_value) for position in first.tolist()]
+    squares = [preprocess.apply(np.asarray(one.image)) for one in read if isinstance(one, WholeImage)]
+    shape = (len(squares), views.global_size, views.global_size, 3)
+    return preprocess.normalize(torch.from_numpy(np.array(squares, np.uint8).reshape(shape)))
 
 
 def make_batches(
