@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torchvision.models.detection import maskrcnn_resnet50_fpn
+from torchvision.ops import MultiScaleRoIAlign
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import ConfigError
@@ -60,6 +61,16 @@ def test_every_parameter_has_its_rate(name: str) -> None:
             each.training for each in made.train().backbone.body.trunk.modules() if isinstance(each, nn.BatchNorm2d)
         }
         assert modes == (set() if name == "test_vit" else {not frozen})
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+def test_strides_do_not_depend_on_the_first_batch(cascade: bool) -> None:
+    encoder = load_encoder("timm:test_efficientnet", random_weights=0)
+    model = make_detector(encoder, 2, DetectChoices(size=64, width=8, rois=8, cascade=cascade)).eval()
+    pools = [each for each in model.modules() if isinstance(each, MultiScaleRoIAlign)]
+    with torch.no_grad():
+        model([torch.zeros(3, 33, 33)])  # nearly doubled by padding
+    assert len(pools) == (6 if cascade else 2) and all(each.scales == [1 / 4, 1 / 8, 1 / 16, 1 / 32] for each in pools)
 
 
 def test_a_recipe_of_the_size() -> None:

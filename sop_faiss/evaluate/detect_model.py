@@ -14,6 +14,7 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 
 from sop_faiss.distributed import derive_seed
@@ -101,7 +102,20 @@ def make_detector(encoder: Encoder, classes: int, choices: DetectChoices) -> Mas
         )
         if choices.cascade:
             model.roi_heads = CascadeHeads(width, classes + 1, choices.rois)
+    _fix_scales(model)
     return model.to(next(body.parameters()).device)
+
+
+def _fix_scales(model: nn.Module) -> None:
+    """Let poolings learn the strides of the maps from an image without padding.
+
+    torchvision guesses them from the first batch that a process sees, wrongly where much of it is padding.
+    """
+    side = 2 * STRIDES[-1]
+    maps = {str(place): torch.zeros(1, 1, side // stride, side // stride) for place, stride in enumerate(STRIDES)}
+    for module in model.modules():
+        if isinstance(module, MultiScaleRoIAlign):
+            module(maps, [torch.tensor([[0.0, 0.0, 8.0, 8.0]])], [(side, side)])
 
 
 def make_optimizer(model: MaskRCNN, choices: DetectChoices) -> torch.optim.Optimizer:
