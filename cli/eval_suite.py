@@ -10,6 +10,7 @@ import click
 
 from sop_faiss.cli import (
     eval_backgrounds,
+    eval_detect,
     eval_finetune,
     eval_logistic,
     eval_robustness,
@@ -30,6 +31,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "knn": ("sop-knn", knn.main),
     "linear": ("sop-linear", linear.main),
     "retrieve": ("sop-retrieve", retrieve.main),
+    "detect": ("sop-eval detect", eval_detect.detect_command),
     "finetune": ("sop-eval finetune", eval_finetune.finetune_command),
     "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),

@@ -1,0 +1,155 @@
+"""sop-eval detect: boxes and masks of the objects in images, by Mask R-CNN over the encoder's network."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from sop_faiss.cli.common import progress_reporter, run_command, say_written
+from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
+from sop_faiss.cli.json_output import json_option, put_json
+from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.tables import print_table
+from sop_faiss.evaluate.detect_choices import QUICK, DetectChoices
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files
+from sop_faiss.verbs.scoring.task_result import TaskResult
+
+R = TypeVar("R")
+_DEFAULTS = DetectChoices()
+_CHOICES: tuple[tuple[str, str, type, str], ...] = (
+    ("images", "--images", int, "Train on the first images only.  [default: all]"),
+    ("epochs", "--epochs", int, "Passes over the training images."),
+    ("batch_size", "--batch-size", int, "Images of a step."),
+    ("learning_rate", "--lr", float, "Learning rate of the new layers, whatever the batch."),
+    ("warmup_steps", "--warmup-steps", int, "Steps in which the learning rate rises."),
+    (
+        "layer_decay",
+        "--layer-decay",
+        float,
+        "Learning rate of a layer relative to the one above.  [default: 0.8; ViT-B 0.75; not a ViT 1]",
+    ),
+    ("drop_path", "--drop-path", float, "Stochastic depth of the last block.  [default: 0.2; ViT-S 0.1]"),
+    ("weight_decay", "--weight-decay", float, "Weight decay of AdamW."),
+    ("min_scale", "--min-scale", float, "Smallest of 11 sides of training images, relative to --size."),
+    ("crop", "--crop", float, "Probability of a random crop."),
+    ("flip", "--flip", float, "Probability of a mirrored image."),
+    ("width", "--width", int, "Channels of the feature pyramid and the heads."),
+    ("anchor", "--anchor", float, "Side of the anchors relative to their map's stride."),
+    ("rois", "--rois", int, "Proposals of an image that the heads learn from."),
+    ("batchnorm", "--batchnorm", str, "The network's batch norms: frozen, or batch."),
+    ("precision", "--precision", str, "fp32, or bf16 (autocast)."),
+    ("seed", "--seed", int, "Of everything that is drawn."),
+)
+_OPTION_OF = {name: option for name, option, *_ in _CHOICES}
+_METRICS = {
+    "AP": "ap",
+    "AP50": "ap50",
+    "AP75": "ap75",
+    "small": "ap_small",
+    "medium": "ap_medium",
+    "large": "ap_large",
+}
+
+
+def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a click command the options of the recipe; it receives `choices: DetectChoices` without a size."""
+
+    @functools.wraps(command)
+    def with_choices(*args: Any, quick: bool, cascade: bool, **options: Any) -> R:
+        chosen = {name: options.pop(name) for name, *_ in _CHOICES}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        choices = DetectChoices(cascade=cascade, **{**(QUICK if quick else {}), **given})
+        return command(*args, choices=choices, **options)
+
+    quick = ", ".join(f"{_OPTION_OF.get(name, f'--{name}')} {value:g}" for name, value in QUICK.items())
+    decorated: Callable[..., R] = click.option(
+        "--quick", is_flag=True, help=f"A short training. Where not given: {quick}."
+    )(with_choices)
+    for name, option, kind, text in reversed(_CHOICES):
+        default = getattr(_DEFAULTS, name)
+        shown = text if default is None else f"{text}  [default: {default if kind is str else format(default, 'g')}]"
+        decorated = click.option(option, name, type=kind, help=shown)(decorated)
+    return click.option("--cascade", is_flag=True, help="Three heads one after the other: Cascade Mask R-CNN.")(
+        decorated
+    )
+
+
+@click.command("detect", cls=EncoderCommand, short_help="Objects found and cut out (COCO): AP of boxes and masks.")
+@encoder_options
+@click.option("--data", required=True, type=NamedPath(), metavar="DIR", help="A folder laid out as COCO 2017.")
+@click.option(
+    "--test-split",
+    default="val",
+    show_default=True,
+    metavar="NAME",
+    help="val; or train: the training images themselves.",
+)
+@_recipe_options
+@click.option("--workers", type=int, default=0, show_default=True, help="Processes that decode; 0: this one alone.")
+@click.option(
+    "--out",
+    type=NamedPath(),
+    metavar="DIR",
+    help="Keep the state after each epoch; the same command continues from it, exactly.",
+)
+@json_option
+@force_option
+@run_command
+def detect_command(
+    encoder: EncoderSpec,
+    data: Path,
+    test_split: str,
+    choices: DetectChoices,
+    workers: int,
+    out: Path | None,
+    json_file: Path | None,
+    force: bool,
+) -> None:
+    """Train Mask R-CNN on the complete network, and measure the AP of its boxes and masks: iBOT's recipe on COCO.
+
+    --size is the shorter side of the images (800). DIR has annotations/instances_train2017.json, train2017/ and the
+    same of val; instances_train.json and images/train/ do, too.
+
+    \b
+    Examples:
+      sop-eval detect --model runs/photos --data coco/ --out detector/ --precision bf16
+      sop-eval detect --model lite0 --data coco_small/ --quick
+    """
+    from sop_faiss.verbs.scoring.eval_detect import DetectOptions, evaluate_detection
+
+    check_outputs({"--json": json_file}, [data, *encoder_files(encoder)], to_stdout=["--json"], force=force)
+    if encoder.size is not None:
+        choices = replace(choices, size=encoder.size)
+    options = DetectOptions(choices, test_split, workers, out)
+    result = evaluate_detection(data, encoder, options, stage=progress_reporter)
+    if json_file is not None:
+        put_json(json_file, result.content())
+    if json_file != STDOUT:
+        _print_scores(result)
+    say_written("JSON", json_file)
+    say_written("state", out)
+
+
+def _print_scores(result: TaskResult) -> None:
+    protocol, metrics = result.protocol, result.metrics
+    rows = [
+        [kind, *(f"{metrics[f'{kind}_{key}']:.1f}" if f"{kind}_{key}" in metrics else "-" for key in _METRICS.values())]
+        for kind in ("box", "mask")
+    ]
+    print_table(
+        f"{result.encoder['name']}, {protocol['detector']}: {protocol['test_images']:,} test images "
+        f"({protocol['test_split']}) and {protocol['train_images']:,} training images, {protocol['epochs']:,} epochs "
+        f"at {protocol['size']} pixels",
+        ["of", *_METRICS],
+        rows,
+    )
+    if small := protocol["train_instances_left_out"]:
+        click.echo(
+            f"{small:,} training instances are smaller than a pixel, or have no mask, and were left out", err=True
+        )
