@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sop_faiss import load_encoder
 from sop_faiss.config import ModelConfig, ViewsConfig
-from sop_faiss.errors import CheckpointError
+from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.encoders.layouts import networks_in
 from sop_faiss.model.encoders.methods import METHODS, method_of, names_of_model
@@ -61,6 +61,15 @@ register("tiny_dinov3_gated", _create_eva, "vit_small_patch16_dinov3", **ROPE, *
 register("tiny_ijepa", _create_vision_transformer, "vit_huge_patch14_gap_224", **VIT, **GAP)
 register("tiny_deit3", _create_deit, "deit3_small_patch16_224", **VIT, no_embed_class=True, init_values=1e-6)
 register("tiny_distilled", _create_deit, "deit_small_distilled_patch16_224", **VIT, distilled=True)
+register(
+    "small_of_moco",
+    _create_vision_transformer,
+    "vit_small_patch16_224",
+    depth=1,
+    patch_size=16,
+    embed_dim=384,
+    num_heads=6,
+)
 register("tiny_swin", _create_swin_transformer, "swin_tiny_patch4_window7_224", **STAGES)
 
 
@@ -261,6 +270,24 @@ def test_a_run_starts_from_an_official_file_and_names_its_normalization(tmp_path
     caplog.clear()
     load_initial_weights(backbone, config.model, ViewsConfig())
     assert "normalize" not in caplog.text
+
+
+@pytest.mark.parametrize("form", ["timm", "dino"])
+def test_the_small_vit_of_moco_v3_has_twelve_heads(tmp_path, form):
+    name, small = "vit_small_patch16_224", {"depth": 1, "img_size": 32}
+    network = random_network(name, num_heads=12, **small)
+    base = under("module.base_encoder.", network.state_dict())
+    torch.save({"state_dict": base | under("module.momentum_encoder.", network.state_dict())}, tmp_path / "w.pth")
+    options: Options = {"timm": {"weights": tmp_path / "w.pth"}, "dino": {"arch": "small_of_moco"}}[form]
+    model = "timm:small_of_moco" if form == "timm" else f"dino:{tmp_path / 'w.pth'}"
+    encoder = load_encoder(model, **options, size=32)
+    images = random_images(32)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(images), timm_features(network, images), atol=TOLERANCE, rtol=TOLERANCE)
+    assert encoder.model.architecture["num_heads"] == 12
+    backbone = seeded_backbone(ModelConfig(name, depth=1), 32, seed=0)
+    with pytest.raises(ConfigError, match=r"model\.num_heads=12"):
+        load_initial_weights(backbone, ModelConfig(name, f"timm:{name}", str(tmp_path / "w.pth"), depth=1))
 
 
 def test_a_run_starts_from_dinov3s_names(tmp_path):

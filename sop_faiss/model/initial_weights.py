@@ -24,7 +24,7 @@ from sop_faiss.model.encoders.methods import names_of_model, other_normalization
 from sop_faiss.model.encoders.packaged import packaged_architecture, packaged_weights
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
-from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settings
+from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settings, wanted_heads
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_recognized, read_weights
 from sop_faiss.paths import path_state
 
@@ -189,6 +189,12 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig, views: ViewsCon
                 tensors = {re.sub(r"^fc_norm\.", "norm.", name): value for name, value in tensors.items()}
             tensors = _with_resampled_positions(backbone, tensors, model.position_resize)
         left_out = fit_tensors(target, tensors, **named, heads=_classifiers(model.backbone))
+    heads = None if method is None else wanted_heads(backbone.trunk, method.heads)
+    if method is not None and heads is not None:
+        raise ConfigError(
+            f"model.init = {model.init}: the ViT of {method.name} has {heads} attention heads, {model.backbone} has "
+            f"another number: set model.num_heads={heads}"
+        )
     few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
     _log_once("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
     if method is not None and views is not None and other_normalization(method, views.mean, views.std):

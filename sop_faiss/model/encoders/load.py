@@ -91,6 +91,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
             file=spec.weights,
             by_position=spec.by_position,
             position_resize=spec.position_resize or "timm",
+            heads=None if method is None else method.heads,
         )
     if spec.kind in ("timm", "dino") and spec.student:
         name = f"{name} (student)"
@@ -159,7 +160,8 @@ def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str], Method | None]:
     file = Path(spec.place)
     tensors, method = read_recognized(file, student=spec.student, official=True)
     rule = spec.position_resize or rule_of_official(spec.arch)
-    model, left_out = filled_model(spec.arch, tensors, file=file, position_resize=rule)
+    heads = None if method is None else method.heads
+    model, left_out = filled_model(spec.arch, tensors, file=file, position_resize=rule, heads=heads)
     model.mean, model.std = IMAGENET_MEAN, IMAGENET_STD  # as their authors have it, not timm's weights of that name
     return model, left_out, method
 

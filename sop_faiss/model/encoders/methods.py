@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -26,14 +27,16 @@ class Method(NamedTuple):
     """Images are normalized with ImageNet's mean and std. False: timm's record of the model's name is right."""
     learning: bool
     """They evaluate the learning network and not its moving average."""
+    heads: Mapping[int, int] = MappingProxyType({})
+    """Attention heads of their ViTs by width, where timm's have another number: tensors do not show it."""
 
 
 METHODS = (
     # decoder: of the full pretraining files. [CLS] after the norm: the paper's A.1 (arXiv 2111.06377), whose
     # fine-tuning may also pool patch tokens; normalization: timm's record of vit_base_patch16_224.mae
     Method("MAE", re.compile(r"/decoder_(embed|blocks)\."), ("cls",), True, False),
-    # arXiv 2104.02057 and its linear evaluation; not compared with the published code
-    Method("MoCo v3", re.compile(r"^base_encoder/"), ("cls", "pooled"), True, True),
+    # vits.py and main_lincls.py of facebookresearch/moco-v3; its ViT-S has 12 heads, timm's 6
+    Method("MoCo v3", re.compile(r"^base_encoder/"), ("cls", "pooled"), True, True, MappingProxyType({384: 12})),
     # timm's vit_*_gap_*_ijepa: no [CLS], the mean after the norm; the target encoder: arXiv 2301.08243, section 4
     Method("I-JEPA", re.compile(r"^target_encoder/"), ("pooled",), True, False),
     # pretraining files of BEiT and BEiT v2, whose images differ: 0.5 and ImageNet's in timm's records of beit_* and

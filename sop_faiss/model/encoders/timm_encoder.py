@@ -23,7 +23,7 @@ from sop_faiss.model.encoders.methods import names_of_model
 from sop_faiss.model.encoders.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position
 
-__all__ = ["TimmModel", "filled_model", "random_model", "require_timm_name", "timm_settings"]
+__all__ = ["TimmModel", "filled_model", "random_model", "require_timm_name", "timm_settings", "wanted_heads"]
 
 _ANY_SIZE_OPTIONS: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
 """How timm's families take images of any size: ViTs, windowed models, and those that always do."""
@@ -86,7 +86,8 @@ class TimmModel(nn.Module):
     @property
     def architecture(self) -> dict[str, Any]:
         """What the model is, apart from its tensors; part of the fingerprint."""
-        return {"timm": self.timm_name, **resize_in_architecture(self.position_resize)}
+        heads = {name: value for name, value in self.made_with.items() if name == "num_heads"}
+        return {"timm": self.timm_name, **heads, **resize_in_architecture(self.position_resize)}
 
     def features(self, images: Float[Tensor, "b 3 h w"], pooling: str) -> Float[Tensor, "b d"]:
         """Compute raw features; `pooling` is one of `poolings`, or of the last blocks (see `pooling_name`)."""
@@ -211,11 +212,12 @@ def filled_model(
     file: Path,
     by_position: bool = False,
     position_resize: str = "timm",
+    heads: Mapping[int, int] | None = None,
 ) -> tuple[TimmModel, list[str]]:
     """Make a timm model with the given weights; return it and the names of the tensors that were left out.
 
     A ViT's grid of position embeddings, a Swin's window, and whether a ViT's last norm comes before or after pooling
-    follow the file.
+    follow the file. A ViT gets the attention heads that `heads` has for its width, since no tensor shows them.
 
     Raises:
         ConfigError: timm has no such model.
@@ -225,18 +227,27 @@ def filled_model(
     with torch.random.fork_rng(devices=[]):
         model = _create(name, {}, position_resize)
         options = {} if by_position else _sizes_in(tensors, model) | _norm_in(tensors, model.backbone)
+        wanted = wanted_heads(model.backbone, heads or {})
+        if wanted is not None:
+            options["num_heads"] = wanted
         if options:
             model = _create(name, options, position_resize)
     classifier = timm_settings(name).get("classifier") or ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     origin, target = f"weights {file}", f"timm model {name}"
     if not by_position:
-        heads = tuple(f"{head}." for head in names)
+        ends = tuple(f"{head}." for head in names)
         renamed = names_of_model(model.backbone.state_dict(), tensors)
-        return model, fit_tensors(model.backbone, renamed, origin=origin, target=target, heads=heads)
+        return model, fit_tensors(model.backbone, renamed, origin=origin, target=target, heads=ends)
     if file.suffix == ".safetensors":
         raise CheckpointError(f"{origin} cannot be matched by position: safetensors keeps no order; use the .pth file")
     return model, fit_tensors_by_position(model.backbone, tensors, origin=origin, target=target)
+
+
+def wanted_heads(model: nn.Module, heads: Mapping[int, int]) -> int | None:
+    """Return the attention heads that a ViT of this width should have; None if it has them, or they are not known."""
+    wanted = heads.get(model.embed_dim) if isinstance(model, VisionTransformer) else None
+    return None if wanted is None or wanted == model.blocks[0].attn.num_heads else wanted
 
 
 def _sizes_in(tensors: Mapping[str, Tensor], model: TimmModel) -> dict[str, Any]:
