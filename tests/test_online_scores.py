@@ -31,7 +31,7 @@ from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.view_recall import view_recall_at_1
 from sop_faiss.files import read_json
-from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
+from sop_faiss.model.checkpoint import find_checkpoint, read_state, read_tensors
 from sop_faiss.model.encoders import forward
 from sop_faiss.model.encoders.encoder import encoder_of_backbone
 from sop_faiss.model.encoders.load import load_encoder
@@ -681,6 +681,15 @@ def test_other_images_to_score_on_start_the_comparison_anew(tmp_path, photos, ca
     other = (*often, "evaluate.view_images=10")
     changed = run_training(tiny_config(tmp_path, *other), tmp_path / "run", resume=True).last_metrics
     assert changed["first_score"] is None and changed["verdict"] is None
+
+
+def test_settings_that_earlier_versions_lacked_forget_no_scores(tmp_path, photos):
+    """At their defaults they are not part of what a run says that it was scored on."""
+    common = (f"data.train={photos}", "train.epochs=1", *EVERY_4[2:], "train.stop_after_steps=1")
+    for name, overrides in {"plain": (), "other": ("evaluate.pooling=gem", "evaluate.mirrored=true")}.items():
+        run_training(tiny_config(tmp_path, *common, *overrides), tmp_path / name)
+        scored_on = json.loads(read_state(find_checkpoint(tmp_path / name))["scored_on"])
+        assert {"pooling", "mirrored"} & scored_on.keys() == ({"pooling", "mirrored"} if overrides else set())
 
 
 class Moving:

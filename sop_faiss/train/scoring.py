@@ -46,6 +46,8 @@ def unannounced() -> AbstractContextManager[ProgressCallback]:
 _log = logging.getLogger(__name__)
 _HOW = ("every_steps", "background", "batch_size", "best_by")
 """Settings of `evaluate` that do not change what is measured on which images."""
+_LATER = ("pooling", "mirrored")
+"""Settings that earlier versions did not have; by default they are empty or False."""
 
 
 @runtime_checkable
@@ -218,5 +220,9 @@ class Scoring:
 
 
 def _scored_on(settings: EvaluateConfig) -> str:
-    """Return the settings that say what is measured; a score under others cannot be compared."""
-    return json.dumps({name: value for name, value in asdict(settings).items() if name not in _HOW}, sort_keys=True)
+    """Return the settings that say what is measured; a score under others cannot be compared.
+
+    Those of `_LATER` are left out at their defaults, so that runs of earlier versions keep their scores on resume.
+    """
+    own = {name: value for name, value in asdict(settings).items() if name not in _HOW}
+    return json.dumps({name: value for name, value in own.items() if value or name not in _LATER}, sort_keys=True)
