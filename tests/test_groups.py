@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from sop_faiss.data import batch_writer, groups, stream
 from sop_faiss.data.groups import Groups
 from sop_faiss.data.images.source import open_source
+from sop_faiss.data.shards import shard_stream
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.errors import ConfigError
 from tests.images import write_folder
@@ -38,6 +40,11 @@ def test_partners_are_the_others_of_the_group_equally_often():
     for alone in (1, 3, 6, 7):
         assert {groups.partner(alone, seed=0, epoch=epoch) for epoch in range(5)} == {alone}
     assert groups.partner(0, seed=1, epoch=3) == groups.partner(0, seed=1, epoch=3)
+
+
+def test_all_draws_have_keys_of_their_own():
+    keys = [groups._PARTNER, stream._ORDER, stream._HOLDOUT, batch_writer._REPLACEMENT, shard_stream._SHARD_ORDER]
+    assert len(set(keys)) == len(keys) and min(keys) >= 2**63
 
 
 def test_every_second_view_is_the_other_images(folder: Path, tmp_path: Path):

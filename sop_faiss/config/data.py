@@ -40,8 +40,8 @@ class DataConfig:
     """Images per epoch, which are not counted (`sequential`); else 0."""
     groups: str = "none"
     """`labels`: images with the same label (a folder, a `.cls` member, a list's column) show the same thing, and are
-    views of each other: every second view of an image is one of another image of its group, drawn anew in each epoch.
-    Classes are no groups for retrieval of single things. `none`: all views of an image are its own."""
+    views of each other: every second view of an image is one of another image of its group, another draw in each
+    epoch. Classes are not groups for retrieval of single things. `none`: all views of an image are its own."""
     workers: int = 2
     """Processes that decode and augment, per rank; 0: the training process does it."""
     threads: int = 0

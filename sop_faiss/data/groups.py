@@ -11,7 +11,7 @@ from sop_faiss.errors import ConfigError
 
 __all__ = ["Groups", "open_groups"]
 
-_PARTNER = 2**63 + 2  # a number that no view has: the key of the draws of partners
+_PARTNER = 2**63 + 4  # a number that no view has, next to the keys of other draws in stream.py and shard_stream.py
 
 
 class Groups:
