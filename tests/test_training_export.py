@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from sop_faiss import FeatureIndex, load_encoder
 from sop_faiss.cli.export import main  # type: ignore[import-not-found]
-from sop_faiss.config import Config, MasksConfig, ModelConfig, ObjectiveConfig, ViewsConfig
+from sop_faiss.config import Config, EvaluateConfig, MasksConfig, ModelConfig, ObjectiveConfig, ViewsConfig
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import CheckpointError, ConfigError, SopError
 from sop_faiss.features.extract import extract_features
@@ -25,6 +25,7 @@ from sop_faiss.index.build import build_index
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.export import is_export, timm_config
 from sop_faiss.model.graphs import read_torch_export
+from sop_faiss.report.model_card import ModelFacts, write_card
 from sop_faiss.verbs.training.export import ExportOptions, export_run
 from tests.encoders import random_images, tiny_config, write_run
 from tests.images import make_image, write_folder
@@ -226,6 +227,14 @@ def test_card_tells_how_to_load_it_and_what_was_measured(run: Path, exported: Pa
     assert "memory of at most" in card and "1 tasks" not in card and "Image.open" in card
     assert "mask token and the projector" in card
     assert str(run.parent) not in card and "None" not in card
+
+
+def test_card_names_the_feature_that_was_scored(run: Path, exported: Path) -> None:
+    assert "--mirrored" not in (exported / "README.md").read_text()
+    config = Config(evaluate=EvaluateConfig(pooling="quadrants", mirrored=True))
+    facts = ModelFacts("photos", "teacher", "best", 10, "0" * 64, 64, "cls", 1000, "0.3")
+    card = write_card(facts, config, Preprocess.square(64).to_dict(), [{"step": 10, "knn_top1_k20": 37.5}])
+    assert "`--pooling quadrants --mirrored`" in card
 
 
 def test_card_without_scores(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def write_card(
         f"{_METHODS[config.objective.kind]}. It computes features, not classes.",
         _how_to_load(facts, config, preprocess),
         _training(facts, config),
-        _scores(metrics, facts.step),
+        _scores(metrics, facts.step, config),
         "## What is left out\n\nThe mask token and the projector of the training: no feature depends on them. Training "
         "continues from the run, not from this export." + (f"\n\nNote that {facts.caveat}." if facts.caveat else ""),
         f"Fingerprint of the encoder: `{facts.fingerprint}`. It equals the run's: an index that was built with one can "
@@ -154,7 +154,7 @@ def _term(term: TermConfig) -> str:
     return f"weight {term.weight:g}, memory of at most {term.capacity:,} rows, {anchors} with {supports} each, {tasks}"
 
 
-def _scores(metrics: Sequence[Mapping[str, Any]], step: int) -> str:
+def _scores(metrics: Sequence[Mapping[str, Any]], step: int, config: Config) -> str:
     """Tabulate the scores that the run measured while it trained, up to the exported step."""
     scored = [line for line in metrics if "loss" not in line and line["step"] <= step]
     lines = [
@@ -167,9 +167,17 @@ def _scores(metrics: Sequence[Mapping[str, Any]], step: int) -> str:
         return "## Scores\n\nThe run measured none (`evaluate.every_steps`)."
     return (
         "## Scores\n\nMeasured by the run while it trained, on the sets of its `evaluate` section, in percent; "
-        "`view_recall_at_1` on views of its training images, unless it held some out.\n\n"
+        f"`view_recall_at_1` on views of its training images, unless it held some out.{_scored_feature(config)}\n\n"
         "| step | score | |\n|---|---|---|\n" + "\n".join(lines)
     )
+
+
+def _scored_feature(config: Config) -> str:
+    """Return a sentence about the feature that was scored, if it is not that of the export."""
+    settings = config.evaluate
+    options = [f"--pooling {settings.pooling}"] if settings.pooling else []
+    options += ["--mirrored"] if settings.mirrored else []
+    return f" They are of the feature that sop_faiss makes with `{' '.join(options)}`." if options else ""
 
 
 def _numbers(values: Sequence[float]) -> str:
