@@ -108,7 +108,7 @@ def _spec_text(spec: dict[str, Any] | None) -> str:
     """Say how the encoder is opened."""
     if spec is None:
         return "not known: give --model where images are encoded"
-    said_elsewhere = ("relative", "pooling", "size", "mean", "std", "scales", "top_value")
+    said_elsewhere = ("relative", "pooling", "size", "mean", "std", "scales", "mirrored", "top_value")
     return ", ".join(f"{name} {value}" for name, value in spec.items() if name not in said_elsewhere)
 
 

@@ -99,9 +99,9 @@ def bootstrap_of_sums(
     for part, drawn in _resamples(len(values), resamples, seed):
         often = np.stack([np.bincount(row, minlength=len(values)) for row in drawn])
         found[part] = statistic(often @ values)
-    (whole,) = statistic(values.sum(0, keepdims=True))
+    (of_all,) = statistic(values.sum(0, keepdims=True))
     low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(whole), float(low), float(high))
+    return Interval(float(of_all), float(low), float(high))
 
 
 def paired_difference(

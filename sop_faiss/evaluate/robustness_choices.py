@@ -36,7 +36,7 @@ class RobustnessChoices:
     most_train: int | None = None
     """Training images, spread evenly over the set; None: all."""
     most_test: int | None = None
-    """Test images, likewise."""
+    """Test images, spread in the same way."""
 
     def check(self) -> None:
         """Check the choices.

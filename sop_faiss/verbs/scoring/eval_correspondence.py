@@ -134,10 +134,9 @@ def match_views(
                 pair, score = _pair_of_views(images, place, dense, side, options)
             except DataError as error:
                 bad.append(str(error))
-                continue
-            scored.append(score)
-            if len(pairs) < _SHOWN:
-                pairs.append(pair)
+            else:
+                scored.append(score)
+                pairs += [pair] if len(pairs) < _SHOWN else []
             if progress is not None:
                 progress(done, len(places))
     if not scored:
