@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.shards import shard_stream
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.errors import ConfigError
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_folder
 from tests.runs import tiny_config
 
@@ -92,6 +94,17 @@ def test_a_bad_partner_is_counted_and_replaced_by_the_image_itself(folder: Path,
     assert torch.equal(batch.global_views[:, place], plain.global_views[:, place])
     assert {sample.position for sample in batch.bad} == {victim}
     assert {sample.replacement for sample in batch.bad} >= {grouped.source.keys[0]}
+
+
+def test_reads_of_partners_are_attempts_of_which_a_share_may_fail(folder: Path, tmp_path: Path):
+    """A bad image fails as a partner as often as in its own place: that is no larger share of all attempts."""
+    photos = shutil.copytree(folder, tmp_path / "photos")
+    sorted(photos.rglob("*.*"))[0].write_bytes(b"no image")
+    steps = ("train.batch_size=12", "train.epochs=6", "data.max_bad_fraction=0.12", GROUPED)
+    config = tiny_config(tmp_path, f"data.train={photos}", *steps)
+    run_training(config, tmp_path / "run")
+    bad = (tmp_path / "run" / "bad_samples.jsonl").read_text().count("\n")
+    assert bad / (6 * 12 + bad) > 0.12 > bad / (2 * 6 * 12 + bad)
 
 
 def test_other_groups_are_another_run(folder: Path, tmp_path: Path):

@@ -69,7 +69,9 @@ def keep_records(
         state.bad_samples += len(bad)
         if monitor is not None:
             monitor.bad_samples.add(bad, state.step)
-        check_bad_share(state.bad_samples, state.images_seen, images, state.config.data.max_bad_fraction)
+        data = state.config.data
+        asked = state.images_seen * (1 if data.groups == "none" else 2)  # another image of the group is read, too
+        check_bad_share(state.bad_samples, asked, images, data.max_bad_fraction)
     epoch = state.step / state.schedules.steps_per_epoch
     line = {"step": state.step, "epoch": epoch, "images": state.images_seen, **values, **health}
     check_finite(state, line, run)
