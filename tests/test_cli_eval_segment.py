@@ -98,6 +98,7 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path, monkeypatch: pytest.
         ("--layer-decay", 0.9),
         ("--drop-path", 0.1),
         ("--channels", 64),
+        ("--auxiliary", 0.2),
         ("--pooling", "gem"),
         ("--scales", "1,0.5"),
         ("--cache", tmp_path / "cache"),

@@ -40,7 +40,7 @@ class Recipe(NamedTuple):
 RECIPES = {"S": Recipe(3e-5, 0.9, 0.1), "B": Recipe(8e-5, 0.65, 0.1), "L": Recipe(2e-5, 0.95, 0.2)}
 """Of `upernet`, by the size of the ViT; other networks take that of S."""
 _LINEAR_RATE = 8e-4
-_UPERNET_ALONE = ("layer_decay", "drop_path", "channels")
+_UPERNET_ALONE = ("layer_decay", "drop_path", "channels", "auxiliary")
 
 
 @dataclass(frozen=True)
