@@ -247,7 +247,8 @@ def filled_model(
 def wanted_heads(model: nn.Module, heads: Mapping[int, int]) -> int | None:
     """Return the attention heads that a ViT of this width should have; None if it has them, or they are not known."""
     wanted = heads.get(model.embed_dim) if isinstance(model, VisionTransformer) else None
-    return None if wanted is None or wanted == model.blocks[0].attn.num_heads else wanted
+    blocks: Any = model.blocks if wanted is not None else None
+    return None if wanted is None or wanted == blocks[0].attn.num_heads else wanted
 
 
 def _sizes_in(tensors: Mapping[str, Tensor], model: TimmModel) -> dict[str, Any]:
