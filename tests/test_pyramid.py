@@ -32,17 +32,22 @@ def test_four_maps_of_any_size(name: str) -> None:
     assert next(iter(pyramid.trunk.parameters())).grad is not None
 
 
-def test_maps_of_a_vit_are_its_tokens_after_four_blocks() -> None:
+@pytest.mark.parametrize("norms", [True, False])
+def test_maps_of_a_vit_are_its_tokens_after_four_blocks(norms: bool) -> None:
     encoder = load_encoder("timm:vit_tiny_patch16_224", random_weights=0)
-    pyramid = Pyramid(encoder).eval()
+    pyramid = Pyramid(encoder, norms=norms).eval()
+    with torch.no_grad():
+        encoder.model.backbone.norm.bias.fill_(0.5)  # type: ignore[union-attr, operator]
+        pyramid.trunk.norm.bias.fill_(0.5)
     trunk, made = pyramid.trunk, []
     for number in (3, 5, 7, 11):
         trunk.blocks[number].register_forward_hook(lambda module, given, tokens: made.append(tokens))
     with torch.no_grad():
         maps = pyramid(random_images(64, 1, 96))
-        blocks = [trunk.norm(each)[:, 1:].transpose(1, 2).unflatten(2, (4, 6)) for each in made]
+        normed = [trunk.norm(each) if norms else each for each in made]
+        blocks = [each[:, 1:].transpose(1, 2).unflatten(2, (4, 6)) for each in normed]
         last = encoder.tokens(random_images(64, 1, 96))[1].patches.transpose(1, 2).unflatten(2, (4, 6))
-    assert torch.allclose(maps[2], blocks[2], atol=1e-5) and torch.allclose(blocks[3], last, atol=1e-5)
+    assert torch.allclose(maps[2], blocks[2], atol=1e-5) and torch.allclose(blocks[3], last, atol=1e-5) == norms
     assert torch.equal(maps[3], nn.functional.max_pool2d(blocks[3], 2))
     for place in (0, 1):
         assert torch.allclose(maps[place], pyramid.resize[place](blocks[place]), atol=1e-5)

@@ -79,7 +79,8 @@ def make_detector(encoder: Encoder, classes: int, choices: DetectChoices) -> Mas
     Raises:
         ConfigError: the network has no maps of strides 4 to 32.
     """
-    body = Pyramid(encoder, choices.seed, freezes_batchnorm=choices.batchnorm == "frozen")
+    # iBOT's detectors see tokens without the last norm (`out_with_norm` of its `register_backbone.py`)
+    body = Pyramid(encoder, choices.seed, freezes_batchnorm=choices.batchnorm == "frozen", norms=False)
     set_drop_path(body.trunk, choices.drop_path or 0.0)
     width = choices.width
     with torch.random.fork_rng(devices=[]):

@@ -26,8 +26,8 @@ _SHARES = (1 / 3, 1 / 2, 2 / 3, 1)
 class Pyramid(nn.Module):
     """A copy of an encoder's network, trainable, and its four maps.
 
-    A ViT has maps of one stride: the tokens of four blocks, after the last norm, are brought to the four strides by new
-    layers, as iBOT's evaluation does: transposed convolutions of side 2 (of two, batch norm and GELU between them)
+    A ViT has maps of one stride: the tokens of four blocks are brought to the four strides by new layers, as iBOT's
+    evaluation does: transposed convolutions of side 2 (of two, batch norm and GELU between them)
     enlarge, max pooling reduces. Other networks of timm give their last map of each stride.
 
     Attributes:
@@ -39,12 +39,13 @@ class Pyramid(nn.Module):
         encoder: stays as it is.
         seed: of the new layers' weights.
         freezes_batchnorm: the network's batch norms keep their running statistics while training, too.
+        norms: the last norm of a ViT is applied to its tokens first; other networks have none that fits all maps.
 
     Raises:
         ConfigError: the encoder takes one size only, or has no such maps.
     """
 
-    def __init__(self, encoder: Encoder, seed: int = 0, *, freezes_batchnorm: bool = False) -> None:
+    def __init__(self, encoder: Encoder, seed: int = 0, *, freezes_batchnorm: bool = False, norms: bool = True) -> None:
         super().__init__()
         if encoder.model.fixed:
             raise ConfigError(
@@ -54,7 +55,9 @@ class Pyramid(nn.Module):
         backbone = copy.deepcopy(encoder.model.backbone)
         self.trunk: Any = getattr(backbone, "trunk", backbone).requires_grad_(True)
         self.freezes_batchnorm = freezes_batchnorm
-        if isinstance(self.trunk, VisionTransformer | Eva):
+        is_vit = isinstance(self.trunk, VisionTransformer | Eva)
+        self._norms = norms and is_vit
+        if is_vit:
             self._indices, self.widths, factors = _maps_of_vit(self.trunk, encoder.name)
         else:
             self._indices, self.widths, factors = _maps_of_strides(self.trunk, encoder.name)
@@ -79,11 +82,6 @@ class Pyramid(nn.Module):
         )
         found = dict(zip(wanted, maps, strict=True))
         return [resize(found[index]) for resize, index in zip(self.resize, self._indices, strict=True)]
-
-    @property
-    def _norms(self) -> bool:
-        """Whether the last norm is applied to every map; other networks have none that fits all."""
-        return isinstance(self.trunk, VisionTransformer | Eva)
 
 
 _Maps = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
