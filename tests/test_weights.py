@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError
-from sop_faiss.model.encoders.weights import read_official
+from sop_faiss.model.encoders.weights import read_recognized
 from tests.encoders import random_images, timm_features, timm_network, write_official
 
 TOLERANCE = 1e-5
@@ -59,7 +59,7 @@ def test_methods_backbone_alone_and_in_the_old_file_format(tmp_path: Path) -> No
 def test_official_swin_is_read_under_timms_names(tmp_path: Path) -> None:
     names = ["layers.0.downsample.reduction.weight", "layers.2.downsample.norm.bias", "layers.0.blocks.0.norm1.bias"]
     torch.save({"teacher": {f"backbone.{name}": torch.zeros(1) for name in names}}, tmp_path / "swin.pth")
-    assert set(read_official(tmp_path / "swin.pth")) == {
+    assert set(read_recognized(tmp_path / "swin.pth", student=False, official=True)[0]) == {
         "layers.1.downsample.reduction.weight",
         "layers.3.downsample.norm.bias",
         "layers.0.blocks.0.norm1.bias",

@@ -22,7 +22,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 __all__ = [
     "Classifier",
     "filled_choices",
-    "has_drop_path",
     "head_groups",
     "layer_groups",
     "make_classifier",
@@ -73,7 +72,7 @@ def require_layers(encoder: Encoder, layer_decay: float | None, drop_path: float
         ConfigError: it is not so, and a value is given that needs it.
     """
     trunk = trunk_of(encoder)
-    has_layers, has_blocks = hasattr(trunk, "group_matcher"), has_drop_path(trunk)
+    has_layers, has_blocks = hasattr(trunk, "group_matcher"), bool(_blocks(trunk))
     if layer_decay not in (None, 1.0) and not has_layers:
         raise ConfigError(f"`layer_decay={layer_decay:g}`: the layers of {encoder.name} are not known; set 1")
     if drop_path and not has_blocks:
@@ -139,11 +138,6 @@ def trunk_of(encoder: Encoder) -> Any:
     """Return the timm model in an encoder."""
     backbone = encoder.model.backbone
     return getattr(backbone, "trunk", backbone)
-
-
-def has_drop_path(trunk: nn.Module) -> bool:
-    """Return whether `set_drop_path` finds residual blocks."""
-    return bool(_blocks(trunk))
 
 
 def _blocks(trunk: nn.Module) -> list[nn.Module]:

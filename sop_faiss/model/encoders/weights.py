@@ -26,7 +26,7 @@ from sop_faiss.model.encoders.layouts import chosen_network, layout_of, networks
 from sop_faiss.model.encoders.methods import Method, method_of
 from sop_faiss.paths import path_state
 
-__all__ = ["fit_tensors", "fit_tensors_by_position", "read_official", "read_recognized", "read_weights"]
+__all__ = ["fit_tensors", "fit_tensors_by_position", "read_recognized", "read_weights"]
 
 _HEAD_PREFIXES = (
     *("head.", "head_dist.", "fc.", "classifier.", "projector.", "projection_head."),
@@ -81,39 +81,30 @@ def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0].split(". ", 1)[0][:160]
 
 
-def read_weights(path: Path, *, student: bool = False) -> dict[str, Tensor]:
-    """Read the tensors of a weights file under timm's names, in the file's order; a `state_dict` or `model` is opened.
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file as `read_recognized` does; one of DINO's kind is refused.
 
-    Of a network and its moving average the latter is taken, and the log says so.
+    Raises:
+        CheckpointError: as of `read_recognized`.
+    """
+    return read_recognized(path, student=False, official=False)[0]
+
+
+def read_recognized(path: Path, *, student: bool, official: bool) -> tuple[dict[str, Tensor], Method | None]:
+    """Read the tensors of a weights file under timm's names, in the file's order, and return whose method's file it is.
+
+    A `state_dict` or `model` is opened. Of a network and its moving average the latter is taken, and the log says so.
 
     Args:
         path: the file.
         student: take the learning network and not its moving average.
+        official: it may be of DINO, DINOv2, iBOT, MaSSL or SOP: full checkpoints hold `teacher` and `student`, with
+            `module.` and `backbone.` before the names, and published backbones the names alone, or a `state_dict` or
+            `model` of them.
 
     Raises:
-        CheckpointError: the file is missing, damaged, holds no tensors, would have to run code, is of DINO's kind, or
-            lacks the network that is wanted.
-    """
-    return read_recognized(path, student=student, official=False)[0]
-
-
-def read_official(path: Path, *, student: bool = False) -> dict[str, Tensor]:
-    """Read the backbone in a checkpoint of DINO, DINOv2, iBOT, MaSSL or SOP, under timm's names.
-
-    Full checkpoints hold `teacher` and `student`, with `module.` and `backbone.` before the names; the published
-    backbones hold the names alone, or a `state_dict` or `model` of them. Files of `read_weights` are read as there.
-
-    Raises:
-        CheckpointError: as `read_weights`.
-    """
-    return read_recognized(path, student=student, official=True)[0]
-
-
-def read_recognized(path: Path, *, student: bool, official: bool) -> tuple[dict[str, Tensor], Method | None]:
-    """Read as `read_official` or else as `read_weights` does, and return the method whose file it is, too.
-
-    Raises:
-        CheckpointError: as these.
+        CheckpointError: the file is missing, damaged, holds no tensors, would have to run code, is of DINO's kind
+            without `official`, or lacks the network that is wanted.
     """
     networks = networks_in(_read_file(path))
     if not any(networks.values()):
