@@ -115,9 +115,9 @@ def check_outputs(
         if hit is not None:
             what = "is" if hit == place else f"is inside {hit}, which is"
             raise ConfigError(f"{option} {path} {what} read by this command: name another file")
-        if path.suffix.lower() in _ALL_IMAGE_SUFFIXES and any(each / _IMAGES in read for each in place.parents):
-            if path.exists() and not is_own_result(path):
-                raise ConfigError(f"{option} {path} is an image that is read by this command: name another file")
+        among_images = any(each / _IMAGES in read for each in place.parents)
+        if among_images and path.suffix.lower() in _ALL_IMAGE_SUFFIXES and path.exists() and not is_own_result(path):
+            raise ConfigError(f"{option} {path} is an image that is read by this command: name another file")
         if not force and path != expected:
             _refuse_others(option, path)
         if option in figures and path.suffix.lower() != ".png":
@@ -167,7 +167,7 @@ def _enclosing_result(path: Path) -> tuple[Path, str] | None:
 
 
 def source_files(src: str | None) -> list[Path]:
-    """List what `check_outputs` protects of a source or a feature store: a file, a folder of shards or features, or images."""
+    """List what `check_outputs` protects of a source or a feature store: a file, or the images, shards or features."""
     if src is None:
         return []
     path = Path(src)
