@@ -123,7 +123,8 @@ def detect_command(
     """
     from sop_faiss.verbs.scoring.eval_detect import DetectOptions, evaluate_detection
 
-    check_outputs({"--json": json_file}, [data, *encoder_files(encoder)], to_stdout=["--json"], force=force)
+    read = [data, *encoder_files(encoder), *([out] if out else [])]
+    check_outputs({"--json": json_file}, read, to_stdout=["--json"], force=force)
     if encoder.size is not None:
         choices = replace(choices, size=encoder.size)
     options = DetectOptions(choices, test_split, workers, out)

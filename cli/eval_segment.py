@@ -126,7 +126,8 @@ def segment_command(
     """
     from sop_faiss.verbs.scoring.eval_segment import SegmentOptions, evaluate_segment
 
-    check_outputs({"--json": json_file}, [data, *encoder_files(encoder)], to_stdout=["--json"], force=force)
+    read = [data, *encoder_files(encoder), *([out] if out else [])]
+    check_outputs({"--json": json_file}, read, to_stdout=["--json"], force=force)
     if encoder.size is not None:
         choices = replace(choices, size=encoder.size)
     options = SegmentOptions(choices, supercategories, workers, out)

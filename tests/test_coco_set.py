@@ -74,6 +74,14 @@ def changed(root: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
         (lambda c: c["images"][0].update(file_name="../x.jpg"), "'../x.jpg'"),
         (lambda c: c["images"][0].update(file_name="/etc/passwd"), "file_name"),
         (lambda c: c["images"][0].update(file_name="none.jpg"), "does not exist"),
+        (lambda c: c["images"][0].update(file_name="a" * 3000), "file_name"),
+        (lambda c: c["images"][0].update(width=10**2000), "too-many-pixels"),
+        (
+            lambda c: c["annotations"].extend(
+                {**c["annotations"][0], "id": 9**9 + n} for n in (*range(2 * 10**5), 2 * 10**5 - 1)
+            ),
+            "two",
+        ),
         (lambda c: c["images"][0].update(height=10**6, width=10**6), "too-many-pixels"),
         (lambda c: c["images"][0].update(height="48"), "not numbers"),
         (lambda c: c["images"][0].update(height=0), "height 0"),

@@ -102,3 +102,11 @@ def test_a_run_starts_from_it_and_resumes_exactly(tmp_path, shards, choice: str,
 def test_weights_that_would_be_replaced_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"model\.first_layer.*model\.init"):
         tiny_config(tmp_path, "model.first_layer=whitened", "model.init=lite0")
+
+
+def test_images_of_one_color_are_refused_and_leave_the_weights() -> None:
+    layer = nn.Conv2d(3, 16, 3)
+    before = layer.weight.detach().clone()
+    with pytest.raises(ConfigError, match=r"model\.first_layer"):
+        whiten_first_layer(layer, torch.full((8, 3, 16, 16), -0.7), seed=0)
+    assert torch.equal(layer.weight, before)

@@ -66,9 +66,15 @@ def test_what_of_a_source_is_guarded(here: Path) -> None:
     (here / "photos").mkdir()
     (here / "shards").mkdir()
     (here / "shards" / "a.tar").write_bytes(b"")
-    assert source_files(None) == source_files("absent") == source_files("a-{0..3}.tar") == source_files("photos") == []
+    assert source_files(None) == source_files("absent") == source_files("a-{0..3}.tar") == []
     assert source_files("shards") == [Path("shards")] and source_files("queries.txt") == [Path("queries.txt")]
     assert source_files("shards/a.tar") == [Path("shards/a.tar")]
+    (here / "photos" / "a").mkdir()
+    (here / "photos" / "a" / "1.PNG").write_bytes(b"a photo")
+    for force in (False, True):
+        with pytest.raises(ConfigError):
+            check_outputs({"--out": Path("photos/a/1.PNG")}, source_files("photos"), force=force)
+        check_outputs({"--out": Path("photos/a/2.png")}, source_files("photos"), force=force)
 
 
 def test_what_of_an_encoder_is_guarded(here: Path) -> None:

@@ -107,7 +107,8 @@ def test_sets_that_cannot_be_used(tmp_path: Path) -> None:
         opened(root)
     assert_one_line(error, "validation")
     own = write_segments(tmp_path / "own")
-    for text in ("classes: 3", "classes: {a: b}", "classes: {1: a, 2: a}", "classes: {0: a}", "classes: {300: a}"):
+    texts = ["classes: 3", "classes: {a: b}", "classes: {1: a, 2: a}", "classes: {0: a}", "classes: {300: a}"]
+    for text in [*texts, "classes: {.inf: a, 2: b}", "classes: {1.9: a, 2: b}", "classes: {true: a, 2: b}"]:
         (own / "semantic" / "classes.yaml").write_text(text)
         with pytest.raises(DataError) as error:
             opened(own)

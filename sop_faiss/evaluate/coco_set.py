@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +24,8 @@ _FOLDERS = ("{}2017", "images/{}2017", "images/{}", "{}")
 _SMALLEST = 1.0
 """Pixels: instances with a smaller side in the image are not trained on, as in iBOT's library."""
 
+_LONGEST = 1000
+"""Letters in the name of an image."""
 _LARGEST = 1e9
 """Pixels in a box's numbers, so that all can be calculated with."""
 
@@ -138,7 +141,7 @@ def open_coco(root: Path, split: str, most: int | None = None) -> CocoSet:
             )
         numbers = [row["id"] for row in rows]
         if len(set(numbers)) < len(numbers):
-            twice = next(number for number in numbers if numbers.count(number) > 1)
+            twice = next(one for one, other in itertools.pairwise(sorted(numbers)) if one == other)
             raise DataError(f"{file} has two {name} with id {twice}: wanted one")
     named, listed, annotated = parts
     assert named is not None and listed is not None and annotated is not None
@@ -175,14 +178,16 @@ def _is_id(value: Any) -> bool:
 
 def _image(row: dict[str, Any], file: Path) -> CocoImage:
     name, height, width = row.get("file_name"), row.get("height"), row.get("width")
-    path = PurePosixPath(name) if isinstance(name, str) and name and "\0" not in name else None
+    path = PurePosixPath(name) if isinstance(name, str) and 0 < len(name) < _LONGEST and "\0" not in name else None
     if path is None or path.is_absolute() or ".." in path.parts:
         raise DataError(
             f"image {row['id']} of {file} has file_name {str(name)[:100]!r}: wanted a path below the folder"
         )
     if type(height) is not int or type(width) is not int or size_problem(width, height, MAX_PIXELS):
         problem = size_problem(width, height, MAX_PIXELS) if type(height) is type(width) is int else "not numbers"
-        raise DataError(f"image {row['id']} of {file} has height {height} and width {width}: {problem}")
+        raise DataError(
+            f"image {row['id']} of {file} has height {str(height)[:20]} and width {str(width)[:20]}: {problem[:100]}"
+        )
     return CocoImage(row["id"], height, width, [])
 
 

@@ -176,11 +176,14 @@ def _listed_classes(file: Path) -> dict[str, tuple[int, ...]]:
     """Read `classes: {value: name}`; 0 is void whatever its name."""
     listed: Any = read_mapping(file, "config").get("classes")
     try:
-        named = {int(value): str(name) for value, name in listed.items()}
-    except (AttributeError, ValueError, TypeError):
+        named = {value: str(name) for value, name in listed.items() if value != 0}
+    except AttributeError:
         named = {}
-    named.pop(0, None)
-    if not named or not all(1 <= value < _UNKNOWN for value in named) or len(set(named.values())) < len(named):
+    if (
+        not named
+        or not all(type(value) is int and 1 <= value < _UNKNOWN for value in named)
+        or len(set(named.values())) < len(named)
+    ):
         raise DataError(f"{file}: wanted classes: with different names of values from 1 to {_UNKNOWN - 1}")
     return {name: (value,) for value, name in sorted(named.items())}
 

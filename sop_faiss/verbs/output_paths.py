@@ -18,8 +18,11 @@ __all__ = ["STDOUT", "check_outputs", "encoder_files", "ground_truth_files", "is
 STDOUT = Path("-")
 """Stands for stdout."""
 
+_IMAGES = "*"
+"""In a folder that is read: its images, but nothing else."""
+_ALL_IMAGE_SUFFIXES = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES)
 _DATA_SUFFIXES = (
-    *(*IMAGE_SUFFIXES, *HEIF_SUFFIXES),
+    *_ALL_IMAGE_SUFFIXES,
     *(".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl"),
 )
 """Suffixes of data files, for messages."""
@@ -112,6 +115,9 @@ def check_outputs(
         if hit is not None:
             what = "is" if hit == place else f"is inside {hit}, which is"
             raise ConfigError(f"{option} {path} {what} read by this command: name another file")
+        among_images = any(each / _IMAGES in read for each in place.parents)
+        if among_images and path.suffix.lower() in _ALL_IMAGE_SUFFIXES and path.exists() and not is_own_result(path):
+            raise ConfigError(f"{option} {path} is an image that is read by this command: name another file")
         if not force and path != expected:
             _refuse_others(option, path)
         if option in figures and path.suffix.lower() != ".png":
@@ -161,12 +167,12 @@ def _enclosing_result(path: Path) -> tuple[Path, str] | None:
 
 
 def source_files(src: str | None) -> list[Path]:
-    """List what `check_outputs` protects of a source or a feature store: a file, or a folder of shards or features."""
+    """List what `check_outputs` protects of a source or a feature store: a file, or the images, shards or features."""
     if src is None:
         return []
     path = Path(src)
     if path.is_dir() and not any(any(path.glob(pattern)) for pattern in _DATA_FILES):
-        return []  # images, which are protected by their suffixes
+        return [path / _IMAGES]
     return [path] if path.exists() else []
 
 

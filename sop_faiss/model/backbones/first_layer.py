@@ -18,6 +18,8 @@ __all__ = ["first_layer", "whiten_first_layer"]
 _PATCHES_PER_IMAGE = 64
 _FLOOR = 5e-4
 """Added to the variances, relative to their mean: directions of less variance hold JPEG's rounding and no image."""
+_LEAST = 1e-8
+"""Mean variance of normalized pixels: two neighboring levels of gray have about 1e-4."""
 
 
 def first_layer(backbone: nn.Module) -> nn.Conv2d:
@@ -61,6 +63,8 @@ def whiten_first_layer(backbone: nn.Module, images: Float32[Tensor, "n 3 h w"], 
         )
     mean = patches.mean(0)
     variances, directions = torch.linalg.eigh((patches - mean).T @ (patches - mean) / len(patches))
+    if variances.mean() < _LEAST:
+        raise ConfigError("model.first_layer: all images are one and the same color: set model.first_layer=random")
     kept = min(filters // 2, size)
     variances, directions = variances.flip(0)[:kept], directions.flip(1)[:, :kept]  # most variance first
     # the sign of an eigenvector is arbitrary, and both signs are used; in this order they are the same everywhere
