@@ -9,11 +9,12 @@ import click
 from sop_faiss.cli.classifier_outputs import max_bad_option, say_dropped, say_more_values
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, encoder_options, workers_option
+from sop_faiss.cli.eval_logistic import penalty_option
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
-from sop_faiss.evaluate.logistic_choices import PENALTIES, LogisticChoices
+from sop_faiss.evaluate.logistic_choices import LogisticChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
@@ -29,15 +30,7 @@ from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, s
     callback=refuse_empty,
     help="The images to learn from, unchanged ones of the same classes.  [default: original/train of DIR]",
 )
-@click.option(
-    "--penalty",
-    "penalties",
-    type=float,
-    multiple=True,
-    default=PENALTIES,
-    show_default=True,
-    help="Weight of |W|^2 / 2 beside the mean loss; of several, held-out training images choose. May be repeated.",
-)
+@penalty_option
 @batch_size_option
 @workers_option
 @max_bad_option

@@ -23,11 +23,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 
 _DEFAULTS = LogisticChoices()
 
-
-@click.command("logistic", cls=EncoderCommand, short_help="Logistic regression on frozen features, by L-BFGS.")
-@optional_encoder_options
-@labeled_sets_options
-@click.option(
+penalty_option = click.option(
     "--penalty",
     "penalties",
     type=float,
@@ -36,6 +32,13 @@ _DEFAULTS = LogisticChoices()
     show_default=True,
     help="Weight of |W|^2 / 2 beside the mean loss; of several, held-out training images choose. May be repeated.",
 )
+"""Give a click command `penalties: tuple[float, ...]`."""
+
+
+@click.command("logistic", cls=EncoderCommand, short_help="Logistic regression on frozen features, by L-BFGS.")
+@optional_encoder_options
+@labeled_sets_options
+@penalty_option
 @click.option(
     "--iterations", type=int, default=_DEFAULTS.iterations, show_default=True, help="The most iterations of L-BFGS."
 )

@@ -121,9 +121,9 @@ def test_k_above_the_training_images(
     stores: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = ("--train", stores[0], "--test", stores[1])
-    told = fails(*where)
-    assert "200" in told and "k <= 12" in told
-    assert "such as -k 12" in told
+    said = fails(*where)
+    assert "200" in said and "k <= 12" in said
+    assert "such as -k 12" in said
     assert "-k 13" in fails(*where, "-k", 3, "-k", 13)
     assert "-k 7, but 6 training images vote" in fails(*where, "-k", 7, "-k", 7, "--images-per-class", 2)
     photos = write_folder(tmp_path / "photos", classes=3, per_class=5, prefix="")

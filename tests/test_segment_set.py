@@ -54,7 +54,9 @@ def test_an_image_turned_by_exif_has_the_size_that_is_seen(tmp_path: Path) -> No
     exif = Image.Exif()
     exif[0x0112] = 6
     file.write_bytes(encode(turned, exif=exif))
-    opened(root)
+    train, _ = opened(root)
+    with Image.open(file) as image:
+        assert train.read_mask(0).shape == (image.width, image.height)  # rows and columns as they are seen
 
 
 def set_value(value: int) -> Callable[[Path, Path], None]:

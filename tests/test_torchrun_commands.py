@@ -60,18 +60,18 @@ def test_two_ranks_score_what_one_scores(place: Path, tmp_path: Path, command: s
         "--test",
         place / "test",
     )
-    told = [run(ranks, command, *options, *words, "--json", tmp_path / f"{ranks}.json") for ranks in (1, 2)]
+    said = [run(ranks, command, *options, *words, "--json", tmp_path / f"{ranks}.json") for ranks in (1, 2)]
     one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
     assert two["metrics"] == pytest.approx(one["metrics"]) and two["protocol"] == one["protocol"]
-    assert told[1].count("test and") == told[0].count("test and") == 1
+    assert said[1].count("test and") == said[0].count("test and") == 1
 
 
 def test_two_ranks_retrieve_what_one_retrieves(place: Path, tmp_path: Path) -> None:
     words = ("--model", place / "run", "--device", "cpu", "--dataset", place / "train")
-    told = [run(ranks, "retrieve", *words, "--json", tmp_path / f"{ranks}.json") for ranks in (1, 2)]
+    said = [run(ranks, "retrieve", *words, "--json", tmp_path / f"{ranks}.json") for ranks in (1, 2)]
     one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
     assert two["metrics"] == pytest.approx(one["metrics"])
-    assert told[1].count("queries in") == 1
+    assert said[1].count("queries in") == 1
 
 
 def test_two_ranks_follow_the_objects_that_one_follows(place: Path, tmp_path: Path) -> None:
@@ -95,11 +95,11 @@ def test_two_ranks_follow_the_objects_that_one_follows(place: Path, tmp_path: Pa
 @pytest.mark.parametrize("factory", ["Flat", "IVF2,SQ8"])
 def test_two_ranks_build_what_one_builds(place: Path, tmp_path: Path, factory: str) -> None:
     words = ("build", "--model", place / "run", "--device", "cpu", "--data", place / "train", "--factory", factory)
-    told = [run(ranks, "index", *words, "--out", tmp_path / f"{ranks}.index") for ranks in (1, 2)]
+    said = [run(ranks, "index", *words, "--out", tmp_path / f"{ranks}.index") for ranks in (1, 2)]
     one, two = (FeatureIndex.open(tmp_path / f"{ranks}.index") for ranks in (1, 2))
     assert one.ids.keys == two.ids.keys
     np.testing.assert_allclose(one.features(range(14)), two.features(range(14)), atol=1e-2 if "SQ" in factory else 1e-5)
-    assert told[1].count("14 vectors") == 1
+    assert said[1].count("14 vectors") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.index", "2.index"]
     embed = ("--model", place / "run", "--device", "cpu", "--data", place / "train", "--out", tmp_path / "store")
     run(1, "embed", *embed)

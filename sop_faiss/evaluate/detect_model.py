@@ -20,14 +20,7 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastL
 from sop_faiss.distributed import derive_seed
 from sop_faiss.evaluate.cascade import CascadeHeads
 from sop_faiss.evaluate.detect_choices import DetectChoices
-from sop_faiss.evaluate.finetune_model import (
-    head_groups,
-    layer_groups,
-    require_layers,
-    set_drop_path,
-    size_of_recipe,
-    trunk_of,
-)
+from sop_faiss.evaluate.finetune_model import optimizer_of, require_layers, set_drop_path, size_of_recipe, trunk_of
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.pyramid import STRIDES, Pyramid
 
@@ -120,9 +113,6 @@ def _fix_scales(model: nn.Module) -> None:
 
 
 def make_optimizer(model: MaskRCNN, choices: DetectChoices) -> torch.optim.Optimizer:
-    """Make AdamW with a group for each layer of the network and two for all that is new, as `layer_groups` has it."""
+    """Make AdamW with a group for each layer of the network and two for all that is new."""
     trunk: Any = model.backbone.body.trunk
-    own = {id(each) for each in trunk.parameters()}
-    new = [each for each in model.parameters() if id(each) not in own]
-    groups = layer_groups(trunk, choices.weight_decay, choices.layer_decay or 1.0)
-    return torch.optim.AdamW([*groups, *head_groups(new, choices.weight_decay)], lr=0.0)
+    return optimizer_of(model, trunk, choices.weight_decay, choices.layer_decay or 1.0)

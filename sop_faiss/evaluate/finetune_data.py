@@ -20,8 +20,8 @@ from torchvision import transforms
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource
-from sop_faiss.distributed import derive_seed
-from sop_faiss.errors import DataError, WorkerDiedError
+from sop_faiss.distributed import announced_world_size, derive_seed
+from sop_faiss.errors import ConfigError, DataError, WorkerDiedError
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
 from sop_faiss.model.encoders.preprocess import Preprocess
 
@@ -32,6 +32,7 @@ __all__ = [
     "plan_batches",
     "plan_epoch",
     "plan_in_order",
+    "require_one_process",
     "seeded",
 ]
 
@@ -205,3 +206,11 @@ def load_batches(
         if isinstance(made, str):
             raise DataError(f"{made}: remove it, or look with sop-data check")
         yield made, rows
+
+
+def require_one_process(what: str, workers: int) -> None:
+    """Raise ConfigError if a training that runs in one process was started in several, or with impossible workers."""
+    if not 0 <= workers <= 1024:
+        raise ConfigError(f"`workers={workers}`: wanted 0 to 1,024")
+    if announced_world_size() > 1:
+        raise ConfigError(f"{what} runs in one process: start it without torchrun")

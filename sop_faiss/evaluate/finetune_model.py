@@ -26,6 +26,7 @@ __all__ = [
     "layer_groups",
     "make_classifier",
     "make_optimizer",
+    "optimizer_of",
     "require_layers",
     "set_drop_path",
     "size_of_recipe",
@@ -132,6 +133,14 @@ def head_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list
         {"params": [each for each in given if each.ndim > 1], "lr_scale": 1.0, "weight_decay": weight_decay},
         {"params": [each for each in given if each.ndim <= 1], "lr_scale": 1.0, "weight_decay": 0.0},
     ]
+
+
+def optimizer_of(model: nn.Module, trunk: Any, weight_decay: float, layer_decay: float) -> torch.optim.Optimizer:
+    """Make AdamW with a group for each layer of a network in a model, and two for all that is new in it."""
+    of_trunk = set(trunk.parameters())
+    new = [each for each in model.parameters() if each not in of_trunk]
+    groups = layer_groups(trunk, weight_decay, layer_decay)
+    return torch.optim.AdamW([*groups, *head_groups(new, weight_decay)], lr=0.0)
 
 
 def trunk_of(encoder: Encoder) -> Any:

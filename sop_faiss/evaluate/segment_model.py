@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from timm.models.eva import Eva
@@ -14,7 +12,7 @@ from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.finetune_model import (
     head_groups,
-    layer_groups,
+    optimizer_of,
     require_layers,
     set_drop_path,
     size_of_recipe,
@@ -164,11 +162,6 @@ def make_segmenter(encoder: Encoder, classes: int, choices: SegmentChoices) -> L
 
 def make_segmenter_optimizer(model: LinearSegmenter | UperNet, choices: SegmentChoices) -> torch.optim.Optimizer:
     """Make AdamW; `lr_scale` of a group is its learning rate relative to the head's."""
-    groups: list[dict[str, Any]] = []
-    own = list(model.parameters())
     if isinstance(model, UperNet):
-        trunk = model.pyramid.trunk
-        groups = layer_groups(trunk, choices.weight_decay, choices.layer_decay or 1.0)
-        of_trunk = set(trunk.parameters())
-        own = [each for each in own if each not in of_trunk]
-    return torch.optim.AdamW([*groups, *head_groups(own, choices.weight_decay)], lr=0.0)
+        return optimizer_of(model, model.pyramid.trunk, choices.weight_decay, choices.layer_decay or 1.0)
+    return torch.optim.AdamW(head_groups(model.parameters(), choices.weight_decay), lr=0.0)

@@ -45,7 +45,7 @@ METHODS = (
     # [CLS] after the norm: timm's note in models/eva.py; satellite weights have a mean of their own in its record
     Method("DINOv3", re.compile(r"/storage_tokens$"), ("cls",), False, False),
 )
-"""Methods whose files are told apart from others by their names; docs/encoders.md has those that are not."""
+"""Methods whose files are recognized by the names of their tensors; docs/encoders.md has those that are not."""
 
 
 def method_of(networks: Mapping[str, Mapping[str, Tensor]]) -> Method | None:

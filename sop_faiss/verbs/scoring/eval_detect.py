@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sop_faiss.distributed import announced_world_size
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.average_precision import average_precision
 from sop_faiss.evaluate.coco_masks import coco_library
@@ -15,6 +14,7 @@ from sop_faiss.evaluate.coco_set import CocoSet, open_coco
 from sop_faiss.evaluate.detect import find_instances, rows_to_train_on, train_detector
 from sop_faiss.evaluate.detect_choices import DetectChoices
 from sop_faiss.evaluate.detect_model import filled_detect_choices, make_detector
+from sop_faiss.evaluate.finetune_data import require_one_process
 from sop_faiss.evaluate.finetune_state import open_state
 from sop_faiss.files import sha256_file
 from sop_faiss.model.encoders.dense import require_dense
@@ -62,12 +62,9 @@ def evaluate_detection(
     started = time.perf_counter()
     options.choices.check()
     require_dense(encoder, "detection, where maps of the image are used")
-    if not 0 <= options.workers <= 1024:
-        raise ConfigError(f"`workers={options.workers}`: wanted 0 to 1,024")
     if options.test_split not in ("val", "train"):
         raise ConfigError(f"`test_split={options.test_split}`: wanted val or train")
-    if announced_world_size() > 1:
-        raise ConfigError("detection runs in one process: start it without torchrun")
+    require_one_process("detection", options.workers)
     coco_library()
     train, test = _open_sets(data, options)
     network = encoder_of_spec(replace(encoder, size=None)).eval()

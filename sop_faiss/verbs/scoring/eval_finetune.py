@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sop_faiss.distributed import announced_world_size
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.classifier import top_metrics
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.finetune import fine_tune, rank_classes
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_data import check_readable
+from sop_faiss.evaluate.finetune_data import check_readable, require_one_process
 from sop_faiss.evaluate.finetune_model import filled_choices
 from sop_faiss.evaluate.finetune_state import digest_of_images, open_state
 from sop_faiss.evaluate.labeled_part import LabeledPart
@@ -69,10 +68,7 @@ def evaluate_finetune(
     options = options or FinetuneOptions()
     started = time.perf_counter()
     options.choices.check()
-    if not 0 <= options.workers <= 1024:
-        raise ConfigError(f"`workers={options.workers}`: wanted 0 to 1,024")
-    if announced_world_size() > 1:
-        raise ConfigError("fine-tuning runs in one process: start it without torchrun")
+    require_one_process("fine-tuning", options.workers)
     sets = open_labeled_images(train, test, "fine-tuning", options.part)
     network = encoder_of_spec(encoder)
     _require_plain(network)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.distributed import announced_world_size
-from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.finetune_data import require_one_process
 from sop_faiss.evaluate.finetune_state import digest_of_images, open_state
 from sop_faiss.evaluate.segment import measure_areas, train_segmenter
 from sop_faiss.evaluate.segment_choices import SegmentChoices
@@ -62,10 +61,7 @@ def evaluate_segment(
     started = time.perf_counter()
     options.choices.check()
     require_dense(encoder, "segmentation, where patch tokens are used")
-    if not 0 <= options.workers <= 1024:
-        raise ConfigError(f"`workers={options.workers}`: wanted 0 to 1,024")
-    if announced_world_size() > 1:
-        raise ConfigError("segmentation runs in one process: start it without torchrun")
+    require_one_process("segmentation", options.workers)
     train, test = open_segment_sets(data, supercategories=options.supercategories)
     network = encoder_of_spec(replace(encoder, size=None)).eval()
     choices = filled_segment_choices(network, options.choices)
