@@ -50,4 +50,4 @@ def refuse_without(parameter: str, needed: str, is_there: bool) -> None:
     """
     name = _given().get(parameter)
     if name is not None and not is_there:
-        raise ConfigError(f"{name} says how {needed.split()[0]} weights: give {needed} too, or leave it out")
+        raise ConfigError(f"{name} says how {needed.split()[0]} works: give {needed} too, or leave it out")

@@ -42,7 +42,16 @@ _PATH = NamedPath()
     "--protocol",
     metavar="NAME",
     help="revisitop: queries cropped to their boxes, easy/medium/hard. dino: whole queries, medium/hard. plain: sets "
-    "with ok/junk.  [default: what suits the ground truth]",
+    "with ok/junk. cub, sop, inshop, reid, place, gldv2, ilias, met, uned, copydays, amstertime: published sets in the "
+    "folders they come in.  [default: what suits the ground truth]",
+)
+@click.option(
+    "--radius",
+    type=float,
+    default=25.0,
+    show_default=True,
+    metavar="METERS",
+    help="Of --protocol place: how far from a query an image may be.",
 )
 @click.option("--gnd", type=_PATH, metavar="FILE", help="Another ground truth (.json or .pkl) than the data set's own.")
 @click.option(
@@ -108,6 +117,7 @@ def main(
     dataset: str | None,
     data_root: Path | None,
     protocol: str | None,
+    radius: float,
     gnd: Path | None,
     square: bool,
     distractors: str | None,
@@ -171,6 +181,7 @@ def main(
         raise click.UsageError("Missing option '--model'.")
     refuse_without("query_alpha", "--qe N", query_neighbors != 0)
     refuse_without("database_alpha", "--dba N", database_neighbors != 0)
+    refuse_without("radius", "--protocol place", protocol == "place")
     from sop_faiss.evaluate.expansion import Expansion
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.progress import silent_stage
@@ -183,7 +194,7 @@ def main(
     )
     extraction = ExtractionOptions(batch_size, workers)
     expansion = Expansion(query_neighbors, query_alpha, database_neighbors, database_alpha)
-    options = RetrieveOptions(square, top, extraction, distractors, expansion, baselines)
+    options = RetrieveOptions(square, top, extraction, distractors, expansion, baselines, radius)
     with ranks_of_torchrun() as is_main:
         stage = progress_reporter if is_main else silent_stage
         result = evaluate_retrieval(
@@ -214,8 +225,8 @@ def _print(result: RetrievalResult, dataset: str) -> None:
         f"{dataset}{among}, protocol {result.rules.name}, percent"
     )
     print_table(title, *metrics_table(result))
-    metrics = result.scores.metrics
-    wanted = [*(difficulty.metric("mAP") for difficulty in result.rules.difficulties), "R@1"]
+    metrics, headline = result.scores.metrics, result.rules.headline.name
+    wanted = [*(difficulty.metric(headline) for difficulty in result.rules.difficulties), "R@1"]
     print_baselines(result.baselines, metrics, {name: name for name in wanted if name in metrics}, "percent")
     published = published_table(result)
     if published is not None:

@@ -238,7 +238,7 @@ def test_hostile_ground_truth_is_not_executed(plain: Path, tmp_path: Path) -> No
 def test_protocols_that_do_not_fit(plain: Path, graded: Path) -> None:
     assert "choose --protocol plain" in fails(*RESNET, "--dataset", plain, "--protocol", "revisitop")
     assert "--protocol revisitop or --protocol dino" in fails(*RESNET, "--dataset", graded, "--protocol", "plain")
-    assert "wanted one of revisitop, dino, plain" in fails(*RESNET, "--dataset", plain, "--protocol", "gldv2")
+    assert "wanted one of revisitop, dino, plain" in fails(*RESNET, "--dataset", plain, "--protocol", "gld")
 
 
 def test_data_sets_that_are_not_there(plain: Path, tmp_path: Path) -> None:
@@ -299,8 +299,8 @@ def test_methods_values_stand_beside_ours(graded: Path, tmp_path: Path, monkeypa
     ("arguments", "message"),
     [
         (("--qe", -1), "--qe -1"),
-        (("--qe-alpha", 3), "--qe-alpha says how --qe weights: give --qe N too"),
-        (("--qe", 2, "--dba-alpha", 1), "--dba-alpha says how --dba weights"),
+        (("--qe-alpha", 3), "--qe-alpha says how --qe works: give --qe N too"),
+        (("--qe", 2, "--dba-alpha", 1), "--dba-alpha says how --dba works"),
         (("--make-gnd", "new.json"), "--model, --random-weights, --size: not used with --make-gnd: leave them out"),
         (("--dba", 12), "--dba 12"),
         (("--distractors", "nowhere"), "nowhere does not exist"),

@@ -141,7 +141,7 @@ def _setup(key: str, per_result: Sequence[Sequence[float | None]]) -> Setup | No
     if not len(values[0]):
         return None
     differences = [paired_difference(values[0], each) for each in values[1:]]
-    metric = "mAP" + key.removeprefix("AP")
+    metric = f"m{key}" if key.startswith("AP") else key
     return Setup(metric, len(values[0]), [bootstrap_interval(each) for each in values], differences)
 
 

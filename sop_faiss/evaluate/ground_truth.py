@@ -19,12 +19,12 @@ import pickletools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from sop_faiss.errors import DataError
 from sop_faiss.files import not_json
@@ -32,7 +32,9 @@ from sop_faiss.paths import path_state
 
 __all__ = [
     "GRADED",
+    "NO_CLASS",
     "PLAIN",
+    "Classes",
     "GroundTruth",
     "QueryBox",
     "QueryTruth",
@@ -68,6 +70,10 @@ _PLAIN_OPCODES = frozenset((
 """Pickle instructions that make built-in containers, text and numbers, and nothing else."""
 
 
+NO_CLASS = -1
+"""Of a query that shows nothing of the gallery."""
+
+
 @dataclass(frozen=True)
 class QueryTruth:
     """One query: its image, the box around its object (None: the whole image), and lists of gallery positions."""
@@ -78,10 +84,20 @@ class QueryTruth:
 
 
 @dataclass(frozen=True)
+class Classes:
+    """The class of every gallery image and query (or NO_CLASS), and which queries are for validation."""
+
+    gallery: Int64[np.ndarray, " n"]
+    queries: Int64[np.ndarray, " q"]
+    validation: Bool[np.ndarray, " q"]
+
+
+@dataclass(frozen=True)
 class GroundTruth:
-    """What is relevant to which query. `lists` names the lists of every query: GRADED or PLAIN.
+    """What is relevant to which query. `lists` names the lists of every query: GRADED, PLAIN, or those of a layout.
 
     `sha256` is of the file as it is; of a truth that was made from folders or a CSV, of the gnd.json it would be.
+    `classes` is of sets whose queries are classified.
     """
 
     path: Path
@@ -89,6 +105,7 @@ class GroundTruth:
     queries: list[QueryTruth]
     lists: tuple[str, ...]
     sha256: str = ""
+    classes: Classes | None = None
 
 
 def read_ground_truth(path: Path) -> GroundTruth:
@@ -113,17 +130,24 @@ def read_ground_truth(path: Path) -> GroundTruth:
     return _checked(content, path, hashlib.sha256(encoded).hexdigest())
 
 
-def make_ground_truth(content: dict[str, Any], origin: Path) -> GroundTruth:
+def make_ground_truth(
+    content: dict[str, Any], origin: Path, lists: tuple[str, ...] = PLAIN, classes: Classes | None = None
+) -> GroundTruth:
     """Check a content as of a gnd.json that was made, not read.
 
     Args:
         content: `imlist`, `qimlist` and `gnd`.
         origin: the folder or file it was made from, for messages.
+        lists: of each query; one that is missing is empty.
+        classes: of sets whose queries are classified.
 
     Raises:
         DataError: it contradicts itself.
     """
-    return _checked(content, origin, hashlib.sha256(encode_ground_truth(content)).hexdigest())
+    digest = hashlib.sha256(encode_ground_truth(content))
+    if classes is not None:
+        digest.update(np.concatenate([classes.gallery, classes.queries, classes.validation]).astype("<i8").tobytes())
+    return replace(_checked(content, origin, digest.hexdigest(), lists), classes=classes)
 
 
 def encode_ground_truth(content: dict[str, Any]) -> bytes:
@@ -176,8 +200,8 @@ def _load_pickle(encoded: bytes, path: Path) -> Any:
         ) from None
 
 
-def _checked(content: Any, path: Path, sha256: str) -> GroundTruth:
-    """Build a GroundTruth from untrusted builtins."""
+def _checked(content: Any, path: Path, sha256: str, made_lists: tuple[str, ...] | None = None) -> GroundTruth:
+    """Build a GroundTruth from untrusted builtins; what was made, not read, may leave out lists."""
     if not isinstance(content, dict) or not {"imlist", "qimlist", "gnd"} <= content.keys():
         raise DataError(f"ground truth {path} is not a table with imlist, qimlist and gnd")
     _require_known(content, ("imlist", "qimlist", "gnd"), f"ground truth {path}")
@@ -189,7 +213,9 @@ def _checked(content: Any, path: Path, sha256: str) -> GroundTruth:
     if not isinstance(entries, (list, tuple)) or len(entries) != len(names):
         got = f"{len(entries)} entries" if isinstance(entries, (list, tuple)) else type(entries).__name__
         raise DataError(f"ground truth {path}: gnd has {got}, qimlist {len(names)} names; wanted one entry per query")
-    lists = GRADED if isinstance(entries[0], dict) and "easy" in entries[0] else PLAIN
+    lists = made_lists or (GRADED if isinstance(entries[0], dict) and "easy" in entries[0] else PLAIN)
+    if made_lists is not None:
+        entries = [dict.fromkeys(lists, ()) | entry for entry in entries]
     queries = [
         _checked_query(entry, name, lists, len(images), f"ground truth {path}: gnd[{i}]")
         for i, (entry, name) in enumerate(zip(entries, names, strict=True))

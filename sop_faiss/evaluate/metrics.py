@@ -18,7 +18,9 @@ from sop_faiss.errors import FeatureError
 
 __all__ = [
     "average_precision",
+    "average_precision_at",
     "average_precision_at_r",
+    "first_precision",
     "in_ranking_order",
     "mean_percent",
     "ndcg",
@@ -29,6 +31,7 @@ __all__ = [
     "recall_at",
     "recall_at_1",
     "standard_average_precision",
+    "tied_average_precision_at",
     "top_positions",
 ]
 
@@ -114,6 +117,40 @@ def standard_average_precision(ranks: Int64[np.ndarray, " r"], relevant_count: i
         relevant_count: all relevant images of the query; at least 1.
     """
     return float(((np.arange(len(ranks)) + 1) / (ranks + 1)).sum() / relevant_count)
+
+
+def average_precision_at(ranks: Int64[np.ndarray, " r"], relevant_count: int, k: int) -> float:
+    """Return AP@k, 0..1: the precision at each relevant image among the first k, summed, over min(relevant_count, k).
+
+    It is the metric of Google Landmarks v2; source: Weyand, Araujo, Cao, Sim, CVPR 2020.
+    """
+    return standard_average_precision(ranks[ranks < k], min(relevant_count, k))
+
+
+def tied_average_precision_at(
+    ranks: Int64[np.ndarray, " r"], reached: Int64[np.ndarray, " r"], relevant_count: int, k: int
+) -> float:
+    """Return AP@k of a ranking in which images of equal similarity are one threshold, as in scikit-learn.
+
+    A relevant image counts with the precision after the last image of its similarity among the first k. Without ties
+    this is `average_precision_at`. Source: the evaluation of ILIAS (Kordopatis-Zilos et al., CVPR 2025).
+
+    Args:
+        ranks: zero-based ranks of the relevant images that were found, rising.
+        reached: of each, how many images are at least as similar.
+        relevant_count: all relevant images of the query; at least 1.
+        k: images of the ranking that are kept.
+    """
+    ends = np.minimum(reached[ranks < k], k)
+    return float((np.searchsorted(ranks, ends) / ends).sum() / min(relevant_count, k))
+
+
+def first_precision(ranks: Int64[np.ndarray, " r"], relevant_count: int, k: int) -> float:
+    """Return the share of relevant images among the first min(relevant_count, k), 0..1: MP@k of UnED.
+
+    Source: Ypsilantis et al., "Towards Universal Image Embeddings", ICCV 2023.
+    """
+    return r_precision(ranks, min(relevant_count, k))
 
 
 def precision_at(ranks: Int64[np.ndarray, " r"], k: int) -> float:

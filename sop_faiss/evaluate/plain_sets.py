@@ -28,7 +28,7 @@ from sop_faiss.data.images.listing import open_folder
 from sop_faiss.errors import DataError
 from sop_faiss.paths import path_state
 
-__all__ = ["PlainSet", "read_plain_set"]
+__all__ = ["PlainSet", "groups_between", "read_plain_set"]
 
 _IMAGE_HEADINGS = ("image", "path", "file", "filename")
 _GROUP_HEADINGS = ("group", "label", "class", "instance")
@@ -71,7 +71,7 @@ def read_plain_set(path: Path) -> PlainSet:
 def _from_folders(root: Path) -> PlainSet:
     if (root / "query").is_dir() and (root / "database").is_dir():
         queries, gallery = _classes_of(root / "query"), _classes_of(root / "database")
-        return PlainSet(_between(queries, gallery, root, one_folder=False), root, "query", "database", 0)
+        return PlainSet(groups_between(queries, gallery, root, one_folder=False), root, "query", "database", 0)
     images = _classes_of(root)
     content, alone = _among(images, root)
     return PlainSet(content, root, "", "", alone)
@@ -105,12 +105,16 @@ def _among(groups: Mapping[str, str], origin: Path) -> tuple[dict[str, Any], int
     return content, len(images) - len(queries)
 
 
-def _between(
+def groups_between(
     queries: Mapping[str, str], gallery: Mapping[str, str], origin: Path, *, one_folder: bool
 ) -> dict[str, Any]:
-    """Every query asks for the gallery's images of its group; groups that are whole numbers are compared as such.
+    """Return the content in which every query asks for the gallery's images of its group.
 
-    Where queries and gallery are in one folder, a query that is in the gallery, too, is left out of its own ranking.
+    Groups that are whole numbers are compared as such. Where queries and gallery are in one folder, a query that is in
+    the gallery, too, is left out of its own ranking.
+
+    Raises:
+        DataError: no query's group has an image in the gallery.
     """
     own, others = whole_numbers(queries.values()), whole_numbers(gallery.values())
     if own is not None and others is not None:
@@ -168,7 +172,7 @@ def _from_csv(file: Path) -> PlainSet:
         role: _groups([each for each in lines if each[1]["role"] == role], image, group, file)
         for role in ("query", "database")
     }
-    return PlainSet(_between(by_role["query"], by_role["database"], file, one_folder=True), root, "", "", 0)
+    return PlainSet(groups_between(by_role["query"], by_role["database"], file, one_folder=True), root, "", "", 0)
 
 
 _Lines = Sequence[tuple[int, dict[str, str]]]

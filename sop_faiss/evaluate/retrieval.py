@@ -2,36 +2,26 @@
 
     features of queries, features of the gallery --similarities--> ranks of the relevant images --metrics--> mAP, mP@k
 
-To a query, an image of the gallery is relevant, ignored or neither. The ground truth lists images for each query (easy,
-hard and junk; or ok and junk). A Difficulty says which lists are relevant and which are ignored; a Protocol is a set of
-difficulties with a rule about query boxes. A query to which nothing is relevant is not counted. Distractors (the
-benchmark's "+R1M") are gallery images that are wrong for every query: they only move ranks down, by a count.
+To a query, an image of the gallery is relevant, ignored or neither: `protocols.py` says which, and what is measured. A
+query to which nothing is relevant is not counted, unless the protocol counts it as 0. Distractors (the benchmark's
+"+R1M") are gallery images that are wrong for every query: they only move ranks down, by a count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.distributed import gather_objects
-from sop_faiss.errors import ConfigError, DataError, FeatureError
-from sop_faiss.evaluate.ground_truth import GRADED, PLAIN, GroundTruth, QueryTruth
-from sop_faiss.evaluate.metrics import (
-    average_precision,
-    average_precision_at_r,
-    in_ranking_order,
-    mean_percent,
-    ndcg,
-    precision_at,
-    r_precision,
-    ranks_of_relevant,
-    recall_at,
-    standard_average_precision,
-    top_positions,
-)
+from sop_faiss.errors import DataError, FeatureError
+from sop_faiss.evaluate.ground_truth import GroundTruth, QueryTruth
+from sop_faiss.evaluate.metrics import in_ranking_order, mean_percent, ranks_of_relevant, top_positions
+from sop_faiss.evaluate.neighbor_classes import NEIGHBORS, classify_by_neighbors
+from sop_faiss.evaluate.protocols import PROTOCOLS, Difficulty, Protocol, Ranked, choose_protocol
 from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import similarity_rows
 from sop_faiss.unit_rows import require_unit_rows
@@ -47,70 +37,17 @@ __all__ = [
     "score_retrieval",
 ]
 
-KS = (1, 5, 10)
-"""mP@k, and R@k of plain sets, are reported for these k."""
-
-PLAIN_METRICS = (*(f"R@{k}" for k in KS), "R-precision", "mAP@R", "nDCG", "mAP_standard")
-"""What plain sets report in addition to mAP, which is of trapezoids, and mP@k."""
-
-
-@dataclass(frozen=True)
-class Difficulty:
-    """Which lists of the ground truth are relevant and which are ignored; the rest of the gallery is wrong."""
-
-    name: str
-    relevant: tuple[str, ...]
-    ignored: tuple[str, ...]
-
-    def relevant_to(self, query: QueryTruth) -> bool:
-        """Return whether any image is relevant to a query."""
-        return any(len(query.lists[name]) for name in self.relevant)
-
-    def metric(self, name: str) -> str:
-        """Return the name of a metric at this difficulty, as `mAP_medium`; plain `mAP` where there is only one."""
-        return f"{name}_{self.name}" if self.name else name
-
-
-EASY = Difficulty("easy", relevant=("easy",), ignored=("junk", "hard"))
-MEDIUM = Difficulty("medium", relevant=("easy", "hard"), ignored=("junk",))
-HARD = Difficulty("hard", relevant=("hard",), ignored=("junk", "easy"))
-UNGRADED = Difficulty("", relevant=("ok",), ignored=("junk",))
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """What is reported, from which kind of ground truth, and what is done with the query's box.
-
-    Attributes:
-        name: as the user writes it.
-        lists: the lists a ground truth must have.
-        difficulties: what is reported.
-        box: `required`: the caller crops queries, and each must have a box; `used`: it crops where there is a box;
-            `ignored`: whole images.
-    """
-
-    name: str
-    lists: tuple[str, ...]
-    difficulties: tuple[Difficulty, ...]
-    box: str
-
-
-PROTOCOLS = {
-    "revisitop": Protocol("revisitop", GRADED, (EASY, MEDIUM, HARD), box="required"),
-    "dino": Protocol("dino", GRADED, (MEDIUM, HARD), box="ignored"),
-    "plain": Protocol("plain", PLAIN, (UNGRADED,), box="used"),
-}
-
 
 @dataclass(frozen=True)
 class QueryScore:
-    """One query at one difficulty. Scores are 0..1; `first_rank` counts from 1; `plain` has PLAIN_METRICS, if any."""
+    """One query at one difficulty: its score, 0..1, by the metric's name.
 
-    average_precision: float
-    precision_at: dict[int, float]
+    `first_rank` counts from 1; it is 0 if no image is relevant.
+    """
+
+    values: dict[str, float]
     first_rank: int
     relevant_count: int
-    plain: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,45 +64,15 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """Metrics in percent, how many queries were counted per difficulty, and every query's own result."""
+    """Metrics in percent, how many queries were counted per difficulty, and every query's own result.
+
+    `chosen` has what was chosen on the queries of a validation part.
+    """
 
     metrics: dict[str, float]
     counted_queries: dict[str, int]
     queries: list[QueryResult]
-
-
-def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:
-    """Return the protocol of that name, else revisitop for graded lists and plain for others; check that it fits.
-
-    Raises:
-        ConfigError: the protocol is unknown.
-        DataError: the ground truth lacks what the protocol needs.
-    """
-    chosen = name if name is not None else ("revisitop" if truth.lists == GRADED else "plain")
-    if chosen not in PROTOCOLS:
-        raise ConfigError(f"protocol {chosen!r} is unknown; wanted one of {', '.join(PROTOCOLS)}")
-    protocol = PROTOCOLS[chosen]
-    if protocol.lists != truth.lists:
-        fitting = " or ".join(f"`protocol={key}`" for key, other in PROTOCOLS.items() if other.lists == truth.lists)
-        raise DataError(
-            f"protocol {chosen} needs {'/'.join(protocol.lists)}, but {truth.path} has {'/'.join(truth.lists)}; "
-            f"choose {fitting}"
-        )
-    without_box = [query.name for query in truth.queries if query.box is None]
-    if protocol.box == "required" and without_box:
-        raise DataError(
-            f"protocol {chosen} crops every query to its box, but {len(without_box)} of {len(truth.queries)} queries "
-            f"have no bbx (first: {without_box[0]}); choose `protocol=dino` for whole images"
-        )
-    return protocol
-
-
-@dataclass(frozen=True)
-class _Ranked:
-    """The relevant images of one query at one difficulty, nearest first; ranks count from 0."""
-
-    ranks: Int64[np.ndarray, " r"]
-    similarities: Float32[np.ndarray, " r"]
+    chosen: dict[str, Any] = field(default_factory=dict)
 
 
 def score_retrieval(
@@ -196,35 +103,42 @@ def score_retrieval(
     """
     _check_features(query_features, gallery_features, truth)
     nothing = np.empty(0, dtype=np.int64)
+    kept = top_count if truth.classes is None else max(top_count, NEIGHBORS)
     ranked, tops = [], []
     for query, similarities in zip(truth.queries, similarity_rows(query_features, gallery_features), strict=True):
-        ranked.append({d.name: _rank(similarities, query, d) for d in protocol.difficulties if d.relevant_to(query)})
-        top = top_positions(similarities, nothing, top_count)
+        counted = (d for d in protocol.difficulties if protocol.counts_all or d.relevant_to(query))
+        ranked.append({d.name: _rank(similarities, query, d, protocol.ties) for d in counted})
+        top = top_positions(similarities, nothing, kept)
         tops.append((top, similarities[top]))
-    counted = {d.name: sum(d.name in each for each in ranked) for d in protocol.difficulties}
-    if not any(counted.values()):
+    if not any(d.relevant_to(query) for d in protocol.difficulties for query in truth.queries):
         raise DataError(f"{truth.path}: no query has a relevant image, so there is nothing to measure")
     if distractors is not None:
         ranked = _among_distractors(query_features, ranked, distractors, device)
     results = [
-        QueryResult({name: _score(found.ranks, protocol) for name, found in each.items()}, *top)
-        for each, top in zip(ranked, tops, strict=True)
+        QueryResult(
+            {name: _score(found, protocol) for name, found in each.items()}, *(part[:top_count] for part in own)
+        )
+        for each, own in zip(ranked, tops, strict=True)
     ]
-    return RetrievalScores(_average(results, protocol.difficulties), counted, results)
+    counts = {d.name: sum(d.name in each for each in ranked) for d in protocol.difficulties}
+    metrics = _average(results, protocol)
+    if truth.classes is None:
+        return RetrievalScores(metrics, counts, results)
+    positions, similarities = (np.stack(each) for each in zip(*tops, strict=True))
+    classified = classify_by_neighbors(positions, similarities, truth.classes)
+    return RetrievalScores(classified.metrics | metrics, counts, results, classified.chosen)
 
 
 def _among_distractors(
     query_features: Float32[np.ndarray, "q d"],
-    ranked: Sequence[dict[str, _Ranked]],
+    ranked: Sequence[dict[str, Ranked]],
     distractors: Iterable[Float32[np.ndarray, "_ d"]],
     device: str,
-) -> list[dict[str, _Ranked]]:
+) -> list[dict[str, Ranked]]:
     """Move every rank down by the distractors above it."""
     none = [np.empty(0, np.float32)]
     counter = CountAbove(
-        query_features,
-        [np.concatenate([found.similarities for found in each.values()] or none) for each in ranked],
-        device,
+        query_features, [np.concatenate([*map(_thresholds, each.values()), *none]) for each in ranked], device
     )
     for block in distractors:
         require_unit_rows(block, "distractors")
@@ -233,15 +147,22 @@ def _among_distractors(
     moved = []
     for each, counts in zip(ranked, above, strict=True):
         # A query without a relevant image at any difficulty has one empty part, which zip leaves out.
-        ends = np.cumsum([len(found.ranks) for found in each.values()])[:-1]
-        parts = np.split(counts, ends)
-        moved.append(
-            {
-                name: _Ranked(found.ranks + part, found.similarities)
-                for (name, found), part in zip(each.items(), parts, strict=False)
-            }
-        )
+        parts = np.split(counts, np.cumsum([len(_thresholds(found)) for found in each.values()])[:-1])
+        moved.append({name: _moved(found, part) for (name, found), part in zip(each.items(), parts, strict=False)})
     return moved
+
+
+def _thresholds(found: Ranked) -> Float32[np.ndarray, " t"]:
+    """Return what distractors are counted above: the similarities, and, where ties matter, the next smaller numbers."""
+    if found.reached is None:
+        return found.similarities
+    return np.concatenate([found.similarities, np.nextafter(found.similarities, np.float32(-2))])
+
+
+def _moved(found: Ranked, above: Int64[np.ndarray, " t"]) -> Ranked:
+    count = len(found.ranks)
+    reached = None if found.reached is None else found.reached + above[count:]
+    return Ranked(found.ranks + above[:count], found.similarities, reached)
 
 
 def _check_features(
@@ -256,39 +177,32 @@ def _check_features(
         require_unit_rows(features, f"{name} features")
 
 
-def _rank(similarities: Float32[np.ndarray, " n"], query: QueryTruth, difficulty: Difficulty) -> _Ranked:
+def _rank(similarities: Float32[np.ndarray, " n"], query: QueryTruth, difficulty: Difficulty, ties: bool) -> Ranked:
     relevant = np.concatenate([query.lists[name] for name in difficulty.relevant])
-    ignored = np.concatenate([query.lists[name] for name in difficulty.ignored])
-    in_order = in_ranking_order(similarities, relevant)
-    return _Ranked(ranks_of_relevant(similarities, relevant, ignored), similarities[in_order])
+    ignored = np.concatenate([np.empty(0, np.int64), *(query.lists[name] for name in difficulty.ignored)])
+    own = similarities[in_ranking_order(similarities, relevant)]
+    reached = None
+    if ties:
+        kept = np.sort(np.delete(similarities, ignored))
+        reached = len(kept) - np.searchsorted(kept, own, side="left")
+    return Ranked(ranks_of_relevant(similarities, relevant, ignored), own, reached)
 
 
-def _score(ranks: Int64[np.ndarray, " r"], protocol: Protocol) -> QueryScore:
-    count = len(ranks)
-    plain = {}
-    if protocol.lists == PLAIN:
-        values = [*(recall_at(ranks, k) for k in KS), r_precision(ranks, count)]
-        values += [average_precision_at_r(ranks, count), ndcg(ranks, count), standard_average_precision(ranks, count)]
-        plain = dict(zip(PLAIN_METRICS, values, strict=True))
-    return QueryScore(
-        average_precision=average_precision(ranks, count),
-        precision_at={k: precision_at(ranks, k) for k in KS},
-        first_rank=int(ranks[0]) + 1,
-        relevant_count=count,
-        plain=plain,
-    )
+def _score(found: Ranked, protocol: Protocol) -> QueryScore:
+    count = len(found.ranks)
+    values = {metric.name: metric.score(found) if count else 0.0 for metric in protocol.metrics}
+    return QueryScore(values, first_rank=int(found.ranks[0]) + 1 if count else 0, relevant_count=count)
 
 
-def _average(results: Sequence[QueryResult], difficulties: Sequence[Difficulty]) -> dict[str, float]:
+def _average(results: Sequence[QueryResult], protocol: Protocol) -> dict[str, float]:
     """Means over the counted queries, in percent; a difficulty without any is left out."""
     metrics: dict[str, float] = {}
-    for difficulty in difficulties:
+    for difficulty in protocol.difficulties:
         scores = [result.scores[difficulty.name] for result in results if difficulty.name in result.scores]
-        if not scores:
-            continue
-        metrics[difficulty.metric("mAP")] = mean_percent(score.average_precision for score in scores)
-        for k in KS:
-            metrics[difficulty.metric(f"mP@{k}")] = mean_percent(score.precision_at[k] for score in scores)
-        for name in scores[0].plain:
-            metrics[difficulty.metric(name)] = mean_percent(score.plain[name] for score in scores)
+        for metric in protocol.metrics if scores else ():
+            metrics[difficulty.metric(metric.name)] = mean_percent(score.values[metric.name] for score in scores)
+    if protocol.averages_groups:
+        for metric in protocol.metrics:
+            names = (difficulty.metric(metric.name) for difficulty in protocol.difficulties)
+            metrics[metric.name] = float(np.mean([metrics[name] for name in names if name in metrics]))
     return metrics

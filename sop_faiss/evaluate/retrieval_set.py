@@ -1,8 +1,9 @@
 """A retrieval data set on disk: its ground truth, and the image file of every query and gallery name.
 
 Images are in `jpg/` (queries and gallery together, as in Oxford and Paris), in `query/` and `database/`, or next to
-the ground truth. Without a ground truth, class folders and CSV files are read as `plain_sets.py` says. Nothing is
-downloaded: a missing image is an error that says how many are missing and from where.
+the ground truth. Without a ground truth, class folders and CSV files are read as `plain_sets.py` says, and the folders
+of a protocol with a layout of its own as `layouts.py` says. Nothing is downloaded: a missing image is an error that
+says how many are missing and from where.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import io
 import posixpath
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -20,8 +22,9 @@ from PIL import Image
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.listing import FileSource
-from sop_faiss.errors import DataError
+from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.ground_truth import PLAIN, GroundTruth, QueryBox, make_ground_truth, read_ground_truth
+from sop_faiss.evaluate.layouts import LAYOUTS, RADIUS_METERS, read_layout
 from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.files import sha256_file
 from sop_faiss.paths import path_state
@@ -76,6 +79,7 @@ class RetrievalSet:
         queries: the images of `truth.queries`, in that order, cropped to the queries' boxes.
         whole_queries: the same images, not cropped.
         query_rows: the gallery position of each query, where all of them are whole images of the gallery; else None.
+        choices: of the layout that was read, for the result file.
     """
 
     name: str
@@ -84,6 +88,7 @@ class RetrievalSet:
     queries: CroppedFiles
     whole_queries: FileSource
     query_rows: Int64[np.ndarray, " q"] | None = None
+    choices: dict[str, Any] = field(default_factory=dict)
 
 
 def crop_to_box(image: UInt8[np.ndarray, "h w 3"], box: QueryBox) -> UInt8[np.ndarray, "ch cw 3"]:
@@ -100,19 +105,35 @@ def crop_to_box(image: UInt8[np.ndarray, "h w 3"], box: QueryBox) -> UInt8[np.nd
     return np.ascontiguousarray(part)
 
 
-def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | None = None) -> RetrievalSet:
+def open_retrieval_set(
+    dataset: str,
+    data_root: Path | None = None,
+    gnd: Path | None = None,
+    protocol: str | None = None,
+    radius: float = RADIUS_METERS,
+) -> RetrievalSet:
     """Find ground truth and images of a data set.
 
     Args:
-        dataset: `roxford5k`, `rparis6k`, a directory, or a CSV file of groups or pairs.
+        dataset: `roxford5k`, `rparis6k`, a directory, or a CSV file of groups, pairs or (protocol `place`) places.
         data_root: the directory that holds the data set's directory; the current one if not given.
         gnd: another ground-truth file than the data set's own.
+        protocol: one of `LAYOUTS` if its layout is to be read; others change nothing here.
+        radius: of protocol `place`, in meters.
 
     Raises:
+        ConfigError: `gnd` is given for a protocol with a layout, or the radius is impossible.
         DataError: directory, ground truth or images are missing or damaged, or the ground truth of a known data set
             is not the published one.
     """
     place = (data_root if data_root is not None else Path()) / dataset
+    if protocol in LAYOUTS:
+        if gnd is not None:
+            raise ConfigError(f"`gnd={gnd}`: protocol {protocol} reads the data set's own lists; leave it out")
+        layout = read_layout(protocol, place, radius)
+        truth = make_ground_truth(layout.content, place, layout.lists, layout.classes)
+        files = [_listed_images(layout.root, names) for names in (truth.images, [q.name for q in truth.queries])]
+        return _opened(dataset, truth, layout.root, files[0], files[1], layout.choices)
     if gnd is None and (place.suffix.lower() == ".csv" or _is_classes(place)):
         plain = read_plain_set(place)
         root, truth = plain.root, make_ground_truth(plain.content, place)
@@ -123,6 +144,17 @@ def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | 
         folders = ("jpg", "jpg") if (root / "jpg").is_dir() else _own_folders(root)
     gallery = _find_images(root, folders[1], "database", truth.images, dataset)
     queries = _find_images(root, folders[0], "query", [query.name for query in truth.queries], dataset)
+    return _opened(dataset, truth, root, gallery, queries, {})
+
+
+def _opened(
+    dataset: str,
+    truth: GroundTruth,
+    root: Path,
+    gallery: list[str],
+    queries: list[str],
+    choices: dict[str, Any],
+) -> RetrievalSet:
     _refuse_own_relevance(truth, queries, gallery)
     root, keys, boxes = root.absolute(), _unique_keys(truth), [query.box for query in truth.queries]
     return RetrievalSet(
@@ -132,6 +164,7 @@ def open_retrieval_set(dataset: str, data_root: Path | None = None, gnd: Path | 
         queries=CroppedFiles(f"{dataset} (queries)", keys, None, None, root, queries, boxes),
         whole_queries=FileSource(f"{dataset} (queries)", keys, None, None, root, queries),
         query_rows=_rows_in_gallery(queries, gallery) if not any(boxes) else None,
+        choices=choices,
     )
 
 
@@ -224,6 +257,17 @@ def _find_images(root: Path, folder: str, what: str, names: Sequence[str], datas
         raise DataError(
             f"{len(missing)} of {len(names)} {what} images are missing in {root / folder} (first: {missing[0]})"
             + _where_from(dataset, root / folder)
+        )
+    return [file for file in files if file is not None]
+
+
+def _listed_images(root: Path, names: Sequence[str]) -> list[str]:
+    """Return the names, which are files below root, with the endings they have."""
+    files = [_first_existing(root, name) for name in names]
+    if missing := [name for name, file in zip(names, files, strict=True) if file is None]:
+        raise DataError(
+            f"{len(missing)} of {len(names)} images of the data set's lists are missing in {root} (first: "
+            f"{missing[0]}); nothing is downloaded, put them there"
         )
     return [file for file in files if file is not None]
 

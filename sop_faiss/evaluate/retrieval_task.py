@@ -23,8 +23,8 @@ from sop_faiss.progress import ProgressCallback
 
 __all__ = ["RetrievalTask"]
 
-_REPORTED = ("", "medium", "hard")
-"""Difficulties whose mAP is a score; the easy one says little of an encoder."""
+_NOT_REPORTED = ("easy",)
+"""Difficulties whose mAP is not a score: the easy one says little of an encoder."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class RetrievalTask:
                 "database augmentation with distractors would compare each of them with all others: "
                 "leave one of them out"
             )
+        if self.distractors is not None and self.data.truth.classes is not None:
+            raise ConfigError(
+                f"distractors have no class, and protocol {self.rules.name} classifies by the nearest images: leave "
+                "them out (its queries without a class are in the data set)"
+            )
 
     @property
     def queries(self) -> FileSource:
@@ -66,20 +71,20 @@ class RetrievalTask:
     @property
     def names(self) -> tuple[str, ...]:
         """`map`, or `map_medium` and `map_hard`: those for which some query has a relevant image."""
-        return tuple(difficulty.metric("map") for difficulty in self._counted())
+        return tuple(difficulty.metric(self.rules.headline.name.lower()) for difficulty in self._counted())
 
     def measure(self, encoder: Encoder) -> dict[str, float]:
-        """Return the mAP of each difficulty; see `EvaluationTask`."""
+        """Return the mAP, or the protocol's first metric, of each difficulty; see `EvaluationTask`."""
         return percents(self.measure_each(encoder))
 
     def measure_each(self, encoder: Encoder, progress: ProgressCallback | None = None) -> dict[str, Score]:
         """Return the same, with the AP of each query that is counted, in percent."""
         ranked = self.rank(encoder, progress=progress)[0]
-        scores = {}
+        name, scores = self.rules.headline.name, {}
         for difficulty in self._counted():
             counted = [query.scores[difficulty.name] for query in ranked.queries if difficulty.name in query.scores]
-            each = 100.0 * np.array([score.average_precision for score in counted])
-            scores[difficulty.metric("map")] = Score(float(ranked.metrics[difficulty.metric("mAP")]), each)
+            each = 100.0 * np.array([score.values[name] for score in counted])
+            scores[difficulty.metric(name.lower())] = Score(float(ranked.metrics[difficulty.metric(name)]), each)
         return scores
 
     def rank(
@@ -119,6 +124,8 @@ class RetrievalTask:
             "queries_counted": {name or "all": count for name, count in scores.counted_queries.items()},
             "database": len(self.data.gallery),
             "distractors": None if extra is None else {"name": extra.name, "count": extra.count},
+            **self.data.choices,
+            **scores.chosen,
             **self.expansion.to_dict(),
             "preprocess": preprocess.to_dict(),
             "pooling": encoder.pooling,
@@ -127,11 +134,8 @@ class RetrievalTask:
         }
 
     def _counted(self) -> list[Difficulty]:
-        return [
-            difficulty
-            for difficulty in self.rules.difficulties
-            if difficulty.name in _REPORTED and any(difficulty.relevant_to(query) for query in self.data.truth.queries)
-        ]
+        reported = (difficulty for difficulty in self.rules.difficulties if difficulty.name not in _NOT_REPORTED)
+        return [each for each in reported if any(each.relevant_to(query) for query in self.data.truth.queries)]
 
     def _open_distractors(
         self, encoder: Encoder, preprocess: Preprocess, progress: ProgressCallback | None

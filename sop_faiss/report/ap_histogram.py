@@ -15,11 +15,12 @@ _BINS = 20
 _HEAD, _ROW = 0.6, 1.3  # inches
 
 
-def draw_ap_histogram(values: Mapping[str, Sequence[float]]) -> str:
-    """Draw a histogram of AP in steps of 5 %, one row per difficulty; a line marks the mean.
+def draw_ap_histogram(values: Mapping[str, Sequence[float]], metric: str = "mAP") -> str:
+    """Draw a histogram of AP, or of another score, in steps of 5 %, one row per difficulty; a line marks the mean.
 
     Args:
         values: AP of each counted query in percent, by the name of the difficulty; one without queries is left out.
+        metric: the name of the mean.
 
     Returns:
         A `data:image/svg+xml` URI.
@@ -31,12 +32,12 @@ def draw_ap_histogram(values: Mapping[str, Sequence[float]]) -> str:
         for axes, (name, each) in zip(rows, shown.items(), strict=False):
             axes.hist(each, bins=np.linspace(0, 100, _BINS + 1), color=FIRST, rwidth=0.9)
             axes.axvline(each.mean(), color=INK, linewidth=1.2, linestyle="--")
-            title = f"mAP {each.mean():.1f}" if name == "all" else f"{name}: mAP {each.mean():.1f}"
+            title = f"{metric} {each.mean():.1f}" if name == "all" else f"{name}: {metric} {each.mean():.1f}"
             axes.set_title(title, loc="left", fontsize=9.5)
             axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
             axes.grid(axis="x", visible=False)
             axes.set_ylabel("queries")
         rows[-1].set_xlim(0, 100)
-        rows[-1].set_xlabel("AP of a query (%)")
+        rows[-1].set_xlabel(f"{'AP' if metric == 'mAP' else metric} of a query (%)")
 
     return themed_svg(_HEAD + _ROW * max(1, len(shown)), draw)

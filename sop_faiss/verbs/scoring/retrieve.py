@@ -17,7 +17,7 @@ from sop_faiss.evaluate.baselines import Baseline, measure_baselines
 from sop_faiss.evaluate.expansion import Expansion
 from sop_faiss.evaluate.results import result_content
 from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol, score_retrieval
-from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
+from sop_faiss.evaluate.retrieval_set import RADIUS_METERS, RetrievalSet, open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.encoder import Encoder
@@ -44,6 +44,8 @@ class RetrieveOptions:
     """Query expansion and database augmentation."""
     baselines: bool = False
     """Measure raw pixels, a patch dictionary and the same network with random weights, too."""
+    radius: float = RADIUS_METERS
+    """Of protocol `place`: in meters, an image that is not farther from the query's place is relevant."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class RetrievalResult:
         protocol: every choice that changes the numbers, as JSON values.
         encoder: name and fingerprint.
         seconds: wall-clock time.
-        intervals: of mAP by the metric's name, in percent, by bootstrap over the queries.
+        intervals: of mAP, or the protocol's first metric, by its name, in percent, by bootstrap over the queries.
         baselines: what simpler features scored; empty if that was not asked for.
     """
 
@@ -73,15 +75,19 @@ class RetrievalResult:
     baselines: list[Baseline] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
-        """Return the result as JSON values, with each query's AP, for comparisons, and the intervals of mAP."""
+        """Return the result as JSON values, with each query's AP, for comparisons, and the intervals of mAP.
+
+        A protocol without mAP has its first metric in place of these.
+        """
+        headline = self.rules.headline
         intervals = {name: [each.low, each.high] for name, each in self.intervals.items()}
         details: dict[str, Any] = {
             "confidence": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED, **intervals},
             "per_query": {
                 "queries": self.queries.keys,
                 **{
-                    difficulty.metric("AP"): [
-                        100 * query.scores[difficulty.name].average_precision
+                    difficulty.metric(headline.of_query): [
+                        100 * query.scores[difficulty.name].values[headline.name]
                         if difficulty.name in query.scores
                         else None
                         for query in self.scores.queries
@@ -119,9 +125,9 @@ def evaluate_retrieval(
 
     Args:
         encoder: which encoder; its `size` is the longer side of the images, or the side of the square.
-        dataset: `roxford5k`, `rparis6k`, a directory, or a CSV file of groups or pairs.
+        dataset: `roxford5k`, `rparis6k`, a directory, or a CSV file.
         data_root: the directory that holds the data set's directory.
-        protocol: `revisitop`, `dino` or `plain`; None: the one that suits the ground truth.
+        protocol: of `PROTOCOLS`; None: `revisitop` or `plain`, whichever suits the ground truth.
         gnd: another ground-truth file than the data set's own.
         options: the rest.
         stage: shows the progress of the extraction, and of each baseline.
@@ -137,7 +143,7 @@ def evaluate_retrieval(
     if options.baselines and (options.distractors is not None or options.expansion != Expansion()):
         raise ConfigError("`baselines` are scored without distractors and expansion: leave these out")
     started = time.perf_counter()
-    data = open_retrieval_set(dataset, data_root, gnd)
+    data = open_retrieval_set(dataset, data_root, gnd, protocol, options.radius)
     task = RetrievalTask(
         data,
         choose_protocol(protocol, data.truth),
@@ -178,12 +184,12 @@ def _intervals(scores: RetrievalScores, rules: Protocol) -> dict[str, Interval]:
     for difficulty in rules.difficulties:
         values: Float64[np.ndarray, " q"] = np.array(
             [
-                100 * query.scores[difficulty.name].average_precision
+                100 * query.scores[difficulty.name].values[rules.headline.name]
                 for query in scores.queries
                 if difficulty.name in query.scores
             ],
             dtype=np.float64,
         )
         if len(values):
-            intervals[difficulty.metric("mAP")] = bootstrap_interval(values)
+            intervals[difficulty.metric(rules.headline.name)] = bootstrap_interval(values)
     return intervals

@@ -6,9 +6,9 @@ import csv
 import os
 from pathlib import Path
 
-from sop_faiss.evaluate.ground_truth import PLAIN
+from sop_faiss.evaluate.protocols import Difficulty, Protocol
 from sop_faiss.evaluate.published import PUBLISHED, protocol_differences
-from sop_faiss.evaluate.retrieval import KS, PLAIN_METRICS, Difficulty, QueryResult
+from sop_faiss.evaluate.retrieval import QueryResult
 from sop_faiss.evaluate.retrieval_set import KNOWN_SETS
 from sop_faiss.files import atomic_file
 from sop_faiss.progress import ProgressCallback
@@ -33,21 +33,26 @@ PAGE_QUERIES = 40
 
 
 def metrics_table(result: RetrievalResult) -> tuple[list[str], list[list[str]]]:
-    """Return column names, and a row of percentages per difficulty; of plain sets, which have one, a row per metric."""
-    metrics, counted = result.scores.metrics, result.scores.counted_queries
-    names = ["mAP", *(f"mP@{k}" for k in KS)]
-    if result.rules.lists == PLAIN:
-        whole = result.intervals["mAP"]
-        first = ["mAP", f"{metrics['mAP']:.2f}", f"{whole.low:.1f}..{whole.high:.1f}"]
-        rest = [[name, f"{metrics[name]:.2f}", ""] for name in (*names[1:], *PLAIN_METRICS)]
-        return [f"{counted['']:,} queries counted", "%", "95 %"], [first, *rest]
+    """Return column names, and a row of percentages per difficulty; if there is only one, a row per metric."""
+    metrics, counted, rules = result.scores.metrics, result.scores.counted_queries, result.rules
+    names = [metric.name for metric in rules.metrics]
+
+    def between(metric: str) -> str:
+        interval = result.intervals.get(metric)
+        return "" if interval is None else f"{interval.low:.1f}..{interval.high:.1f}"
+
+    if len(rules.difficulties) == 1:
+        rows = [[name, f"{value:.2f}", between(name)] for name, value in metrics.items()]
+        return [f"{sum(counted.values()):,} queries counted", "%", "95 %"], rows
     rows = []
-    for difficulty in result.rules.difficulties:
+    for difficulty in rules.difficulties:
         values = [metrics.get(difficulty.metric(name)) for name in names]
         shown = ["-" if value is None else f"{value:.2f}" for value in values]
-        interval = result.intervals.get(difficulty.metric("mAP"))
-        between = "-" if interval is None else f"{interval.low:.1f}..{interval.high:.1f}"
-        rows.append([difficulty.name or "all", str(counted[difficulty.name]), shown[0], between, *shown[1:]])
+        interval = between(difficulty.metric(names[0])) or "-"
+        rows.append([difficulty.name or "all", str(counted[difficulty.name]), shown[0], interval, *shown[1:]])
+    if rules.averages_groups:
+        shown = [f"{metrics[name]:.2f}" for name in names]
+        rows.append(["mean", str(sum(counted.values())), shown[0], "", *shown[1:]])
     return ["", "queries", names[0], "95 %", *names[1:]], rows
 
 
@@ -75,7 +80,7 @@ def write_per_query(path: Path, result: RetrievalResult) -> None:
     difficulties = result.rules.difficulties
     heading = ["query", "file"]
     for difficulty in difficulties:
-        names = ("relevant", "AP", *(f"P@{k}" for k in KS), "first_rank", *_plain_names(result))
+        names = ("relevant", *_columns(result.rules))
         heading += [difficulty.metric(name) for name in names]
     tops = max(len(query.top) for query in result.scores.queries)
     heading += [f"top_{rank}" for rank in range(1, tops + 1)]
@@ -85,21 +90,22 @@ def write_per_query(path: Path, result: RetrievalResult) -> None:
         for position, query in enumerate(result.scores.queries):
             line = [result.queries.keys[position], result.queries.member_of(position)]
             for difficulty in difficulties:
-                line += _score_cells(query, difficulty, _plain_names(result))
+                line += _score_cells(query, difficulty, result.rules)
             writer.writerow([*line, *(result.data.truth.images[image] for image in query.top)])
 
 
-def _plain_names(result: RetrievalResult) -> tuple[str, ...]:
-    return PLAIN_METRICS if result.rules.lists == PLAIN else ()
+def _columns(rules: Protocol) -> dict[str, str]:
+    """Map the columns of a query's scores to metrics: means over queries by another name, the first rank, the rest."""
+    renamed = {metric.of_query: metric.name for metric in rules.metrics if metric.each}
+    return renamed | {"first_rank": ""} | {metric.name: metric.name for metric in rules.metrics if not metric.each}
 
 
-def _score_cells(query: QueryResult, difficulty: Difficulty, plain: tuple[str, ...]) -> list[str]:
-    score = query.scores.get(difficulty.name)
+def _score_cells(query: QueryResult, difficulty: Difficulty, rules: Protocol) -> list[str]:
+    score, columns = query.scores.get(difficulty.name), _columns(rules)
     if score is None:
-        return ["0", *[""] * (len(KS) + 2 + len(plain))]
-    precisions = [f"{100 * score.precision_at[k]:.4f}" for k in KS]
-    start = [str(score.relevant_count), f"{100 * score.average_precision:.4f}", *precisions, str(score.first_rank)]
-    return start + [f"{100 * score.plain[name]:.4f}" for name in plain]
+        return ["0", *[""] * len(columns)]
+    cells = [f"{100 * score.values[name]:.4f}" if name else str(score.first_rank) for name in columns.values()]
+    return [str(score.relevant_count), *cells]
 
 
 def write_retrieval_page(
@@ -116,17 +122,21 @@ def write_retrieval_page(
         progress: called with images read and their total.
     """
     difficulty = next((d for d in result.rules.difficulties if d.name in ("medium", "")), result.rules.difficulties[0])
-    queries = result.scores.queries
+    queries, headline = result.scores.queries, result.rules.headline
     counted = [position for position, query in enumerate(queries) if difficulty.name in query.scores]
-    counted.sort(key=lambda position: -queries[position].scores[difficulty.name].average_precision)
+    counted.sort(key=lambda position: -queries[position].scores[difficulty.name].values[headline.name])
     shown = [counted[place] for place in spread_places(len(counted), PAGE_QUERIES)]
     columns, rows = metrics_table(result)
     histogram = draw_ap_histogram(
         {
-            each.name or "all": [100 * q.scores[each.name].average_precision for q in queries if each.name in q.scores]
+            each.name or "all": [
+                100 * q.scores[each.name].values[headline.name] for q in queries if each.name in q.scores
+            ]
             for each in result.rules.difficulties
-        }
+        },
+        headline.name,
     )
+    measure = "average precision" if headline.name == "mAP" else headline.of_query
     which = f"{len(shown):,} of" if len(shown) < len(counted) else "All"
     spread = ", evenly spaced by rank from the highest to the lowest" if len(shown) < len(counted) else " by falling"
     at = f" at difficulty {difficulty.name}" if difficulty.name else ""
@@ -134,11 +144,11 @@ def write_retrieval_page(
         path,
         f"Retrieval on {_set_name(result)}",
         [_strip(result, position, difficulty) for position in shown],
-        subtitle=f"{which} {len(counted):,} queries{spread} average precision{at}. Protocol {result.rules.name}, "
+        subtitle=f"{which} {len(counted):,} queries{spread} {measure}{at}. Protocol {result.rules.name}, "
         f"{len(result.data.gallery):,} images searched{_distractors(result)}. Encoder {result.encoder['name']}.",
         commands=Commands(marks="selected"),
         summary=_tables(result, columns, rows),
-        charts=[Chart("Queries by average precision", histogram)],
+        charts=[Chart(f"Queries by {measure}", histogram)],
         footer=footer,
         progress=progress,
     )
@@ -150,7 +160,7 @@ def _set_name(result: RetrievalResult) -> str:
 
 
 def _tables(result: RetrievalResult, columns: list[str], rows: list[list[str]]) -> list[SheetTable]:
-    tables = [SheetTable(columns, rows, "Percent, and the 95 % interval of mAP over queries")]
+    tables = [SheetTable(columns, rows, f"Percent, and the 95 % interval of {result.rules.headline.name} over queries")]
     published = published_table(result)
     if published is not None:
         differences = "; ".join(published[2]) or "none known"
@@ -174,6 +184,8 @@ def _strip(result: RetrievalResult, position: int, difficulty: Difficulty) -> St
         SheetHit(source_image(result.data.gallery, image), similarity, verdicts.get(image, Verdict.WRONG))
         for image, similarity in zip(query.top.tolist(), query.top_similarities.tolist(), strict=True)
     ]
-    note = f"AP {100 * score.average_precision:.1f} %, {score.relevant_count} relevant, first at {score.first_rank}"
+    headline = result.rules.headline
+    of_query = f"{headline.of_query} {100 * score.values[headline.name]:.1f} %"
+    note = f"{of_query}, {score.relevant_count} relevant, first at {score.first_rank or '-'}"
     box = truth.box if result.rules.box != "ignored" else None
     return Strip(source_image(result.data.whole_queries, position, box=box), hits, note)
