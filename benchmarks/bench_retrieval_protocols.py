@@ -17,8 +17,8 @@ from protocol_peers import PEERS, Case
 from report import Row, finish, meets
 
 from sop_faiss.evaluate.ground_truth import NO_CLASS, PLAIN, Classes, make_ground_truth
-from sop_faiss.evaluate.layouts import within_radius
 from sop_faiss.evaluate.protocols import ILIAS_LISTS, PROTOCOLS, choose_protocol
+from sop_faiss.evaluate.published_layouts import within_radius
 from sop_faiss.evaluate.retrieval import score_retrieval
 from sop_faiss.neighbors.similarity import similarity_rows
 

@@ -230,9 +230,8 @@ def _print(result: RetrievalResult, dataset: str) -> None:
     print_baselines(result.baselines, metrics, {name: name for name in wanted if name in metrics}, "percent")
     published = published_table(result)
     if published is not None:
-        columns, rows, differences = published
-        print_table("mAP next to published values (ViT-B/16), percent", columns, rows)
-        click.echo(f"Not as published: {'; '.join(differences) or 'nothing that is known'}.")
+        print_table(f"{published.title}, percent", published.columns, published.rows)
+        click.echo(f"Not as published: {'; '.join(published.differences) or 'nothing that is known'}.")
 
 
 def _make_gnd(dataset: str, data_root: Path | None, out: Path, force: bool) -> None:

@@ -126,19 +126,15 @@ def met(paint: Painter) -> None:
 
 def uned(paint: Painter) -> None:
     """Two domains with the same class numbers; the second has an index of its own."""
-    cars = [
-        {"path": paint.image(f"images/cars/{n}.jpg", n // 2).removeprefix("images/"), "class_id": n // 2}
-        for n in range(4)
-    ]
-    paint.json("info_files/cars/test.json", cars)
-    index = [
-        {"path": paint.image(f"images/met/i{n}.jpg", 5 + n).removeprefix("images/"), "class_id": n} for n in range(2)
-    ]
-    asked = [
-        {"path": paint.image(f"images/met/q{n}.jpg", 5 + n).removeprefix("images/"), "class_id": [n]} for n in range(2)
-    ]
-    paint.json("info_files/met/index.json", index)
-    paint.json("info_files/met/test.json", asked)
+
+    def entries(kind: str, labels: list[int], shown: int = 0) -> list[dict[str, object]]:
+        names = [paint.image(f"images/{kind}{n}.jpg", shown + label) for n, label in enumerate(labels)]
+        return [{"path": name[len("images/") :], "class_id": own} for name, own in zip(names, labels, strict=True)]
+
+    paint.json("info_files/cars/test.json", entries("cars/", [0, 0, 1, 1]))
+    paint.json("info_files/met/index.json", entries("met/index", [0, 1], 5))
+    asked = entries("met/test", [0, 1], 5)
+    paint.json("info_files/met/test.json", [entry | {"class_id": [entry["class_id"]]} for entry in asked])
 
 
 def copydays(paint: Painter) -> None:

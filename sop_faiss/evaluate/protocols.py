@@ -4,7 +4,7 @@ To a query, an image of the gallery is relevant, ignored or neither. The ground 
 lists (easy, hard and junk; ok and junk; or one list for each group of queries). A Difficulty says which lists are
 relevant and which are ignored; a Protocol is a row of a table: difficulties, metrics, and a rule about query boxes.
 Every metric of one query follows from the ranks of its relevant images (`metrics.py`). Where each protocol comes from
-is in docs/evaluation.md; the folders of those with a layout of their own are read by `layouts.py`.
+is in docs/evaluation.md; the folders of those with a layout of their own are read by `published_layouts.py`.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ _ALL = [
     ),
 ]
 PROTOCOLS = {protocol.name: protocol for protocol in _ALL}
-"""By name. The first three are of a ground truth in a gnd.json, the others of a layout (`layouts.py`)."""
+"""By name. The first three are of a ground truth in a gnd.json, the others of a layout (`published_layouts.py`)."""
 
 
 def choose_protocol(name: str | None, truth: GroundTruth) -> Protocol:

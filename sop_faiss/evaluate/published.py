@@ -1,8 +1,9 @@
-"""Published results on revisited Oxford and Paris, for a table next to one's own, and where the protocols differ.
+"""Published results, for a table next to one's own, and where the protocols differ.
 
-Source: "Self-Organizing Visual Prototypes for Non-Parametric Representation Learning" (arXiv 2505.21533), which gives
-mAP at medium and hard, in percent, of ViT-B/16 by four methods. The paper states neither the size of the images nor
-whether queries are cropped; the script released with it, as DINO's, takes whole queries, 512 px and three scales.
+Source of revisited Oxford and Paris: "Self-Organizing Visual Prototypes for Non-Parametric Representation Learning"
+(arXiv 2505.21533), which gives mAP at medium and hard, in percent, of ViT-B/16 by four methods. The paper states
+neither the size of the images nor whether queries are cropped; the script released with it, as DINO's, takes whole
+queries, 512 px and three scales. The results on other sets each name their source.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["PUBLISHED", "Published", "protocol_differences"]
+__all__ = ["PUBLISHED", "PUBLISHED_OF_LAYOUTS", "Published", "PublishedScores", "protocol_differences"]
 
 _SIZE_PIXELS = 512
 _SCALES = 3
@@ -40,6 +41,61 @@ PUBLISHED: dict[str, tuple[Published, ...]] = {
     ),
 }
 """By data set; without distractors."""
+
+
+class PublishedScores(NamedTuple):
+    """What one method scores, by metric, in percent, and where that is written."""
+
+    method: str
+    scores: Mapping[str, float]
+    source: str
+
+
+def _recalls(ks: tuple[int, ...], *values: float) -> dict[str, float]:
+    return {f"R@{k}": value for k, value in zip(ks, values, strict=True)}
+
+
+_PROXY_ANCHOR = "README of tjddus9597/Proxy-Anchor-CVPR2020"
+_REID = "README of layumi/Person_reID_baseline_pytorch"
+_AMSTERTIME = "README of seyrankhademi/AmsterTime"
+_VPR = "README of gmberton/VPR-methods-evaluation"
+_ILIAS = "ilias-1k.netlify.app, no linear adaptation"
+
+PUBLISHED_OF_LAYOUTS: dict[tuple[str, int, int], tuple[PublishedScores, ...]] = {
+    ("cub", 5924, 5924): (
+        PublishedScores("Proxy-Anchor, BN-Inception", _recalls((1, 2, 4, 8), 69.1, 78.9, 86.1, 91.2), _PROXY_ANCHOR),
+        PublishedScores("Proxy-Anchor, ResNet-50", _recalls((1, 2, 4, 8), 69.9, 79.6, 86.6, 91.4), _PROXY_ANCHOR),
+    ),
+    ("sop", 60502, 60502): (
+        PublishedScores(
+            "Proxy-Anchor, BN-Inception", _recalls((1, 10, 100, 1000), 79.2, 90.7, 96.2, 98.6), _PROXY_ANCHOR
+        ),
+    ),
+    ("inshop", 14218, 12612): (
+        PublishedScores("Proxy-Anchor", _recalls((1, 10, 20, 30), 91.9, 98.1, 98.7, 99.0), _PROXY_ANCHOR),
+    ),
+    ("reid", 3368, 15913): (
+        PublishedScores("ResNet-50 trained on Market-1501", {"mAP": 71.59, "R@1": 88.84}, _REID),
+        PublishedScores("PCB trained on Market-1501", {"mAP": 77.47, "R@1": 92.64}, _REID),
+    ),
+    ("place", 1464, 1549): (PublishedScores("CosPlace, ResNet-18", _recalls((1, 5, 10), 98.8, 99.7, 99.9), _VPR),),
+    ("gldv2", 1129, 761757): (
+        PublishedScores(
+            "smlyaka, winner of 2019 with re-ranking",
+            {"mAP@100_public": 35.63, "mAP@100_private": 37.14},
+            "README of cvdfoundation/google-landmark, version 2.1",
+        ),
+    ),
+    ("ilias", 1232, 4715): (
+        PublishedScores("ResNet-50 of ImageNet, 5M distractors", {"mAP@1k": 2.5}, _ILIAS),
+        PublishedScores("ResNet-50 of ImageNet, 100M distractors", {"mAP@1k": 1.8}, _ILIAS),
+    ),
+    ("amstertime", 2462, 2462): (
+        PublishedScores("AP-GeM, ResNet-101", {"mAP@128": 35, "R@1": 24, "R@5": 48}, _AMSTERTIME),
+        PublishedScores("NetVLAD, VGG-16", {"mAP@128": 26, "R@1": 17, "R@5": 33}, _AMSTERTIME),
+    ),
+}
+"""By protocol, queries and images searched, from which a published set is recognized (`place`: St Lucia)."""
 
 
 def protocol_differences(protocol: Mapping[str, Any], encoder_name: str) -> list[str]:

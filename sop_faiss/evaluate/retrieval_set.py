@@ -2,8 +2,8 @@
 
 Images are in `jpg/` (queries and gallery together, as in Oxford and Paris), in `query/` and `database/`, or next to
 the ground truth. Without a ground truth, class folders and CSV files are read as `plain_sets.py` says, and the folders
-of a protocol with a layout of its own as `layouts.py` says. Nothing is downloaded: a missing image is an error that
-says how many are missing and from where.
+of a protocol with a layout of its own as `published_layouts.py` says. Nothing is downloaded: a missing image is an
+error that says how many are missing and from where.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.ground_truth import PLAIN, GroundTruth, QueryBox, make_ground_truth, read_ground_truth
-from sop_faiss.evaluate.layouts import LAYOUTS, RADIUS_METERS, read_layout
 from sop_faiss.evaluate.plain_sets import read_plain_set
+from sop_faiss.evaluate.published_layouts import LAYOUTS, RADIUS_METERS, read_layout
 from sop_faiss.files import sha256_file
 from sop_faiss.paths import path_state
 

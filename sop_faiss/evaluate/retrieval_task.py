@@ -124,6 +124,7 @@ class RetrievalTask:
             "queries_counted": {name or "all": count for name, count in scores.counted_queries.items()},
             "database": len(self.data.gallery),
             "distractors": None if extra is None else {"name": extra.name, "count": extra.count},
+            **({"queries_counted_as_0": self._without_relevant()} if self.rules.counts_all else {}),
             **self.data.choices,
             **scores.chosen,
             **self.expansion.to_dict(),
@@ -132,6 +133,10 @@ class RetrievalTask:
             "scales": list(preprocess.scales),
             "whitening": "none" if encoder.whitening is None else encoder.whitening.facts(),
         }
+
+    def _without_relevant(self) -> int:
+        (difficulty,) = self.rules.difficulties
+        return sum(not difficulty.relevant_to(query) for query in self.data.truth.queries)
 
     def _counted(self) -> list[Difficulty]:
         reported = (difficulty for difficulty in self.rules.difficulties if difficulty.name not in _NOT_REPORTED)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from sop_faiss.evaluate.protocols import Difficulty, Protocol
-from sop_faiss.evaluate.published import PUBLISHED, protocol_differences
+from sop_faiss.evaluate.published import PUBLISHED, PUBLISHED_OF_LAYOUTS, protocol_differences
 from sop_faiss.evaluate.retrieval import QueryResult
 from sop_faiss.evaluate.retrieval_set import KNOWN_SETS
 from sop_faiss.files import atomic_file
@@ -56,19 +57,37 @@ def metrics_table(result: RetrievalResult) -> tuple[list[str], list[list[str]]]:
     return ["", "queries", names[0], "95 %", *names[1:]], rows
 
 
-def published_table(result: RetrievalResult) -> tuple[list[str], list[list[str]], list[str]] | None:
-    """Return mAP next to the published values of the data set, and how this protocol differs; None for other data sets.
+class PublishedTable(NamedTuple):
+    """Published scores below one's own: what they are, and how this measurement differs, in words."""
 
-    Returns:
-        Column names, one row per method with this result first, and the differences in words.
-    """
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    differences: list[str]
+
+
+def published_table(result: RetrievalResult) -> PublishedTable | None:
+    """Return the scores next to published ones of the data set, one row per method; None where there are none."""
+    own = result.scores.metrics
+    others = PUBLISHED_OF_LAYOUTS.get((result.rules.name, len(result.queries), len(result.data.gallery)))
+    if others is not None:
+        names = list(dict.fromkeys(name for each in others for name in each.scores))
+        scored = [("this encoder", own), *((each.method, each.scores) for each in others)]
+        rows = [[method, *(_one_digit(scores.get(name)) for name in names)] for method, scores in scored]
+        sources = "; ".join(dict.fromkeys(each.source for each in others))
+        differences = [f"network, training and size of the images, different in each row (sources: {sources})"]
+        return PublishedTable("Next to published values", ["", *names], rows, differences)
     name = next((name for name, sha256 in KNOWN_SETS.items() if sha256 == result.protocol["ground_truth_sha256"]), None)
     if name is None:
         return None
-    own = [result.scores.metrics.get(f"mAP_{level}") for level in ("medium", "hard")]
-    rows = [["this encoder", *("-" if value is None else f"{value:.1f}" for value in own)]]
+    rows = [["this encoder", *(_one_digit(own.get(f"mAP_{level}")) for level in ("medium", "hard"))]]
     rows += [[each.method, f"{each.medium:.1f}", f"{each.hard:.1f}"] for each in PUBLISHED[name]]
-    return ["", "medium", "hard"], rows, protocol_differences(result.protocol, result.encoder["name"])
+    differences = protocol_differences(result.protocol, result.encoder["name"])
+    return PublishedTable("mAP next to published values (ViT-B/16)", ["", "medium", "hard"], rows, differences)
+
+
+def _one_digit(score: float | None) -> str:
+    return "-" if score is None else f"{score:.1f}"
 
 
 def write_per_query(path: Path, result: RetrievalResult) -> None:
@@ -163,10 +182,9 @@ def _tables(result: RetrievalResult, columns: list[str], rows: list[list[str]]) 
     tables = [SheetTable(columns, rows, f"Percent, and the 95 % interval of {result.rules.headline.name} over queries")]
     published = published_table(result)
     if published is not None:
-        differences = "; ".join(published[2]) or "none known"
-        tables.append(
-            SheetTable(published[0], published[1], f"mAP next to published ViT-B/16. Differences: {differences}")
-        )
+        differences = "; ".join(published.differences) or "none known"
+        caption = f"{published.title}. Differences: {differences}"
+        tables.append(SheetTable(published.columns, published.rows, caption))
     return tables
 
 

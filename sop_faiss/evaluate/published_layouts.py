@@ -200,7 +200,7 @@ def _meters(east: str, north: str, where: str) -> tuple[float, float]:
 
 
 def within_radius(
-    queries: Sequence[tuple[float, float]], database: Sequence[tuple[float, float]], radius: float
+    queries: Sequence[Sequence[float]], database: Sequence[Sequence[float]], radius: float
 ) -> list[list[int]]:
     """Positions in the database not farther than the radius, rising; only a strip of the map is looked at for each."""
     places: Float64[np.ndarray, "n 2"] = np.array(database, np.float64).reshape(-1, 2)
