@@ -8,6 +8,7 @@ takes them; rankings longer than what is kept. Both sides get the same rankings:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,86 +32,125 @@ GALLERY = {"ilias": 1200}
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
 
 
-def draw(protocol: str, kind: str, seed: int) -> tuple[Case, np.ndarray, np.ndarray, dict[str, Any]]:
-    """Draw a case: features of queries and gallery, and lists, classes and labels that suit the protocol."""
+def draw(protocol: str, kind: str, seed: int) -> tuple[Case, dict[str, Any]]:
+    """Draw features of queries and gallery, and what the protocol knows of them; and how a ground truth is made."""
     rng, count = np.random.default_rng(seed), GALLERY.get(protocol, 300)
-    gallery_labels, query_labels = rng.integers(0, LABELS, count), rng.integers(0, LABELS, QUERIES)
-    centers = rng.standard_normal((LABELS, DIM))
+    case = Case(kind=kind, gallery_labels=rng.integers(0, LABELS, count), query_labels=rng.integers(0, LABELS, QUERIES))
     gallery, queries = rng.standard_normal((count, DIM)), rng.standard_normal((QUERIES, DIM))
     if kind == "tied":
         gallery = np.eye(DIM)[rng.integers(0, DIM, count)]
     elif kind == "duplicated":
         gallery = gallery[rng.integers(0, count // 10, count)]
     elif kind == "related":
-        gallery, queries = gallery + 2 * centers[gallery_labels], queries + 2 * centers[query_labels]
-    case = Case(kind=kind, gallery_labels=gallery_labels, query_labels=query_labels, classes=None)
-    made: dict[str, Any] = {"lists": PROTOCOLS[protocol].lists or PLAIN}
-    same = [np.flatnonzero(gallery_labels == label).tolist() for label in query_labels]
-    if protocol in ("cub", "uned"):
-        # Queries of the gallery: each has a part of its own, so that only copies of itself are as near as itself.
-        gallery = np.concatenate([gallery, 0.5 * np.eye(count)], axis=1)
-        queries = np.concatenate([queries, np.zeros((QUERIES, count))], axis=1)
-    if protocol == "cub":
-        queries, same = gallery, [np.flatnonzero(gallery_labels == label).tolist() for label in gallery_labels]
-        case.entries = [{"ok": [i for i in each if i != own], "junk": [own]} for own, each in enumerate(same)]
-    elif protocol == "uned":
-        case.domains, case.gallery_domains = np.arange(QUERIES) % 3, rng.integers(0, 3, count)
-        case.own_gallery = np.array([True, False, False])
-        for query in np.flatnonzero(case.domains == 0):
-            own = int(np.flatnonzero(case.gallery_domains == 0)[query])
-            queries[query], query_labels[query] = gallery[own], gallery_labels[own]
-        made["lists"] = ("domain0", "domain1", "domain2", "junk")
-        case.entries = []
-        for query, domain in enumerate(case.domains):
-            fits = (gallery_labels == query_labels[query]) & (case.gallery_domains == domain)
-            own = np.flatnonzero(np.all(gallery == queries[query], axis=1)) if domain == 0 else np.empty(0, int)
-            relevant = [int(i) for i in np.flatnonzero(fits) if i not in own]
-            case.entries.append({f"domain{domain}": relevant, "junk": own.tolist()})
-        kept = [query for query in range(QUERIES) if case.entries[query][f"domain{case.domains[query]}"]]
-        queries, case.entries = queries[kept], [case.entries[query] for query in kept]
-        case.domains, case.query_labels = case.domains[kept], query_labels[kept]
-    elif protocol == "reid":
-        cameras, own_cameras = rng.integers(0, 6, count), rng.integers(0, 6, QUERIES)
-        case.entries = [
-            {"ok": [i for i in each if cameras[i] != camera], "junk": [i for i in each if cameras[i] == camera]}
-            for each, camera in zip(same, own_cameras, strict=True)
-        ]
-        case.entries[0] = {"ok": [], "junk": same[0]}
-    elif protocol == "place":
-        places, asked = rng.uniform(0, 400, (count, 2)), rng.uniform(0, 450, (QUERIES, 2))
-        case.names = {
-            "database": [f"a/@{east!r}@{north!r}@.jpg" for east, north in places.tolist()],
-            "queries": [f"a/@{east!r}@{north!r}@.jpg" for east, north in asked.tolist()],
-        }
-        case.entries = [{"ok": near} for near in within_radius(asked.tolist(), places.tolist(), 25.0)]
-    elif protocol == "ilias":
-        groups = rng.integers(0, len(ILIAS_LISTS), count)
-        case.entries = [
-            {name: own for g, name in enumerate(ILIAS_LISTS) if (own := [i for i in each if groups[i] == g])}
-            for each in same
-        ]
-    elif protocol == "amstertime":
-        sides = [list(range(count // 2)), list(range(count // 2, count))]
-        case.entries = []
-        for query in range(QUERIES):
-            side = query % 2
-            case.entries.append({("old", "new")[side]: [int(rng.choice(sides[1 - side]))], "junk": sides[side]})
-    elif protocol == "met":
-        query_labels = np.where(np.arange(QUERIES) % 4 == 0, NO_CLASS, query_labels)
-        validation = np.arange(QUERIES) % 2 == 0
-        case.classes = made["classes"] = Classes(gallery_labels, query_labels, validation)
-        case.entries = [
-            {"val" if own else "test": each if label != NO_CLASS else []}
-            for own, label, each in zip(validation, query_labels, same, strict=True)
-        ]
-    else:
-        parts = ("public", "private") if protocol == "gldv2" else ("strong", "crops/10")
-        made["lists"] = parts if protocol == "gldv2" else (*parts, "junk")
-        case.entries = [{parts[query % 2]: each} for query, each in enumerate(same)]
-    return case, unit(queries), unit(gallery), made
+        centers = 2 * rng.standard_normal((LABELS, DIM))
+        gallery, queries = gallery + centers[case.gallery_labels], queries + centers[case.query_labels]
+    case.queries, case.gallery = queries, gallery
+    case.same = [np.flatnonzero(case.gallery_labels == label).tolist() for label in case.query_labels]
+    made = {"lists": PROTOCOLS[protocol].lists or PLAIN} | (DRAWERS[protocol](rng, case) or {})
+    case.queries, case.gallery = unit(case.queries), unit(case.gallery)
+    case.similarities = np.stack(list(similarity_rows(case.queries, case.gallery)))
+    case.order = np.argsort(-case.similarities, axis=1, kind="stable")
+    return case, made
+
+
+def queries_of_the_gallery(case: Case) -> None:
+    """Give each gallery image a part of its own, so that no copy of a query comes before the query itself."""
+    count = len(case.gallery)
+    case.gallery = np.concatenate([case.gallery, 0.5 * np.eye(count)], axis=1)
+    case.queries = np.concatenate([case.queries, np.zeros((QUERIES, count))], axis=1)
+
+
+def draw_cub(_: np.random.Generator, case: Case) -> None:
+    queries_of_the_gallery(case)
+    case.queries = case.gallery
+    same = [np.flatnonzero(case.gallery_labels == label).tolist() for label in case.gallery_labels]
+    case.entries = [{"ok": [i for i in each if i != own], "junk": [own]} for own, each in enumerate(same)]
+
+
+def draw_uned(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    """Three domains; the queries of the first are in the gallery. The official code divides by what is relevant."""
+    queries_of_the_gallery(case)
+    case.domains, case.gallery_domains = np.arange(QUERIES) % 3, rng.integers(0, 3, len(case.gallery))
+    case.own_gallery = [True, False, False]
+    of_first = np.flatnonzero(case.gallery_domains == 0)
+    entries = []
+    for query, domain in enumerate(case.domains.tolist()):
+        own = [int(of_first[query])] if domain == 0 else []
+        if own:
+            case.queries[query], case.query_labels[query] = case.gallery[own[0]], case.gallery_labels[own[0]]
+        fits = (case.gallery_labels == case.query_labels[query]) & (case.gallery_domains == domain)
+        entries.append({f"domain{domain}": [i for i in np.flatnonzero(fits).tolist() if i not in own], "junk": own})
+    kept = [query for query, entry in enumerate(entries) if next(iter(entry.values()))]
+    case.entries, case.queries = [entries[query] for query in kept], case.queries[kept]
+    case.domains, case.query_labels = case.domains[kept], case.query_labels[kept]
+    return {"lists": ("domain0", "domain1", "domain2", "junk")}
+
+
+def draw_reid(rng: np.random.Generator, case: Case) -> None:
+    cameras, own = rng.integers(0, 6, len(case.gallery)), rng.integers(0, 6, QUERIES)
+    case.entries = [
+        {"ok": [i for i in each if cameras[i] != camera], "junk": [i for i in each if cameras[i] == camera]}
+        for each, camera in zip(case.same, own, strict=True)
+    ]
+    case.entries[0] = {"ok": [], "junk": case.same[0]}
+
+
+def draw_place(rng: np.random.Generator, case: Case) -> None:
+    places, asked = rng.uniform(0, 400, (len(case.gallery), 2)).tolist(), rng.uniform(0, 450, (QUERIES, 2)).tolist()
+    named = {"database": places, "queries": asked}
+    case.names = {role: [f"a/@{east!r}@{north!r}@.jpg" for east, north in own] for role, own in named.items()}
+    case.entries = [{"ok": near} for near in within_radius(asked, places, 25.0)]
+
+
+def draw_ilias(rng: np.random.Generator, case: Case) -> None:
+    groups = rng.integers(0, len(ILIAS_LISTS), len(case.gallery))
+    case.entries = [
+        {name: [i for i in each if groups[i] == place] for place, name in enumerate(ILIAS_LISTS)} for each in case.same
+    ]
+
+
+def draw_amstertime(rng: np.random.Generator, case: Case) -> None:
+    sides = np.split(np.arange(len(case.gallery)), 2)
+    case.entries = [
+        {("old", "new")[query % 2]: [int(rng.choice(sides[1 - query % 2]))], "junk": sides[query % 2].tolist()}
+        for query in range(QUERIES)
+    ]
+
+
+def draw_met(_: np.random.Generator, case: Case) -> dict[str, Any]:
+    labels, validation = case.query_labels.copy(), np.arange(QUERIES) % 2 == 0
+    labels[::4], labels[1::4] = NO_CLASS, NO_CLASS
+    case.classes = Classes(case.gallery_labels, labels, validation)
+    case.entries = [
+        {"val" if own else "test": each if label != NO_CLASS else []}
+        for own, label, each in zip(validation, labels, case.same, strict=True)
+    ]
+    return {"classes": case.classes}
+
+
+def draw_two_groups(case: Case, names: tuple[str, str]) -> None:
+    case.entries = [{names[query % 2]: each} for query, each in enumerate(case.same)]
+
+
+def draw_copydays(_: np.random.Generator, case: Case) -> dict[str, Any]:
+    draw_two_groups(case, ("strong", "crops/10"))
+    return {"lists": ("strong", "crops/10", "junk")}
+
+
+DRAWERS: dict[str, Callable[[np.random.Generator, Case], dict[str, Any] | None]] = {
+    "cub": draw_cub,
+    "reid": draw_reid,
+    "place": draw_place,
+    "gldv2": lambda _, case: draw_two_groups(case, ("public", "private")),
+    "ilias": draw_ilias,
+    "met": draw_met,
+    "uned": draw_uned,
+    "copydays": draw_copydays,
+    "amstertime": draw_amstertime,
+}
 
 
 def equality_row(protocol: str, checkout: Path | None) -> Row:
@@ -122,13 +162,14 @@ def equality_row(protocol: str, checkout: Path | None) -> Row:
     largest, compared = 0.0, 0
     for kind in KINDS:
         for seed in range(SEEDS):
-            case, queries, gallery, made = draw(protocol, kind, seed)
-            names = [f"i{i}" for i in range(len(gallery))], [f"q{i}" for i in range(len(queries))]
+            case, made = draw(protocol, kind, seed)
+            names = [
+                [f"{letter}{i}" for i in range(len(rows))]
+                for letter, rows in (("i", case.gallery), ("q", case.queries))
+            ]
             content = {"imlist": names[0], "qimlist": names[1], "gnd": case.entries}
             truth = make_ground_truth(content, Path("drawn"), **made)
-            case.similarities = np.stack(list(similarity_rows(queries, gallery)))
-            case.order = np.argsort(-case.similarities, axis=1, kind="stable")
-            own = score_retrieval(queries, gallery, truth, choose_protocol(protocol, truth)).metrics
+            own = score_retrieval(case.queries, case.gallery, truth, choose_protocol(protocol, truth)).metrics
             for name, value in peer(checkout, case).items():
                 largest, compared = max(largest, abs(own[name] - 100 * value)), compared + 1
     detail = {"scores_compared": compared, "features": ", ".join(KINDS)}

@@ -47,7 +47,7 @@ def official(option: str, checkout: Path, file: str, *names: str, **stand_ins: A
     place = checkout / file
     if not place.is_file():
         raise SystemExit(f"{option}: {place} does not exist")
-    wanted = [
+    wanted: list[ast.stmt] = [
         node
         for node in ast.walk(ast.parse(place.read_text()))
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names
@@ -199,7 +199,7 @@ def uned(checkout: Path, case: Case) -> dict[str, float]:
             [np.empty((case.order.shape[1], 1))],
             None,
             None,
-            bool(case.own_gallery[domain]),
+            case.own_gallery[domain],
             5,
             SimpleNamespace(save_neighbors=False),
             [int(label) for label in case.query_labels[asked]],
@@ -277,7 +277,7 @@ def amstertime(checkout: Path, case: Case) -> dict[str, float]:
     for order, entry in zip(case.order, case.entries, strict=True):
         side = next(name for name in results if name in entry)
         results[side].append(np.isin(order[~np.isin(order, entry["junk"])][:128], entry[side]).astype(float))
-    found = {}
+    found: dict[str, float] = {}
     for name, rows in (("", results["new"] + results["old"]), ("_old", results["old"]), ("_new", results["new"])):
         scores = score(np.stack(rows))
         found |= dict(zip((f"mAP@128{name}", f"R@1{name}", f"R@5{name}"), map(float, scores), strict=True))

@@ -162,6 +162,7 @@ def main(
       sop-retrieve --model runs/photos --dataset my_products --html found.html
       sop-retrieve --model dino:dino_vitb16.pth --arch vit_base_patch16_224 --size 512 \\
           --dataset roxford5k --data-root datasets --json roxford5k.json
+      sop-retrieve --model runs/photos --dataset Market-1501-v15.09.15 --protocol reid
       sop-retrieve --dataset my_products --make-gnd my_products/gnd.json
       sop-retrieve --compare before.json after.json --plot gain.png
     """

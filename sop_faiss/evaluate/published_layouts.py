@@ -40,6 +40,9 @@ _SCALE_BOUNDS = (0.06880213760855043, 0.13526567164179104, 0.2729876723163842)
 _CLUTTER_BOUNDS = (18.0, 33.0, 53.0)
 """Quarters of the positives of ILIAS, from its evaluation; a value on a bound is in the upper quarter."""
 
+_LARGEST = 1e12
+"""Of coordinates in meters, whose squares are added."""
+
 _MARKET_NAME = re.compile(r"(-1|\d+)_c(\d+)")
 
 
@@ -178,7 +181,7 @@ def _places_of_table(file: Path) -> dict[str, dict[str, tuple[float, float]]]:
     for name, role, east, north in read_columns(file, ("image", "role", "easting", "northing")):
         if role not in roles:
             raise DataError(f"{file}: role {role[:30]!r} of {name[:100]}, wanted query or database")
-        parts[roles[role]][name] = _meters(east, north, f"{file}: {name[:100]}")
+        parts[roles[role]][name] = _two_numbers(east, north, f"{file}: {name[:100]}")
     return parts
 
 
@@ -186,17 +189,17 @@ def _place_of_name(name: str) -> tuple[float, float]:
     parts = PurePosixPath(name).name.split("@")
     if len(parts) < 4:
         raise DataError(f"{name} has no @easting@northing@")
-    return _meters(parts[1], parts[2], name)
+    return _two_numbers(parts[1], parts[2], name)
 
 
-def _meters(east: str, north: str, where: str) -> tuple[float, float]:
+def _two_numbers(first: str, second: str, where: str) -> tuple[float, float]:
     try:
-        place = float(east), float(north)
+        numbers = float(first), float(second)
     except ValueError:
-        place = math.nan, math.nan
-    if not all(map(math.isfinite, place)):
-        raise DataError(f"{where}: {east[:30]!r} and {north[:30]!r} are not meters")
-    return place
+        numbers = math.nan, math.nan
+    if not all(abs(number) < _LARGEST for number in numbers):  # NaN is not smaller
+        raise DataError(f"{where}: {first[:30]!r} and {second[:30]!r} are not two numbers below {_LARGEST:g}")
+    return numbers
 
 
 def within_radius(
@@ -260,7 +263,7 @@ def _ilias(root: Path) -> Layout:
 
 
 def _ilias_list(scale: str, clutter: str) -> str:
-    share, around = _meters(scale, clutter, "image_ids/positive_ids.txt")
+    share, around = _two_numbers(scale, clutter, "image_ids/positive_ids.txt")
     quarters = np.searchsorted(_SCALE_BOUNDS, share, "right"), np.searchsorted(_CLUTTER_BOUNDS, around, "right")
     return ILIAS_LISTS[4 * int(quarters[0]) + int(quarters[1])]
 
