@@ -77,8 +77,8 @@ class Metric:
         return self.each or self.name
 
 
-def _average_precision_at(k: int, name: str) -> Metric:
-    return Metric(f"mAP@{name}", lambda found: average_precision_at(found.ranks, len(found.ranks), k), f"AP@{name}")
+def _average_precision_at(k: int) -> Metric:
+    return Metric(f"mAP@{k}", lambda found: average_precision_at(found.ranks, len(found.ranks), k), f"AP@{k}")
 
 
 def _precision(k: int) -> Metric:
@@ -180,9 +180,7 @@ _ALL = [
     _plain("sop", _learning_metrics(1, 10, 100, 1000), counts_all=True),
     _plain("reid", (_MAP, *(_recall(k) for k in (1, 5, 10)), _STANDARD_MAP), counts_all=True),
     _plain("place", tuple(_recall(k) for k in (1, 5, 10)), counts_all=True),
-    Protocol(
-        "gldv2", ("public", "private"), _groups("public", "private"), "used", (_average_precision_at(100, "100"),)
-    ),
+    Protocol("gldv2", ("public", "private"), _groups("public", "private"), "used", (_average_precision_at(100),)),
     Protocol(
         "ilias",
         ILIAS_LISTS,
@@ -199,7 +197,7 @@ _ALL = [
         ("old", "new", "junk"),
         (Difficulty("", ("old", "new"), ("junk",)), *_groups("old", "new", ignored=("junk",))),
         "used",
-        (_average_precision_at(128, "128"), _recall(1), _recall(5)),
+        (_average_precision_at(128), _recall(1), _recall(5)),
     ),
 ]
 PROTOCOLS = {protocol.name: protocol for protocol in _ALL}
