@@ -13,15 +13,15 @@ from sop_faiss.evaluate.classifier import top_metrics
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.finetune import fine_tune, rank_classes
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_data import check_readable, require_one_process
 from sop_faiss.evaluate.finetune_model import filled_choices
-from sop_faiss.evaluate.finetune_state import digest_of_images, open_state
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.labeled_sets import open_labeled_images
+from sop_faiss.evaluate.training_batches import check_readable, check_workers
+from sop_faiss.evaluate.training_state import digest_of_images, open_state
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.progress import ProgressCallback
+from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
 __all__ = ["FinetuneOptions", "evaluate_finetune"]
@@ -47,8 +47,7 @@ def evaluate_finetune(
     encoder: EncoderSpec,
     options: FinetuneOptions | None = None,
     *,
-    progress: ProgressCallback | None = None,
-    testing_progress: ProgressCallback | None = None,
+    stage: Stage = silent_stage,
 ) -> ClassifierResult:
     """Fine-tune an encoder with a linear classifier, and test it once, after the last epoch.
 
@@ -57,8 +56,7 @@ def evaluate_finetune(
         test: as `train`.
         encoder: where training starts.
         options: the recipe and the like.
-        progress: called with training steps done.
-        testing_progress: called with test images done.
+        stage: announces each stage of the work.
 
     Raises:
         ConfigError: a choice is impossible, or `out` has a fine-tuning by other choices.
@@ -68,7 +66,7 @@ def evaluate_finetune(
     options = options or FinetuneOptions()
     started = time.perf_counter()
     options.choices.check()
-    require_one_process("fine-tuning", options.workers)
+    check_workers(options.workers)
     sets = open_labeled_images(train, test, "fine-tuning", options.part)
     network = encoder_of_spec(encoder)
     _require_plain(network)
@@ -82,16 +80,12 @@ def evaluate_finetune(
         "training images": digest_of_images(sets.train_images, sets.train_labels),
         **asdict(choices),
     }
-    with open_state(options.out, settings) as state:
-        tuned = fine_tune(
-            network, sets.train_images, targets, choices, state, workers=options.workers, progress=progress
-        )
-    everything = np.arange(len(sets.test_images))
-    ranked = classes[
-        rank_classes(
-            tuned.model, network, sets.test_images, everything, workers=options.workers, progress=testing_progress
-        )
-    ]
+    workers, everything = options.workers, np.arange(len(sets.test_images))
+    with open_state(options.out, settings) as state, stage("training", "steps") as progress:
+        tuned = fine_tune(network, sets.train_images, targets, choices, state, workers=workers, progress=progress)
+    with stage("testing", "images") as progress:
+        numbers = rank_classes(tuned.model, network, sets.test_images, everything, workers=workers, progress=progress)
+    ranked = classes[numbers]
     metrics = top_metrics(ranked, sets.test_labels, len(classes))
     protocol = {
         **asdict(choices),
