@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,7 +31,10 @@ from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import silent_stage
 
-_OPTIONS = {
+if TYPE_CHECKING:
+    from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
+
+FINETUNE_OPTIONS = {
     "learning_rates": "Peak learning rate at a batch of 1024, scaled with the batch; of several, held-out training "
     f"images choose. May be repeated.  [default: {', '.join(f'{rate:g}' for rate in LEARNING_RATES)}]",
     "epochs": "Passes over the training images.  [default: 200; ViT-B 100, ViT-L 50]",
@@ -48,6 +51,10 @@ _OPTIONS = {
     "erasing": "Probability of random erasing.",
     "min_crop": "Smallest share of the image that a random crop takes; 1: no random crops.",
     "flip": "",
+    "repeats": "Differently augmented copies of an image in a batch (DeiT's recipe: 3).",
+    "end_rate": "Learning rate at the end, of the classifier.",
+    "head_layer": "first: the classifier is on the first layer of the run's projection head, as iBOT has it for few "
+    "labels; none: on the features.",
     "ema": "Decay of a moving average of the weights, which is then tested; 0: none.",
     "held_out": "Share of the training images that chooses the learning rate.",
     "precision": "",
@@ -57,7 +64,7 @@ _OPTIONS = {
 @click.command("finetune", cls=EncoderCommand, short_help="The complete network trained on labels (BEiT's recipe).")
 @encoder_options
 @functools.partial(labeled_sets_options, stores=False)
-@recipe_options(FinetuneChoices(), _OPTIONS, f"--size {QUICK_SIZE}, {spelled(QUICK)}")
+@recipe_options(FinetuneChoices(), FINETUNE_OPTIONS, f"--size {QUICK_SIZE}, {spelled(QUICK)}")
 @labeled_part_options
 @classifier_output_options("Write each class's accuracy.")
 @run_command
@@ -75,7 +82,7 @@ def finetune_command(
     """Train the complete network and a classifier on it by BEiT's recipe, as iBOT's evaluation does.
 
     Held-out training images choose the learning rate; the test images are seen once, after the last epoch.
-    Semi-supervised: --train-share or --train-list, and more epochs.
+    Semi-supervised: --train-share or --train-list, and --head-layer first (docs/downstream.md has iBOT's recipe).
 
     \b
     Examples:
@@ -93,9 +100,12 @@ def finetune_command(
         result = evaluate_finetune(train, test, encoder, FinetuneOptions(choices, part, workers, out), stage=stage)
     if not is_main:
         return
-    count = result.protocol["epochs"]
-    words = Trained(
-        "fine-tuning", "learning rate", "learning rates", "--lr", f"{count:,} epoch{'s' if count > 1 else ''}, "
-    )
-    report_trained(result, words, outputs)
+    report_trained(result, words_of(result), outputs)
     say_written("state", out)
+
+
+def words_of(result: ClassifierResult) -> Trained:
+    """Return how a fine-tuning's result is put into words."""
+    count = result.protocol["epochs"]
+    note = f"{count:,} epoch{'s' if count > 1 else ''}, "
+    return Trained("fine-tuning", "learning rate", "learning rates", "--lr", note)

@@ -73,7 +73,7 @@ def _option(defaults: Any, name: str, text: str) -> Callable[[Callable[..., R]],
     default, kind = getattr(defaults, name), type(defaults).__dataclass_fields__[name].type
     several = kind.startswith("tuple")
     text = text or _OF_ALL[name]
-    if not several and default is not None and kind != "bool":
+    if not several and default is not None and kind != "bool" and "[default" not in text:
         text = f"{text}  [default: {default if kind == 'str' else format(default, 'g')}]"
     if kind == "bool":
         return click.option(_spelled_name(name), name, is_flag=True, help=text)

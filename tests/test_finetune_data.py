@@ -52,6 +52,15 @@ def test_batches_of_an_epoch() -> None:
     assert np.concatenate(plan_in_order(5, 2)).tolist() == [0, 1, 2, 3, 4]
 
 
+def test_copies_of_an_image_are_in_its_batch() -> None:
+    choices = FinetuneChoices(batch_size=6, repeats=3)
+    plan = plan_epoch(np.arange(20), choices, "order", 0, images=100)
+    assert [len(each) for each in plan] == [6, 6, 6]
+    for batch in plan:
+        assert [(batch % 100).tolist().count(row) for row in set((batch % 100).tolist())] == [3, 3]
+        assert sorted(set((batch // 100).tolist())) == [0, 1, 2]
+
+
 def test_generators_are_seeded_inside() -> None:
     draws = []
     for _ in range(2):

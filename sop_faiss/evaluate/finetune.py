@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import DataError, RunStoppedError
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
 from sop_faiss.evaluate.finetune_data import Augmentation, plan_epoch
@@ -33,8 +34,8 @@ __all__ = ["FineTuned", "fine_tune", "learning_rate_at", "rank_classes"]
 
 _REFERENCE_BATCH = 1024
 """Of the learning rates."""
-_END_RATE = 1e-6
-"""Where warm-up starts and the cosine ends, as in the recipe, for the classifier; layers scale it."""
+_FIRST_RATE = 1e-6
+"""Where warm-up starts, for the classifier; layers scale it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ def fine_tune(
     choices: FinetuneChoices,
     state: TrainingState,
     *,
+    first_layer: nn.Module | None = None,
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> FineTuned:
@@ -74,6 +76,7 @@ def fine_tune(
         targets: class of each, from 0, without gaps.
         choices: as of `filled_choices`.
         state: what is already done, and where it is kept.
+        first_layer: of a projection head, between the features and the classifier; it stays as it is.
         workers: processes that decode and augment; the result does not depend on them.
         progress: called with steps done.
 
@@ -81,7 +84,7 @@ def fine_tune(
         DataError: there are too few images or classes, or an image cannot be used.
         RunStoppedError: the loss is not finite.
     """
-    run = _Run(encoder, images, targets, choices, workers, progress or (lambda done, total: None))
+    run = _Run(encoder, images, targets, choices, workers, progress or (lambda done, total: None), first_layer)
     rates = sorted(choices.learning_rates)
     rows, held_out = np.arange(len(targets)), np.zeros(0, dtype=np.int64)
     if run.classes < 2:
@@ -130,11 +133,11 @@ class _Trial:
         self.warmup_steps = round(choices.warmup_epochs * per_epoch)
 
 
-def learning_rate_at(step: int, steps: int, warmup_steps: int, peak: float) -> float:
-    """Return the classifier's learning rate at a step: a linear rise to `peak`, then half a cosine."""
+def learning_rate_at(step: int, steps: int, warmup_steps: int, peak: float, end: float = 1e-6) -> float:
+    """Return the classifier's learning rate at a step: a linear rise to `peak`, then half a cosine to `end`."""
     if step < warmup_steps:
-        return _END_RATE + (peak - _END_RATE) * step / warmup_steps
-    return cosine(peak, _END_RATE, (step - warmup_steps) / max(1, steps - warmup_steps))
+        return _FIRST_RATE + (peak - _FIRST_RATE) * step / warmup_steps
+    return cosine(peak, end, (step - warmup_steps) / max(1, steps - warmup_steps))
 
 
 @dataclass
@@ -145,6 +148,7 @@ class _Run:
     choices: FinetuneChoices
     workers: int
     report: ProgressCallback
+    first_layer: nn.Module | None
     done: int = 0
     total: int = 0
 
@@ -155,14 +159,17 @@ class _Run:
     def train(self, trial: _Trial, state: TrainingState) -> nn.Module:
         """Train to the end, from the last kept state; return what is tested."""
         choices = trial.choices
-        model = make_classifier(self.encoder, self.classes, choices)
+        model = make_classifier(self.encoder, self.classes, choices, self.first_layer)
         augment = Augmentation(self.encoder.preprocess, choices)
         loss_of = _loss(choices, self.classes)
         peak = trial.learning_rate * choices.batch_size / _REFERENCE_BATCH
+        end = min(choices.end_rate, peak)
+        copies = np.arange(len(self.images) * choices.repeats) % len(self.images)
+        images = Subset(self.images, copies) if choices.repeats > 1 else self.images
 
         def load(plan: Plan, epoch: int) -> Iterator[tuple[Any, Int64[np.ndarray, " _"]]]:
             return load_batches(
-                self.images,
+                images,
                 plan,
                 lambda pixels, row: augment(pixels, "image", choices.seed, epoch, row),
                 top_value=self.encoder.preprocess.top_value,
@@ -170,8 +177,8 @@ class _Run:
             )
 
         def loss(pixels: Tensor, rows: Int64[np.ndarray, " b"], epoch: int, number: int) -> Tensor:
-            device = model.head.weight.device
-            target = torch.from_numpy(self.targets[rows]).to(device)
+            device = next(model.parameters()).device
+            target = torch.from_numpy(self.targets[copies[rows]]).to(device)
             with seeded("step", choices.seed, epoch, number):  # what mixes, and stochastic depth
                 return loss_of(pixels.to(device, memory_format=torch.channels_last), target, model)
 
@@ -180,10 +187,10 @@ class _Run:
             model,
             make_optimizer(model, choices),
             trial.steps,
-            lambda epoch: plan_epoch(trial.rows, choices, "order", choices.seed, epoch),
+            lambda epoch: plan_epoch(trial.rows, choices, "order", choices.seed, epoch, images=len(self.images)),
             load,
             loss,
-            lambda step: learning_rate_at(step, trial.steps, trial.warmup_steps, peak),
+            lambda step: learning_rate_at(step, trial.steps, trial.warmup_steps, peak, end),
             f"learning_rates={trial.learning_rate:g}",
             ModelEmaV3(model, decay=choices.ema) if choices.ema else None,
         )

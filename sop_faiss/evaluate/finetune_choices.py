@@ -1,6 +1,7 @@
 """What can be chosen about fine-tuning, apart from it: commands show these before torch is loaded.
 
-BEiT's recipe (arXiv 2106.08254) as iBOT's `classification_layer_decay` and its README run it on ImageNet.
+BEiT's recipe (arXiv 2106.08254) as iBOT's `classification_layer_decay` and its README run it on ImageNet; DeiT's as
+iBOT's `eval_cls.py`, `semi_supervised/eval_cls.py` and `run.sh` run it on smaller sets and on few labels.
 """
 
 from __future__ import annotations
@@ -28,6 +29,19 @@ QUICK: dict[str, Any] = {
 """A short training: few steps need a higher rate, and strong augmentation needs many."""
 
 
+DEIT: dict[str, Any] = {
+    "learning_rates": (1.5e-5,),
+    "epochs": 1000,
+    "warmup_epochs": 5.0,
+    "batch_size": 768,
+    "layer_decay": 1.0,
+    "drop_path": 0.1,
+    "end_rate": 1e-5,
+    "repeats": 3,
+}
+"""What differs from BEiT's recipe; the learning rate is 7.5e-6 at a batch of 512 there."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What depends on the size of a ViT."""
@@ -52,6 +66,8 @@ _BOUNDS: Bounds = {
     "erasing": (0, 1),
     "min_crop": (0.001, 1),
     "ema": (0, BELOW_ONE),
+    "end_rate": (0, 10),
+    "repeats": (1, 100),
     "held_out": (1e-6, BELOW_ONE),
 }
 
@@ -66,6 +82,8 @@ class FinetuneChoices:
     """Passes over the training images."""
     sweep_epochs: int | None = None
     """Passes for each learning rate that is tried; None: a tenth of `epochs`, at least one."""
+    end_rate: float = 1e-6
+    """Where the cosine of the classifier's learning rate ends; at most the peak."""
     warmup_epochs: float | None = None
     """Passes in which the rate rises linearly from 1e-6; None: the recipe's share of `epochs`."""
     batch_size: int = 128
@@ -95,6 +113,10 @@ class FinetuneChoices:
     """Decay of a moving average of the weights, which is then what is tested; 0: none, as in the recipe."""
     precision: str = "fp32"
     """`fp32`, or `bf16` (autocast)."""
+    repeats: int = 1
+    """Differently augmented copies of an image in a batch; an epoch then has so many times fewer images."""
+    head_layer: str = "none"
+    """`none`: the classifier is on the encoder's features; `first`: on the first layer of the run's projection head."""
     held_out: float = 0.1
     """Share of each class's training images that chooses the learning rate; the last training uses all."""
     seed: int = 0
@@ -114,7 +136,7 @@ class FinetuneChoices:
         rates = self.learning_rates
         if not rates or not all(0 < rate <= 10 for rate in rates) or len(set(rates)) < len(rates):
             raise ConfigError(f"`learning_rates={list(rates)}`: wanted different ones, each above 0 and at most 10")
-        check_choices(self, _BOUNDS)
+        check_choices(self, _BOUNDS, head_layer=("none", "first"))
         if self.warmup_epochs is not None and self.epochs is not None and self.warmup_epochs > self.epochs:
             raise ConfigError(f"`warmup_epochs={self.warmup_epochs:g}`: wanted at most the {self.epochs} epochs")
         if self.mixes and self.batch_size % 2:

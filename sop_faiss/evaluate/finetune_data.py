@@ -61,9 +61,21 @@ class Augmentation:
         return made
 
 
-def plan_epoch(rows: Int64[np.ndarray, " n"], choices: FinetuneChoices, *key: int | str) -> Plan:
-    """Shuffle an epoch's images into batches as `plan_batches` does, without an odd one where batches are mixed."""
+def plan_epoch(rows: Int64[np.ndarray, " n"], choices: FinetuneChoices, *key: int | str, images: int = 0) -> Plan:
+    """Shuffle an epoch's images into batches as `plan_batches` does, without an odd one where batches are mixed.
+
+    Args:
+        rows: the images.
+        choices: size of a batch, and copies of an image in it.
+        key: what the order depends on.
+        images: of the set; copies of an image are so many rows apart.
+    """
     size = choices.batch_size
     if len(rows) < size:
         size = len(rows) - (len(rows) % 2 if choices.mixes else 0)
-    return plan_batches(rows, size, *key)
+    plan = plan_batches(rows, size, *key)
+    if choices.repeats == 1:
+        return plan
+    order = np.concatenate(plan)
+    copies = (order[:, None] + images * np.arange(choices.repeats)).ravel()[: len(order)]
+    return list(copies.reshape(len(plan), -1))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from sop_faiss.distributed import derive_seed
+from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
 from sop_faiss.evaluate.training_layers import (
     head_groups,
@@ -18,25 +20,31 @@ from sop_faiss.evaluate.training_layers import (
     size_of_recipe,
     trunk_of,
 )
+from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.export import is_export
 
-__all__ = ["Classifier", "filled_choices", "make_classifier", "make_optimizer"]
+__all__ = ["Classifier", "filled_choices", "first_layer_of", "make_classifier", "make_optimizer"]
 
 _HEAD_STD = 2e-5
 """BEiT's: 0.02, times 0.001."""
 
 
 class Classifier(nn.Module):
-    """A linear classifier on an encoder's features, which are trained, too."""
+    """A linear classifier on an encoder's features, or on a layer after them; all are trained."""
 
-    def __init__(self, encoder: Encoder, classes: int) -> None:
+    def __init__(self, encoder: Encoder, classes: int, first_layer: nn.Module | None = None) -> None:
         super().__init__()
         self.encoder = encoder
-        self.head = nn.Linear(encoder.token_dimension, classes)
+        self.first_layer = first_layer
+        width = encoder.token_dimension if first_layer is None else first_layer[0].out_features
+        self.head = nn.Linear(width, classes)
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b c"]:
         """Compute a score for each class."""
-        scores: Tensor = self.head(self.encoder(images))
+        features = self.encoder(images)
+        scores: Tensor = self.head(features if self.first_layer is None else self.first_layer(features))
         return scores
 
 
@@ -52,17 +60,50 @@ def filled_choices(encoder: Encoder, choices: FinetuneChoices) -> FinetuneChoice
     return choices.filled(size_of_recipe(trunk), has_layers=has_layers, has_drop_path=has_blocks)
 
 
-def make_classifier(encoder: Encoder, classes: int, choices: FinetuneChoices) -> Classifier:
+def first_layer_of(spec: EncoderSpec, encoder: Encoder) -> nn.Sequential:
+    """Read the first layer of the projection head that a run keeps.
+
+    Args:
+        spec: which run.
+        encoder: made of it.
+
+    Raises:
+        CheckpointError: a file is damaged.
+        ConfigError: it keeps none, or the layer is not one for these features.
+    """
+    run, tensors = Path(spec.place), dict[str, Tensor]()
+    if spec.kind == "run" and run.is_dir() and not is_export(run):
+        tensors = read_tensors(find_checkpoint(run), "student" if spec.student else "teacher")
+    weight, bias = (tensors.get(f"heads.shared.mlp.0.{name}") for name in ("weight", "bias"))
+    if weight is None or bias is None:
+        raise ConfigError(
+            f"`head_layer=first`: {spec.model} keeps no projection head, which runs do (not their exports): name a run, "
+            "or leave it out"
+        )
+    if weight.shape[1] != encoder.token_dimension:
+        raise ConfigError(
+            f"`head_layer=first`: the projection head takes {weight.shape[1]} numbers, and `pooling={encoder.pooling}` "
+            f"gives {encoder.token_dimension}: wanted the pooling of its training"
+        )
+    linear = nn.Linear(weight.shape[1], weight.shape[0])
+    linear.load_state_dict({"weight": weight, "bias": bias})
+    return nn.Sequential(linear, nn.GELU())
+
+
+def make_classifier(
+    encoder: Encoder, classes: int, choices: FinetuneChoices, first_layer: nn.Module | None = None
+) -> Classifier:
     """Copy an encoder, put a classifier on top, and make all of it trainable.
 
     Args:
         encoder: stays as it is.
         classes: how many.
         choices: as of `filled_choices`.
+        first_layer: of a projection head; it stays as it is.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("head", choices.seed))
-        model = Classifier(copy.deepcopy(encoder), classes)
+        model = Classifier(copy.deepcopy(encoder), classes, copy.deepcopy(first_layer))
         nn.init.trunc_normal_(model.head.weight, std=_HEAD_STD)
     nn.init.zeros_(model.head.bias)
     trunk = trunk_of(model.encoder)
@@ -74,4 +115,5 @@ def make_classifier(encoder: Encoder, classes: int, choices: FinetuneChoices) ->
 def make_optimizer(model: Classifier, choices: FinetuneChoices) -> torch.optim.Optimizer:
     """Make AdamW with a group for each layer; `lr_scale` is its learning rate relative to the classifier's."""
     groups = layer_groups(trunk_of(model.encoder), choices.weight_decay, choices.layer_decay or 1.0)
-    return torch.optim.AdamW([*groups, *head_groups(model.head.parameters(), choices.weight_decay)], lr=0.0)
+    new = [*(model.first_layer or nn.Identity()).parameters(), *model.head.parameters()]
+    return torch.optim.AdamW([*groups, *head_groups(new, choices.weight_decay)], lr=0.0)
