@@ -102,7 +102,7 @@ def test_encoders_without_a_projection_head(tmp_path: Path) -> None:
     for spec in (
         EncoderSpec("timm:test_vit", random_weights=0, device="cpu"),
         EncoderSpec(str(tmp_path / "export"), device="cpu"),
-        EncoderSpec(f"dino:{official}", arch="test_vit", device="cpu")
+        EncoderSpec(f"dino:{official}", arch="test_vit", device="cpu"),
         EncoderSpec(str(run), pooling="cls_mean", device="cpu"),
     ):
         with pytest.raises(ConfigError) as error:

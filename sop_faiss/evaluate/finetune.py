@@ -64,7 +64,7 @@ def fine_tune(
     choices: FinetuneChoices,
     state: TrainingState,
     *,
-    first_layer: nn.Module | None = None,
+    first_layer: nn.Sequential | None = None,
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> FineTuned:
@@ -148,7 +148,7 @@ class _Run:
     choices: FinetuneChoices
     workers: int
     report: ProgressCallback
-    first_layer: nn.Module | None
+    first_layer: nn.Sequential | None
     done: int = 0
     total: int = 0
 

@@ -34,11 +34,11 @@ _HEAD_STD = 2e-5
 class Classifier(nn.Module):
     """A linear classifier on an encoder's features, or on a layer after them; all are trained."""
 
-    def __init__(self, encoder: Encoder, classes: int, first_layer: nn.Module | None = None) -> None:
+    def __init__(self, encoder: Encoder, classes: int, first_layer: nn.Sequential | None = None) -> None:
         super().__init__()
         self.encoder = encoder
         self.first_layer = first_layer
-        width = encoder.token_dimension if first_layer is None else first_layer[0].out_features
+        width = encoder.token_dimension if first_layer is None else first_layer[0].weight.shape[0]
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b c"]:
@@ -77,8 +77,8 @@ def first_layer_of(spec: EncoderSpec, encoder: Encoder) -> nn.Sequential:
     weight, bias = (tensors.get(f"heads.shared.mlp.0.{name}") for name in ("weight", "bias"))
     if weight is None or bias is None:
         raise ConfigError(
-            f"`head_layer=first`: {spec.model} keeps no projection head, which runs do (not their exports): name a run, "
-            "or leave it out"
+            f"`head_layer=first`: {spec.model} keeps no projection head, which runs do (not their exports): name a "
+            "run, or leave it out"
         )
     if weight.shape[1] != encoder.token_dimension:
         raise ConfigError(
@@ -91,7 +91,7 @@ def first_layer_of(spec: EncoderSpec, encoder: Encoder) -> nn.Sequential:
 
 
 def make_classifier(
-    encoder: Encoder, classes: int, choices: FinetuneChoices, first_layer: nn.Module | None = None
+    encoder: Encoder, classes: int, choices: FinetuneChoices, first_layer: nn.Sequential | None = None
 ) -> Classifier:
     """Copy an encoder, put a classifier on top, and make all of it trainable.
 

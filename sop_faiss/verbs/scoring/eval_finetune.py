@@ -80,7 +80,7 @@ def tune_and_test(
     task: str,
     dataset: str,
     *,
-    first_layer: nn.Module | None = None,
+    first_layer: nn.Sequential | None = None,
     stage: Stage = silent_stage,
 ) -> ClassifierResult:
     """Fine-tune an encoder that is there on sets that are open, and test it once; errors as of `evaluate_finetune`.
