@@ -38,7 +38,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.first_layer = first_layer
-        width = encoder.token_dimension if first_layer is None else first_layer[0].weight.shape[0]
+        width = encoder.token_dimension if first_layer is None else first_layer[0].get_parameter("weight").shape[0]
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b c"]:
