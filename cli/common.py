@@ -26,6 +26,7 @@ import click
 from sop_faiss.errors import (
     NO_MEMORY,
     RunStoppedError,
+    SavedError,
     SopError,
     WorkerDiedError,
     is_out_of_memory,
@@ -140,6 +141,8 @@ def _signals_raised() -> Iterator[None]:
 
 def _failure(error: SopError | OSError | KeyboardInterrupt | Ended) -> tuple[str, int]:
     """Return the line to print, and the exit status."""
+    if isinstance(error, SavedError):
+        return str(error), EXIT_REQUEUE
     if isinstance(error, SopError):
         return f"error: {error}", EXIT_STOPPED if isinstance(error, RunStoppedError) else EXIT_USER
     if isinstance(error, OSError):

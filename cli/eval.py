@@ -15,6 +15,7 @@ from sop_faiss.cli.eval_map import map_command
 from sop_faiss.cli.eval_robustness import robustness_command
 from sop_faiss.cli.eval_segment import segment_command
 from sop_faiss.cli.eval_suite import suite_command
+from sop_faiss.cli.eval_transfer import transfer_command
 from sop_faiss.cli.eval_unsupervised import unsupervised_command
 from sop_faiss.cli.eval_video import video_command
 
@@ -34,6 +35,7 @@ def main() -> None:
 
 
 main.add_command(finetune_command)
+main.add_command(transfer_command)
 main.add_command(logistic_command)
 main.add_command(unsupervised_command)
 main.add_command(map_command)

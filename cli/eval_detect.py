@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -14,39 +11,35 @@ from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.ranks import ranks_of_torchrun
+from sop_faiss.cli.recipe_options import recipe_options, spelled
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.detect_choices import QUICK, DetectChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.progress import silent_stage
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files
 from sop_faiss.verbs.scoring.task_result import TaskResult
 
-R = TypeVar("R")
-_DEFAULTS = DetectChoices()
-_CHOICES: tuple[tuple[str, str, type, str], ...] = (
-    ("images", "--images", int, "Train on the first images only.  [default: all]"),
-    ("epochs", "--epochs", int, "Passes over the training images."),
-    ("batch_size", "--batch-size", int, "Images of a step."),
-    ("learning_rate", "--lr", float, "Learning rate of the new layers, whatever the batch."),
-    ("warmup_steps", "--warmup-steps", int, "Steps in which the learning rate rises."),
-    (
-        "layer_decay",
-        "--layer-decay",
-        float,
-        "Learning rate of a layer relative to the one above.  [default: 0.8; ViT-B 0.75; not a ViT 1]",
-    ),
-    ("drop_path", "--drop-path", float, "Stochastic depth of the last block.  [default: 0.2; ViT-S 0.1]"),
-    ("weight_decay", "--weight-decay", float, "Weight decay of AdamW."),
-    ("min_scale", "--min-scale", float, "Smallest of 11 sides of training images, relative to --size."),
-    ("crop", "--crop", float, "Probability of a random crop."),
-    ("flip", "--flip", float, "Probability of a mirrored image."),
-    ("width", "--width", int, "Channels of the feature pyramid and the heads."),
-    ("anchor", "--anchor", float, "Side of the anchors relative to their map's stride."),
-    ("rois", "--rois", int, "Proposals of an image that the heads learn from."),
-    ("batchnorm", "--batchnorm", str, "The network's batch norms: frozen, or batch."),
-    ("precision", "--precision", str, "fp32, or bf16 (autocast)."),
-    ("seed", "--seed", int, "Of everything that is drawn."),
-)
-_OPTION_OF = {name: option for name, option, *_ in _CHOICES}
+_OPTIONS = {
+    "cascade": "Three heads one after the other: Cascade Mask R-CNN.",
+    "images": "Train on the first images only.  [default: all]",
+    "epochs": "Passes over the training images.",
+    "batch_size": "",
+    "learning_rate": "Learning rate of the new layers, whatever the batch.",
+    "warmup_steps": "Steps in which the learning rate rises.",
+    "layer_decay": "Learning rate of a layer relative to the one above.  [default: 0.8; ViT-B 0.75; not a ViT 1]",
+    "drop_path": "Stochastic depth of the last block.  [default: 0.2; ViT-S 0.1]",
+    "weight_decay": "",
+    "min_scale": "Smallest of 11 sides of training images, relative to --size.",
+    "crop": "Probability of a random crop.",
+    "flip": "",
+    "width": "Channels of the feature pyramid and the heads.",
+    "anchor": "Side of the anchors relative to their map's stride.",
+    "rois": "Proposals of an image that the heads learn from.",
+    "batchnorm": "The network's batch norms: frozen, or batch.",
+    "precision": "",
+    "seed": "",
+}
 _METRICS = {
     "AP": "ap",
     "AP50": "ap50",
@@ -55,29 +48,6 @@ _METRICS = {
     "medium": "ap_medium",
     "large": "ap_large",
 }
-
-
-def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a click command the options of the recipe; it receives `choices: DetectChoices` without a size."""
-
-    @functools.wraps(command)
-    def with_choices(*args: Any, quick: bool, cascade: bool, **options: Any) -> R:
-        chosen = {name: options.pop(name) for name, *_ in _CHOICES}
-        given = {name: value for name, value in chosen.items() if value is not None}
-        choices = DetectChoices(cascade=cascade, **{**(QUICK if quick else {}), **given})
-        return command(*args, choices=choices, **options)
-
-    quick = ", ".join(f"{_OPTION_OF.get(name, f'--{name}')} {value:g}" for name, value in QUICK.items())
-    decorated: Callable[..., R] = click.option(
-        "--quick", is_flag=True, help=f"A short training. Where not given: {quick}."
-    )(with_choices)
-    for name, option, kind, text in reversed(_CHOICES):
-        default = getattr(_DEFAULTS, name)
-        shown = text if default is None else f"{text}  [default: {default if kind is str else format(default, 'g')}]"
-        decorated = click.option(option, name, type=kind, help=shown)(decorated)
-    return click.option("--cascade", is_flag=True, help="Three heads one after the other: Cascade Mask R-CNN.")(
-        decorated
-    )
 
 
 @click.command("detect", cls=EncoderCommand, short_help="Objects found and cut out (COCO): AP of boxes and masks.")
@@ -90,14 +60,7 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
     metavar="NAME",
     help="val; or train: the training images themselves.",
 )
-@_recipe_options
-@click.option("--workers", type=int, default=0, show_default=True, help="Processes that decode; 0: this one alone.")
-@click.option(
-    "--out",
-    type=NamedPath(),
-    metavar="DIR",
-    help="Keep the state after each epoch; the same command continues from it, exactly.",
-)
+@recipe_options(DetectChoices(), _OPTIONS, spelled(QUICK))
 @json_option
 @force_option
 @run_command
@@ -105,7 +68,8 @@ def detect_command(
     encoder: EncoderSpec,
     data: Path,
     test_split: str,
-    choices: DetectChoices,
+    given: dict[str, Any],
+    quick: bool,
     workers: int,
     out: Path | None,
     json_file: Path | None,
@@ -125,10 +89,13 @@ def detect_command(
 
     read = [data, *encoder_files(encoder), *([out] if out else [])]
     check_outputs({"--json": json_file}, read, to_stdout=["--json"], force=force)
-    if encoder.size is not None:
-        choices = replace(choices, size=encoder.size)
+    given |= {"size": encoder.size} if encoder.size is not None else {}
+    choices = DetectChoices(**{**(QUICK if quick else {}), **given})
     options = DetectOptions(choices, test_split, workers, out)
-    result = evaluate_detection(data, encoder, options, stage=progress_reporter)
+    with ranks_of_torchrun() as is_main:
+        result = evaluate_detection(data, encoder, options, stage=progress_reporter if is_main else silent_stage)
+    if not is_main:
+        return
     if json_file is not None:
         put_json(json_file, result.content())
     if json_file != STDOUT:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -14,74 +11,35 @@ from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.ranks import ranks_of_torchrun
+from sop_faiss.cli.recipe_options import recipe_options, spelled
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.segment_choices import HEADS, QUICK, SegmentChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.progress import silent_stage
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files
 from sop_faiss.verbs.scoring.task_result import TaskResult
 
-R = TypeVar("R")
-_DEFAULTS = SegmentChoices()
-_NUMBERS: tuple[tuple[str, str, type, str], ...] = (
-    ("steps", "--steps", int, "Batches to train on."),
-    ("batch_size", "--batch-size", int, "Crops of a step."),
-    ("learning_rate", "--lr", float, "Highest learning rate of the head.  [default: 8e-4; UPerNet 3e-5, ViT-B 8e-5]"),
-    ("warmup_steps", "--warmup-steps", int, "Steps in which the learning rate rises.  [default: 1500 of 160000]"),
-    ("weight_decay", "--weight-decay", float, "Weight decay of AdamW."),
-    ("min_scale", "--min-scale", float, "Images are resized to a random multiple of --size, from this one."),
-    ("max_scale", "--max-scale", float, "See --min-scale."),
-    ("flip", "--flip", float, "Probability of a mirrored crop."),
-    ("distort", "--distort", float, "Probability of each change of color."),
-    ("blocks", "--blocks", int, "Linear, of ViTs: 4 joins the tokens of four blocks, as in iBOT's config."),
-    ("stride", "--stride", int, "Linear: from token to token; of convolutional networks, which map.  [default: last]"),
-    (
-        "layer_decay",
-        "--layer-decay",
-        float,
-        "UPerNet: learning rate of a layer relative to the one above.  [default: 0.9; ViT-B 0.65, ViT-L 0.95]",
-    ),
-    ("drop_path", "--drop-path", float, "UPerNet: stochastic depth of the last block.  [default: 0.1; ViT-L 0.2]"),
-    ("channels", "--channels", int, "UPerNet: of the decoder.  [default: a ViT's width, else 512]"),
-    ("auxiliary", "--auxiliary", float, "UPerNet: weight of the second head's loss."),
-)
-_OPTION_OF = {"size": "--size", **{name: option for name, option, *_ in _NUMBERS}}
-
-
-def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a click command the options of the recipe; it receives `choices: SegmentChoices` without a size."""
-
-    @functools.wraps(command)
-    def with_choices(*args: Any, head: str, quick: bool, precision: str, seed: int, **options: Any) -> R:
-        chosen = {name: options.pop(name) for name, *_ in _NUMBERS}
-        given = {name: value for name, value in chosen.items() if value is not None}
-        quick_form = QUICK.get(head, {}) if quick else {}
-        choices = SegmentChoices(head, precision=precision, seed=seed, **{**quick_form, **given})
-        return command(*args, choices=choices, **options)
-
-    decorated: Callable[..., R] = with_choices
-    forms = [", ".join(f"{_OPTION_OF[name]} {value:g}" for name, value in QUICK[head].items()) for head in HEADS]
-    decorated = click.option(
-        "--quick",
-        is_flag=True,
-        help=f"A short training. Where not given: {forms[0]}; with UPerNet {forms[1]}.",
-    )(decorated)
-    decorated = click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")(
-        decorated
-    )
-    decorated = click.option(
-        "--precision", default=_DEFAULTS.precision, show_default=True, metavar="NAME", help="fp32, or bf16 (autocast)."
-    )(decorated)
-    for name, option, kind, text in reversed(_NUMBERS):
-        default = getattr(_DEFAULTS, name)
-        shown = text if default is None else f"{text}  [default: {default:g}]"
-        decorated = click.option(option, name, type=kind, help=shown)(decorated)
-    return click.option(
-        "--head",
-        default=_DEFAULTS.head,
-        show_default=True,
-        metavar="NAME",
-        help=f"{HEADS[0]}: batch norm and a 1 x 1 convolution on frozen tokens; {HEADS[1]}: the network is trained.",
-    )(decorated)
+_OPTIONS = {
+    "head": f"{HEADS[0]}: batch norm and a 1 x 1 convolution on frozen tokens; {HEADS[1]}: the network is trained.",
+    "steps": "Batches to train on.",
+    "batch_size": "",
+    "learning_rate": "Highest learning rate of the head.  [default: 8e-4; UPerNet 3e-5, ViT-B 8e-5]",
+    "warmup_steps": "Steps in which the learning rate rises.  [default: 1500 of 160000]",
+    "weight_decay": "",
+    "min_scale": "Images are resized to a random multiple of --size, from this one.",
+    "max_scale": "See --min-scale.",
+    "flip": "",
+    "distort": "Probability of each change of color.",
+    "blocks": "Linear, of ViTs: 4 joins the tokens of four blocks, as in iBOT's config.",
+    "stride": "Linear: from token to token; of convolutional networks, which map.  [default: last]",
+    "layer_decay": "UPerNet: learning rate of a layer relative to the next.  [default: 0.9; ViT-B 0.65, ViT-L 0.95]",
+    "drop_path": "UPerNet: stochastic depth of the last block.  [default: 0.1; ViT-L 0.2]",
+    "channels": "UPerNet: of the decoder.  [default: a ViT's width, else 512]",
+    "auxiliary": "UPerNet: weight of the second head's loss.",
+    "precision": "",
+    "seed": "",
+}
 
 
 @click.command("segment", cls=EncoderCommand, short_help="The class of each pixel (ADE20K): mIoU.")
@@ -94,14 +52,7 @@ def _recipe_options(command: Callable[..., R]) -> Callable[..., R]:
     help="Laid out as ADE20K, or images/ and semantic/ with train/ and val/, and semantic/classes.yaml.",
 )
 @click.option("--supercategories", is_flag=True, help="Of COCO's categories: the 27 groups of them are the classes.")
-@_recipe_options
-@click.option("--workers", type=int, default=0, show_default=True, help="Processes that decode; 0: this one alone.")
-@click.option(
-    "--out",
-    type=NamedPath(),
-    metavar="DIR",
-    help="Keep the state after each pass over the images; the same command continues from it, exactly.",
-)
+@recipe_options(SegmentChoices(), _OPTIONS, f"{spelled(QUICK[HEADS[0]])}; with UPerNet {spelled(QUICK[HEADS[1]])}")
 @json_option
 @force_option
 @run_command
@@ -109,7 +60,8 @@ def segment_command(
     encoder: EncoderSpec,
     data: Path,
     supercategories: bool,
-    choices: SegmentChoices,
+    given: dict[str, Any],
+    quick: bool,
     workers: int,
     out: Path | None,
     json_file: Path | None,
@@ -128,10 +80,13 @@ def segment_command(
 
     read = [data, *encoder_files(encoder), *([out] if out else [])]
     check_outputs({"--json": json_file}, read, to_stdout=["--json"], force=force)
-    if encoder.size is not None:
-        choices = replace(choices, size=encoder.size)
-    options = SegmentOptions(choices, supercategories, workers, out)
-    result = evaluate_segment(data, encoder, options, stage=progress_reporter)
+    given |= {"size": encoder.size} if encoder.size is not None else {}
+    of_quick = QUICK.get(given.get("head", SegmentChoices.head), {}) if quick else {}
+    options = SegmentOptions(SegmentChoices(**{**of_quick, **given}), supercategories, workers, out)
+    with ranks_of_torchrun() as is_main:
+        result = evaluate_segment(data, encoder, options, stage=progress_reporter if is_main else silent_stage)
+    if not is_main:
+        return
     if json_file is not None:
         put_json(json_file, result.content())
     if json_file != STDOUT:

@@ -15,6 +15,7 @@ from sop_faiss.cli import (
     eval_logistic,
     eval_robustness,
     eval_segment,
+    eval_transfer,
     eval_unsupervised,
     eval_video,
     knn,
@@ -24,7 +25,7 @@ from sop_faiss.cli import (
 from sop_faiss.cli.common import page_footer, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
-from sop_faiss.config.load import read_mapping
+from sop_faiss.config.load import config_summary, find_file, packaged_suites, read_mapping
 from sop_faiss.errors import ConfigError, DataError
 
 _COMMANDS: dict[str, tuple[str, click.Command]] = {
@@ -34,6 +35,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "detect": ("sop-eval detect", eval_detect.detect_command),
     "finetune": ("sop-eval finetune", eval_finetune.finetune_command),
     "logistic": ("sop-eval logistic", eval_logistic.logistic_command),
+    "transfer": ("sop-eval transfer", eval_transfer.transfer_command),
     "unsupervised": ("sop-eval unsupervised", eval_unsupervised.unsupervised_command),
     "backgrounds": ("sop-eval backgrounds", eval_backgrounds.backgrounds_command),
     "robustness": ("sop-eval robustness", eval_robustness.robustness_command),
@@ -44,33 +46,55 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
 _NAME = re.compile(r"[A-Za-z0-9][\w.,=+-]{0,99}", re.ASCII)
 """Of a task or a model: the name of a file."""
 _OPTION = re.compile(r"[A-Za-z][A-Za-z_-]*", re.ASCII)
+_PATHS = ("data", "train", "test", "dataset", "data_root", "train_list")
+"""Options whose values are paths, or names of sets."""
 _RESERVED = ("model", "json", "help", "version")
 """Options that a task does not get: the suite gives them itself, or they print something else."""
 
 
+class _Command(click.Command):
+    """A command whose help lists the packaged suites with the first sentences of their opening comments."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list; called by click."""
+        with formatter.section("Packaged suites"):
+            formatter.write_dl([(name, config_summary(path)) for name, path in sorted(packaged_suites().items())])
+
+
 @click.command(
     "suite",
+    cls=_Command,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
     short_help="A list of tasks on a model, added to one table.",
 )
-@click.argument("file", type=NamedPath(), metavar="FILE.yaml")
+@click.argument("suite", metavar="SUITE")
 @click.argument("encoder_options", nargs=-1, type=click.UNPROCESSED, metavar="[ENCODER OPTIONS]")
 @click.option("--model", required=True, metavar="M", help="The encoder, as in the commands of the tasks.")
 @click.option("--out", required=True, type=NamedPath(), metavar="DIR", help="New, or where earlier models are.")
+@click.option(
+    "--root", type=NamedPath(), metavar="DIR", help="Where relative paths of the suite's data are.  [default: here]"
+)
 @click.option("--name", metavar="NAME", help="Name of the column.  [default: from M]")
 @click.option("--again", is_flag=True, help="Measure again what is already there.")
 @run_command
 def suite_command(
-    file: Path, encoder_options: tuple[str, ...], model: str, out: Path, name: str | None, again: bool
+    suite: str,
+    encoder_options: tuple[str, ...],
+    model: str,
+    out: Path,
+    root: Path | None,
+    name: str | None,
+    again: bool,
 ) -> None:
-    """Run the tasks of a file on a model; write leaderboard.json, .md and .html with all models measured so far.
+    """Run the tasks of a suite on a model; write leaderboard.json, .md and .html with all models measured so far.
 
     Options that are not listed here, as --size, go to every task. A task that was measured by the same command is not
     measured again; one that fails is reported, and the others continue. A column is of one model and its options:
     others need another --name.
 
     \b
-    FILE.yaml: a name of each task, which command it is, and that command's options.
+    SUITE is a file, else the name of a packaged suite, listed below. A file has a name for each task, which command
+    it is, and that command's options.
       tasks:
         imagenette-knn: {task: knn, train: imagenette/train, test: imagenette/val, k: 20}
         groceries: {task: retrieve, dataset: retrieval_grocery/, protocol: plain, square: true}
@@ -78,6 +102,7 @@ def suite_command(
     \b
     Example:
       sop-eval suite leaderboard.yaml --model runs/photos --out board
+      sop-eval suite paper --model runs/photos --root data/ --out board
     """
     from sop_faiss.verbs.scoring.eval_suite import Leaderboard
 
@@ -90,7 +115,8 @@ def suite_command(
     shared = ["--model", model, *encoder_options]
     board = Leaderboard(out)
     board.check_column(column, shared)
-    planned = _tasks(file)
+    file = find_file("suite", suite, packaged_suites())
+    planned = _tasks(file, root)
     for task, (kind, argv) in planned.items():
         _check(file, task, _COMMANDS[kind][1], [*argv, *shared])
     failed = []
@@ -127,7 +153,7 @@ def _column(model: str) -> str:
     return re.sub(r"[^\w.,=+-]+", "_", model, flags=re.ASCII).strip("_.,=+-")[:100] or "model"
 
 
-def _tasks(file: Path) -> dict[str, tuple[str, list[str]]]:
+def _tasks(file: Path, root: Path | None) -> dict[str, tuple[str, list[str]]]:
     """Read which command each task of a suite is, and its options."""
     content = read_mapping(file, "suite")
     tasks = content.get("tasks")
@@ -146,9 +172,16 @@ def _tasks(file: Path) -> dict[str, tuple[str, list[str]]]:
         argv: list[str] = []
         for key, value in options.items():
             if key != "task":
-                argv += _as_options(place, str(key), value)
+                argv += _as_options(place, str(key), _below(root, str(key), value))
         found[str(name)] = (options["task"], argv)
     return found
+
+
+def _below(root: Path | None, key: str, value: Any) -> Any:
+    """Return a path below a folder; an address, and what may be the name of a set, stay as they are."""
+    if root is None or not isinstance(value, str) or "://" in value or key not in _PATHS:
+        return value
+    return value if key == "dataset" and not (root / value).exists() else str(root / value)
 
 
 def _as_options(place: str, key: str, value: Any) -> list[str]:

@@ -31,6 +31,7 @@ __all__ = [
     "join_process_group",
     "leave_process_group",
     "local_world_size",
+    "on_all_ranks",
     "rank",
     "world_size",
 ]
@@ -197,6 +198,28 @@ def decide(question: Callable[[], T]) -> T:
         raise outcome[1]
     answer: T = outcome[0]
     return answer
+
+
+def on_all_ranks(work: Callable[[], T]) -> T:
+    """Call a function on every rank and return this rank's answer; what it raises on one rank is raised on all.
+
+    Raises:
+        SopError: `work` raised it on a rank.
+        OSError: `work` raised it on a rank.
+    """
+    if world_size() == 1:
+        return work()
+    answer: Any = None
+    failure: SopError | OSError | None = None
+    try:
+        answer = work()
+    except (SopError, OSError) as error:
+        failure = error
+    for raised in gather_objects(failure):
+        if raised is not None:
+            raise raised
+    made: T = answer
+    return made
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

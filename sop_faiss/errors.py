@@ -65,6 +65,10 @@ class RunStoppedError(SopError):
     """A run stopped itself: non-finite loss or collapse. Commands exit with status 3."""
 
 
+class SavedError(SopError):
+    """A signal has ended a training whose state is kept. Commands exit with status 75: the same command continues."""
+
+
 def spell_arguments(message: str, spell: Callable[[str], str | None], between: str = "=") -> str:
     """Rewrite the arguments in a message in the caller's terms.
 

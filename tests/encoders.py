@@ -45,7 +45,9 @@ def write_run(run: Path, config: Config | None = None, step: int = 10) -> Path:
     for seed, role in ((1, "student"), (2, "teacher")):
         backbone = seeded_backbone(config.model, config.views.global_size, seed=seed)
         tensors = {f"backbone.{name}": value for name, value in backbone.state_dict().items()}
-        tensors["projector.layers.0.weight"] = torch.zeros(16, 32)
+        hidden, features = config.model.projector_hidden, backbone.feature_dim
+        tensors["heads.shared.mlp.0.weight"] = torch.full((hidden, features), seed / 100)
+        tensors["heads.shared.mlp.0.bias"] = torch.arange(hidden).float()
         save_file(tensors, checkpoint / f"{role}.safetensors")
     for name in ("optimizer", "objective"):
         save_file({"unread": torch.zeros(1)}, checkpoint / f"{name}.safetensors")

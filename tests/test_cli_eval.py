@@ -12,6 +12,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from sop_faiss.cli.eval import main
+from sop_faiss.cli.eval_suite import _COMMANDS, _check, _tasks
+from sop_faiss.config.load import packaged_suites
 from tests.images import write_folder
 from tests.messages import command_fails
 from tests.test_cli_knn import RESNET, write_store
@@ -166,3 +168,22 @@ def test_looks_are_an_image(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "a.jpg").write_bytes(b"nothing")
     assert "can be read" in fails("attention", tmp_path / "bad", *vit, "--out", tmp_path / "c.png")
+
+
+def test_packaged_suites(tmp_path: Path) -> None:
+    """Every task of them is one that its command takes; relative paths are below `--root`."""
+    help_text = run("suite", "--help").stdout
+    for name, file in packaged_suites().items():
+        assert name in help_text and file.read_text().startswith("# ")
+        for task, (kind, argv) in _tasks(file, tmp_path).items():
+            _check(file, task, _COMMANDS[kind][1], [*argv, "--model", "lite0"])
+            paths = [argv[place + 1] for place, word in enumerate(argv) if word in ("--data", "--train", "--data-root")]
+            assert (paths and all(path.startswith(str(tmp_path)) for path in paths)) or kind == "retrieve"
+    assert "wanted a file, or a packaged one" in fails("suite", "papre", *RESNET, "--out", tmp_path / "board")
+
+
+def test_a_suite_finds_its_data_below_a_folder(suite: Path, tmp_path: Path) -> None:
+    file = tmp_path / "relative.yaml"
+    file.write_text("tasks: {neighbors: {task: knn, train: a, test: b, k: 1}}")
+    result = run("suite", file, *RESNET, "--root", tmp_path, "--out", tmp_path / "board")
+    assert result.exit_code == 0, result.output

@@ -68,8 +68,3 @@ def test_mistakes_are_one_line(coco: Path, tmp_path: Path) -> None:
     content["categories"][0]["name"] = "blue"
     file.write_text(json.dumps(content))
     assert "same categories" in fails(*words)
-
-
-def test_torchrun_is_refused(coco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "torchrun" in fails(*SHORT, "--data", coco)

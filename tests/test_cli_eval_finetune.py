@@ -99,7 +99,7 @@ def test_labels_are_compared_by_name(data: Path) -> None:
     assert sets.choices["test_images_of_unseen_classes"] == 2 and set(sets.train_labels) == {0, 1}
 
 
-def test_what_a_user_gets_wrong(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
     both = ("--data", data)
     assert "--train SRC" in fails(*SHORT)
     assert "two" in fails(*SHORT, "--train", data / "train", "--test", data / "train")
@@ -121,5 +121,3 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path, monkeypatch: pytest.
         line = fails(*SHORT, *both, "--out", tmp_path / "untrained")
         assert image.stem in line and not list((tmp_path).glob("untrained/*.pt"))
         image.write_bytes(content)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "torchrun" in fails(*SHORT, *both)

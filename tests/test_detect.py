@@ -17,7 +17,7 @@ from sop_faiss.evaluate.coco_set import CocoSet, open_coco
 from sop_faiss.evaluate.detect import find_instances, learning_rate_at, train_detector
 from sop_faiss.evaluate.detect_choices import QUICK, DetectChoices
 from sop_faiss.evaluate.detect_model import filled_detect_choices
-from sop_faiss.evaluate.finetune_state import open_state
+from sop_faiss.evaluate.training_state import open_state
 from tests.cocos import write_coco
 from tests.messages import assert_one_line
 from tests.test_finetune import Killed, killed_at

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_data import Augmentation, plan_epoch, plan_in_order, seeded
+from sop_faiss.evaluate.finetune_data import Augmentation, plan_epoch
+from sop_faiss.evaluate.training_batches import plan_in_order, seeded
 from sop_faiss.model.encoders.preprocess import Preprocess
 from tests.images import make_image
 
@@ -49,6 +50,15 @@ def test_batches_of_an_epoch() -> None:
     assert [len(each) for each in plan_epoch(rows[:3], choices, 0)] == [2]  # mixed in pairs
     assert [len(each) for each in plan_epoch(rows[:3], replace(choices, mixup=0.0, cutmix=0.0), 0)] == [3]
     assert np.concatenate(plan_in_order(5, 2)).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_copies_of_an_image_are_in_its_batch() -> None:
+    choices = FinetuneChoices(batch_size=6, repeats=3)
+    plan = plan_epoch(np.arange(20), choices, "order", 0, images=100)
+    assert [len(each) for each in plan] == [6, 6, 6]
+    for batch in plan:
+        assert [(batch % 100).tolist().count(row) for row in set((batch % 100).tolist())] == [3, 3]
+        assert sorted(set((batch // 100).tolist())) == [0, 1, 2]
 
 
 def test_generators_are_seeded_inside() -> None:

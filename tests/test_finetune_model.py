@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import timm
+import torch
 from timm.layers import DropPath
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_model import filled_choices, make_classifier, make_optimizer
-from sop_faiss.model.encoders.load import load_encoder
+from sop_faiss.evaluate.finetune_model import filled_choices, first_layer_of, make_classifier, make_optimizer
+from sop_faiss.model.encoders.load import encoder_of_spec, load_encoder
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.training.export import export_run
+from tests.encoders import timm_network, write_official, write_run
+from tests.messages import assert_one_line
 
 CHOICES = FinetuneChoices(layer_decay=0.5, drop_path=0.3)
 
@@ -69,6 +76,40 @@ def test_a_network_without_residual_blocks() -> None:
     assert "drop_path" in error.value.arguments
 
 
+@pytest.mark.parametrize("student", [False, True])
+def test_the_first_layer_of_a_runs_projection_head(student: bool, tmp_path: Path) -> None:
+    spec = EncoderSpec(str(write_run(tmp_path / "run")), student=student, device="cpu")
+    encoder = encoder_of_spec(spec)
+    layer = first_layer_of(spec, encoder)
+    model = make_classifier(encoder, 3, filled_choices(encoder, CHOICES), layer).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        hidden = (0.01 if student else 0.02) * encoder(images).sum(1, keepdim=True) + torch.arange(16.0)
+        torch.testing.assert_close(model(images), model.head(torch.nn.functional.gelu(hidden)))
+    groups = make_optimizer(model, filled_choices(encoder, CHOICES)).param_groups
+    of_layer = [model.first_layer[0].weight, model.first_layer[0].bias]  # type: ignore[index]
+    own = [each for each in groups if any(value is given for given in each["params"] for value in of_layer)]
+    assert [(each["lr_scale"], each["weight_decay"]) for each in own] == [(1.0, 0.05), (1.0, 0.0)]
+    assert all(value.requires_grad and value not in set(layer.parameters()) for value in of_layer)
+
+
+def test_encoders_without_a_projection_head(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    export_run(run, tmp_path / "export")
+    official = write_official(
+        tmp_path / "o.pth", {"teacher": timm_network("test_vit"), "student": timm_network("test_vit")}
+    )
+    for spec in (
+        EncoderSpec("timm:test_vit", random_weights=0, device="cpu"),
+        EncoderSpec(str(tmp_path / "export"), device="cpu"),
+        EncoderSpec(f"dino:{official}", arch="test_vit", device="cpu"),
+        EncoderSpec(str(run), pooling="cls_mean", device="cpu"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            first_layer_of(spec, encoder_of_spec(spec))
+        assert_one_line(error, "head_layer")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -90,6 +131,9 @@ def test_a_network_without_residual_blocks() -> None:
         ("min_crop", 0.0),
         ("flip", -1.0),
         ("ema", 1.0),
+        ("repeats", 0),
+        ("end_rate", -1.0),
+        ("head_layer", "second"),
         ("held_out", 1.0),
         ("precision", "fp8"),
         ("seed", -1),

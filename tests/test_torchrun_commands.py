@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from sop_faiss.index.search import FeatureIndex
+from tests.cocos import write_coco
 from tests.encoders import write_run
 from tests.images import write_folder
+from tests.segments import write_segments
 from tests.videos import write_davis
 
 LAUNCH_TWO = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
-def run(ranks: int, command: str, *words: object) -> str:
+def run(ranks: int, command: str, *words: object, module: str = "sop_faiss.cli") -> str:
     """Its stdout."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"] if ranks > 1 else []
     done = subprocess.run(
-        [sys.executable, *launcher, "-m", f"sop_faiss.cli.{command}", *map(str, words)],
+        [sys.executable, *launcher, "-m", f"{module}.{command}", *map(str, words)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -105,3 +110,80 @@ def test_two_ranks_build_what_one_builds(place: Path, tmp_path: Path, factory: s
     run(1, "embed", *embed)
     run(2, "index", "build", "--features", tmp_path / "store", "--out", tmp_path / "of_store.index")
     assert FeatureIndex.open(tmp_path / "of_store.index").ids.keys == sorted(one.ids.keys)
+
+
+RANDOM = ("--device", "cpu", "--random-weights", 0)
+TRAININGS = {
+    "finetune": ("--size", 32, "--epochs", 2, "--batch-size", 8, "--lr", 0.5, "--drop-path", 0.3, "--ema", 0.5),
+    "segment": ("--head", "upernet", "--size", 64, "--steps", 5, "--batch-size", 4, "--lr", 1e-3, "--channels", 8),
+    "detect": ("--size", 64, "--epochs", 2, "--batch-size", 2, "--lr", 1e-4, "--width", 8, "--rois", 4, "--cascade"),
+}
+NETWORKS = {"finetune": "timm:test_resnet", "segment": "timm:test_vit", "detect": "timm:test_vit"}
+
+
+def training(task: str, root: Path) -> list[object]:
+    """Words of a short training on made images, which are written where they are not there."""
+    data = root / task
+    if not data.exists():
+        if task == "finetune":
+            write_folder(data / "train", classes=3, per_class=6, seed=1, size=40)
+            write_folder(data / "val", classes=3, per_class=2, seed=2, size=40)
+        else:
+            write_segments(data) if task == "segment" else write_coco(data)
+    undrawn = ("--min-scale", 1, "--crop", 0, "--drop-path", 0, "--batchnorm", "batch") if task == "detect" else ()
+    return [task, "--model", NETWORKS[task], *RANDOM, *TRAININGS[task], *undrawn, "--data", data]
+
+
+def state_of(folder: Path) -> dict[str, dict[str, dict[str, torch.Tensor]]]:
+    """What a training has kept after its last step."""
+    parts: dict[str, dict[str, dict[str, torch.Tensor]]]
+    parts = torch.load(next(folder.glob("*.pt")), weights_only=True)["training"]["parts"]
+    return parts
+
+
+@pytest.mark.parametrize("task", list(TRAININGS))
+def test_two_ranks_train_as_one(task: str, tmp_path: Path) -> None:
+    """Batch norms, stochastic depth, mixing and losses are those of the complete batch."""
+    words = training(task, tmp_path)
+    said, parts = {}, {}
+    for ranks in (1, 2):
+        outputs = ("--out", tmp_path / f"out{ranks}", "--json", tmp_path / f"{ranks}.json")
+        said[ranks] = run(ranks, "undrawn_eval", *words, *outputs, module="tests")
+        parts[ranks] = state_of(tmp_path / f"out{ranks}")
+    one, two = (json.loads((tmp_path / f"{ranks}.json").read_text()) for ranks in (1, 2))
+    assert two["protocol"] == one["protocol"] and len(said[1].splitlines()) == len(said[2].splitlines())
+    for name, value in parts[1]["model"].items():
+        torch.testing.assert_close(parts[2]["model"][name], value, rtol=1e-3, atol=3e-4, msg=name)
+    moments = [
+        torch.cat([each["exp_avg"].flatten() for each in parts[n]["optimizer"]["state"].values()]) for n in (1, 2)
+    ]
+    assert torch.linalg.vector_norm(moments[1] - moments[0]) < 1e-3 * torch.linalg.vector_norm(moments[0])
+
+
+def test_two_ranks_stop_on_a_signal_and_continue_exactly(tmp_path: Path) -> None:
+    words = ["-m", "sop_faiss.cli.eval", *map(str, training("finetune", tmp_path)), "--epochs", "30"]
+    for place in ("whole", "stopped"):
+        started = subprocess.Popen([*LAUNCH_TWO, *words, "--out", tmp_path / place], stderr=subprocess.PIPE, text=True)
+        while place == "stopped" and not (tmp_path / place / "finetune.pt").exists():
+            assert started.poll() is None
+            time.sleep(0.05)
+        if place == "stopped":
+            started.send_signal(signal.SIGTERM)
+            _, said = started.communicate(timeout=300)
+            assert said.count("stopped by a signal after step") == 1, said
+            assert subprocess.run([*LAUNCH_TWO, *words, "--out", tmp_path / place], timeout=300).returncode == 0
+        else:
+            assert started.wait(300) == 0
+    whole, stopped = (state_of(tmp_path / place)["model"] for place in ("whole", "stopped"))
+    assert all(torch.equal(value, stopped[name]) for name, value in whole.items())
+
+
+@pytest.mark.parametrize("broken", ["train", "val"])
+def test_an_image_that_the_second_rank_cannot_use_is_one_line(broken: str, tmp_path: Path) -> None:
+    words = list(map(str, training("finetune", tmp_path)))
+    image = sorted((tmp_path / "finetune" / broken).rglob("*.jpg"))[1]
+    image.write_bytes(b"no image")
+    failed = subprocess.run(
+        [*LAUNCH_TWO, "-m", "sop_faiss.cli.eval", *words], capture_output=True, text=True, timeout=300
+    )
+    assert failed.returncode != 0 and failed.stderr.count("error: image") == 1 and image.stem in failed.stderr

@@ -43,6 +43,7 @@ __all__ = [
     "load_run_config",
     "packaged_configs",
     "packaged_settings",
+    "packaged_suites",
     "parse_overrides",
     "read_mapping",
     "to_yaml",
@@ -144,6 +145,11 @@ def packaged_configs() -> dict[str, Path]:
 def yaml_files(folder: Traversable) -> dict[str, Path]:
     """Return the YAML files in a folder of the package, by name without suffix."""
     return {Path(str(entry)).stem: Path(str(entry)) for entry in folder.iterdir() if str(entry).endswith(".yaml")}
+
+
+def packaged_suites() -> dict[str, Path]:
+    """Return the suites of evaluation tasks that come with the package, by name."""
+    return yaml_files(resources.files("sop_faiss.configs") / "eval")
 
 
 def packaged_settings() -> dict[str, dict[str, Any]]:

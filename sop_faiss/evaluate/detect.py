@@ -1,26 +1,27 @@
-"""Train a detector on an encoder's network, and find the instances of images with it.
-
-Every step is a pure function of the choices and its number, as of fine-tuning (`finetune.py`).
-"""
+"""Train a detector on an encoder's network, and find the instances of images with it."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torchvision.models.detection import MaskRCNN
 
-from sop_faiss.errors import DataError, RunStoppedError
+from sop_faiss.distributed import rank
+from sop_faiss.errors import DataError
 from sop_faiss.evaluate.coco_masks import encode_masks
 from sop_faiss.evaluate.coco_set import CocoSet
 from sop_faiss.evaluate.detect_choices import DetectChoices
 from sop_faiss.evaluate.detect_data import Target, image_tensor, training_image
 from sop_faiss.evaluate.detect_model import make_detector, make_optimizer
-from sop_faiss.evaluate.finetune_data import load_batches, plan_batches, plan_in_order, seeded
-from sop_faiss.evaluate.finetune_state import FinetuneState
+from sop_faiss.evaluate.training import Training, train
+from sop_faiss.evaluate.training_batches import Plan, load_batches, plan_batches, plan_in_order, seeded
+from sop_faiss.evaluate.training_ranks import score_together
+from sop_faiss.evaluate.training_state import TrainingState
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
@@ -56,7 +57,7 @@ def train_detector(
     encoder: Encoder,
     data: CocoSet,
     choices: DetectChoices,
-    state: FinetuneState,
+    state: TrainingState,
     *,
     workers: int = 0,
     progress: ProgressCallback | None = None,
@@ -77,41 +78,37 @@ def train_detector(
         RunStoppedError: the loss is not finite.
     """
     model = make_detector(encoder, len(data.categories), choices)
-    optimizer = make_optimizer(model, choices)
-    parts = {"model": model, "optimizer": optimizer}
     rows = rows_to_train_on(data)
     steps = choices.epochs * len(plan_batches(rows, choices.batch_size))
-    for epoch in range(state.restore("detector", parts), choices.epochs):
-        key = (choices.seed, epoch)
-        plan = plan_batches(rows, choices.batch_size, "order", *key)
-        batches = load_batches(
+
+    def load(plan: Plan, epoch: int) -> Iterator[Any]:
+        return load_batches(
             data.source,
             plan,
-            functools.partial(training_image, data, choices, key),
+            functools.partial(training_image, data, choices, (choices.seed, epoch)),
             top_value=encoder.preprocess.top_value,
             workers=workers,
             join=list,
         )
-        model.train()
-        for number, (batch, _) in enumerate(batches):
-            step = epoch * len(plan) + number
-            rate = learning_rate_at(step, steps, choices)
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group["lr_scale"]
-            with seeded("step", *key, number):  # sides of the images, sampled proposals, stochastic depth
-                loss = _loss(model, batch, choices)
-            if not np.isfinite(float(loss.detach())):
-                raise RunStoppedError(
-                    f"the loss is not finite in epoch {epoch + 1} at "
-                    f"`learning_rate={choices.learning_rate:g}`: lower it"
-                )
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if progress is not None:
-                progress(step + 1, steps)
-        state.keep("detector", epoch + 1, parts)
-    return model
+
+    def loss(batch: Any, _: Any, epoch: int, number: int) -> torch.Tensor:
+        of_rank = [rank()] if rank() else []  # each rank draws for its own images
+        with seeded("step", choices.seed, epoch, number, *of_rank):  # sides, sampled proposals, stochastic depth
+            return _loss(model, batch, choices)
+
+    training = Training(
+        "detector",
+        model,
+        make_optimizer(model, choices),
+        steps,
+        lambda epoch: plan_batches(rows, choices.batch_size, "order", choices.seed, epoch),
+        load,
+        loss,
+        lambda step: learning_rate_at(step, steps, choices),
+        f"learning_rate={choices.learning_rate:g}",
+        one_seed=False,
+    )
+    return cast(MaskRCNN, train(training, state, progress))
 
 
 def _loss(
@@ -125,7 +122,6 @@ def _loss(
     return torch.stack([value.float() for value in losses.values()]).sum()
 
 
-@torch.inference_mode()
 def find_instances(
     model: MaskRCNN,
     encoder: Encoder,
@@ -134,14 +130,14 @@ def find_instances(
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the instances that a detector finds, as entries of COCO's result files.
+    """Return the instances that a detector finds, as entries of COCO's result files; ranks share the images.
 
     Args:
         model: as of `train_detector`, for the categories of `data`.
         encoder: whose way of decoding images is taken.
         data: the images.
         workers: processes that decode.
-        progress: called with images done.
+        progress: called with images done, of this rank.
 
     Raises:
         DataError: an image cannot be used.
@@ -149,27 +145,35 @@ def find_instances(
     model.eval()
     device = next(model.parameters()).device
     ids = list(data.categories)
-    found = []
-    batches = load_batches(
-        data.source,
-        plan_in_order(len(data), 1),
-        functools.partial(_test_image, data),
-        top_value=encoder.preprocess.top_value,
-        workers=workers,
-    )
-    for done, (images, (row,)) in enumerate(batches, start=1):
-        made = model([images[0].to(device)])[0]
-        masks = encode_masks((made["masks"][:, 0] > _MASK_THRESHOLD).to(torch.uint8).cpu().numpy())
-        corners = made["boxes"].double().cpu().numpy()
-        boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
-        for box, label, score, mask in zip(
-            boxes.tolist(), made["labels"].tolist(), made["scores"].tolist(), masks, strict=True
-        ):
-            own = {"image_id": data.images[row].id, "category_id": ids[label - 1], "score": score}
-            found.append({**own, "bbox": box, "segmentation": mask})
-        if progress is not None:
-            progress(done, len(data))
-    return found
+
+    @torch.inference_mode()
+    def of_images(own: Int64[np.ndarray, " m"]) -> list[list[dict[str, Any]]]:
+        found: list[list[dict[str, Any]]] = []
+        batches = load_batches(
+            data.source,
+            [own[batch] for batch in plan_in_order(len(own), 1)],
+            functools.partial(_test_image, data),
+            top_value=encoder.preprocess.top_value,
+            workers=workers,
+        )
+        for images, (row,) in batches:
+            made = model([images[0].to(device)])[0]
+            masks = encode_masks((made["masks"][:, 0] > _MASK_THRESHOLD).to(torch.uint8).cpu().numpy())
+            corners = made["boxes"].double().cpu().numpy()
+            boxes = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+            common = {"image_id": data.images[row].id}
+            each = zip(boxes.tolist(), made["labels"].tolist(), made["scores"].tolist(), masks, strict=True)
+            found.append(
+                [
+                    {**common, "category_id": ids[label - 1], "score": score, "bbox": box, "segmentation": mask}
+                    for box, label, score, mask in each
+                ]
+            )
+            if progress is not None:
+                progress(len(found), len(own))
+        return found
+
+    return [each for of_image in score_together(len(data), of_images) for each in of_image]
 
 
 def _test_image(data: CocoSet, pixels: Any, row: int) -> torch.Tensor:

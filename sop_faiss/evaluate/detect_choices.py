@@ -5,11 +5,10 @@ iBOT's recipe on COCO (its `evaluation/object_detection` and README), with Mask 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.training_choices import Bounds, check_choices, fill_choices
 
 __all__ = ["QUICK", "RECIPES", "DetectChoices"]
 
@@ -29,6 +28,19 @@ QUICK: dict[str, Any] = {
     "drop_path": 0.0,
 }
 """A short training of small images with a narrow head."""
+_BOUNDS: Bounds = {
+    "size": (64, 4096),
+    "epochs": (1, 10**6),
+    "batch_size": (1, 10**4),
+    "learning_rate": (1e-12, 10),
+    "warmup_steps": (0, 10**9),
+    "min_scale": (0.1, 1),
+    "crop": (0, 1),
+    "width": (4, 4096),
+    "anchor": (0.5, 64),
+    "rois": (4, 10**5),
+    "images": (1, 10**9),
+}
 
 
 @dataclass(frozen=True)
@@ -80,48 +92,18 @@ class DetectChoices:
         Raises:
             ConfigError: one is impossible.
         """
-        bounds: dict[str, tuple[float, float]] = {
-            "size": (64, 4096),
-            "epochs": (1, 10**6),
-            "batch_size": (1, 10**4),
-            "learning_rate": (1e-12, 10),
-            "warmup_steps": (0, 10**9),
-            "layer_decay": (0.001, 1),
-            "drop_path": (0, math.nextafter(1, 0)),
-            "weight_decay": (0, 100),
-            "min_scale": (0.1, 1),
-            "crop": (0, 1),
-            "flip": (0, 1),
-            "width": (4, 4096),
-            "anchor": (0.5, 64),
-            "rois": (4, 10**5),
-            "images": (1, 10**9),
-            "seed": (0, 2**63 - 1),
-        }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(
-                    f"`{name}={value}`: wanted {low:g} to {'below 1' if 0.99 < high < 1 else f'{high:g}'}"
-                )
-        for name, known in (("batchnorm", ("frozen", "batch")), ("precision", ("fp32", "bf16"))):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"`{name}={getattr(self, name)}`: wanted {' or '.join(known)}")
+        check_choices(self, _BOUNDS, batchnorm=("frozen", "batch"))
 
     def filled(self, size: str, *, has_layers: bool, has_drop_path: bool) -> DetectChoices:
         """Return the same with nothing left to a recipe.
 
         Args:
             size: of `RECIPES`.
-            has_layers: whether the network's layers are known; else all have one learning rate by default.
-            has_drop_path: whether stochastic depth can be set; else it is 0 by default.
+            has_layers: see `fill_choices`.
+            has_drop_path: see `fill_choices`.
         """
         layer_decay, drop_path = RECIPES[size]
-        return replace(
-            self,
-            layer_decay=(layer_decay if has_layers else 1.0) if self.layer_decay is None else self.layer_decay,
-            drop_path=(drop_path if has_drop_path else 0.0) if self.drop_path is None else self.drop_path,
-        )
+        return fill_choices(self, has_layers, has_drop_path, layer_decay=layer_decay, drop_path=drop_path)
 
     @property
     def longest(self) -> int:

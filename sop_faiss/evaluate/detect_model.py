@@ -20,7 +20,7 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastL
 from sop_faiss.distributed import derive_seed
 from sop_faiss.evaluate.cascade import CascadeHeads
 from sop_faiss.evaluate.detect_choices import DetectChoices
-from sop_faiss.evaluate.finetune_model import optimizer_of, require_layers, set_drop_path, size_of_recipe, trunk_of
+from sop_faiss.evaluate.training_layers import optimizer_of, require_layers, set_drop_path, size_of_recipe, trunk_of
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.pyramid import STRIDES, Pyramid
 

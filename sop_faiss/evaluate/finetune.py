@@ -1,13 +1,10 @@
-"""Fine-tune a network on labeled images: learning rates are tried on held-out images, the best trains on all.
-
-Every step is a pure function of the choices and its number, so that a training which continues from a checkpoint ends
-as an uninterrupted one: generators are seeded for each image, batch and step, and none has a state to keep.
-"""
+"""Fine-tune a network on labeled images: learning rates are tried on held-out images, the best trains on all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import DataError, RunStoppedError
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_data import Augmentation, load_batches, plan_epoch, plan_in_order, seeded
+from sop_faiss.evaluate.finetune_data import Augmentation, plan_epoch
 from sop_faiss.evaluate.finetune_model import Classifier, make_classifier, make_optimizer
-from sop_faiss.evaluate.finetune_state import FinetuneState
 from sop_faiss.evaluate.labeled_part import held_out_rows
+from sop_faiss.evaluate.training import Training, train
+from sop_faiss.evaluate.training_batches import Plan, load_batches, plan_in_order, seeded
+from sop_faiss.evaluate.training_ranks import score_together
+from sop_faiss.evaluate.training_state import TrainingState
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.schedules import cosine
@@ -33,8 +34,8 @@ __all__ = ["FineTuned", "fine_tune", "learning_rate_at", "rank_classes"]
 
 _REFERENCE_BATCH = 1024
 """Of the learning rates."""
-_END_RATE = 1e-6
-"""Where warm-up starts and the cosine ends, as in the recipe, for the classifier; layers scale it."""
+_FIRST_RATE = 1e-6
+"""Where warm-up starts, for the classifier; layers scale it."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ def fine_tune(
     images: ImageSource,
     targets: Int64[np.ndarray, " n"],
     choices: FinetuneChoices,
-    state: FinetuneState,
+    state: TrainingState,
     *,
+    first_layer: nn.Sequential | None = None,
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> FineTuned:
@@ -74,6 +76,7 @@ def fine_tune(
         targets: class of each, from 0, without gaps.
         choices: as of `filled_choices`.
         state: what is already done, and where it is kept.
+        first_layer: of a projection head, between the features and the classifier; it stays as it is.
         workers: processes that decode and augment; the result does not depend on them.
         progress: called with steps done.
 
@@ -81,7 +84,7 @@ def fine_tune(
         DataError: there are too few images or classes, or an image cannot be used.
         RunStoppedError: the loss is not finite.
     """
-    run = _Run(encoder, images, targets, choices, workers, progress or (lambda done, total: None))
+    run = _Run(encoder, images, targets, choices, workers, progress or (lambda done, total: None), first_layer)
     rates = sorted(choices.learning_rates)
     rows, held_out = np.arange(len(targets)), np.zeros(0, dtype=np.int64)
     if run.classes < 2:
@@ -90,15 +93,15 @@ def fine_tune(
         held_out = held_out_rows(targets, choices.held_out, choices.seed, "learning rate")
     kept = np.setdiff1d(rows, held_out)
     tried = replace(choices, epochs=choices.sweep_epochs, warmup_epochs=_warmup_of_sweep(choices))
-    trials = [_Training(rate, kept, tried) for rate in rates] if len(rates) > 1 else []
-    run.total = sum(each.steps for each in trials) + _Training(rates[0], rows, choices).steps
+    trials = [_Trial(rate, kept, tried) for rate in rates] if len(rates) > 1 else []
+    run.total = sum(each.steps for each in trials) + _Trial(rates[0], rows, choices).steps
     for trial in trials:
         if trial.learning_rate not in state.held_out_top1:
             state.finish_trial(trial.learning_rate, _score(run, trial, held_out, state))
         run.done += trial.steps
     top1 = state.held_out_top1
     best = max(rates, key=lambda rate: (top1.get(rate, 0.0), -rate))
-    final = _Training(best, rows, choices)
+    final = _Trial(best, rows, choices)
     return FineTuned(run.train(final, state), best, top1, len(held_out), final.steps)
 
 
@@ -107,7 +110,7 @@ def _warmup_of_sweep(choices: FinetuneChoices) -> float:
     return choices.warmup_epochs * choices.sweep_epochs / choices.epochs
 
 
-def _score(run: _Run, trial: _Training, held_out: Int64[np.ndarray, " h"], state: FinetuneState) -> float:
+def _score(run: _Run, trial: _Trial, held_out: Int64[np.ndarray, " h"], state: TrainingState) -> float:
     """Return the top-1 of a learning rate on the held-out images; of one that diverges 0."""
     try:
         model = run.train(trial, state)
@@ -117,7 +120,7 @@ def _score(run: _Run, trial: _Training, held_out: Int64[np.ndarray, " h"], state
     return 100.0 * float((ranked[:, 0] == run.targets[held_out]).mean())
 
 
-class _Training:
+class _Trial:
     """One training: a peak learning rate, the images, and the choices."""
 
     def __init__(self, learning_rate: float, rows: Int64[np.ndarray, " m"], choices: FinetuneChoices) -> None:
@@ -125,16 +128,16 @@ class _Training:
         if len(rows) < 2:
             raise DataError(f"{len(rows)} training images to train on: wanted two or more")
         self.learning_rate, self.rows, self.choices, self.epochs = learning_rate, rows, choices, choices.epochs
-        self.steps_per_epoch = len(plan_epoch(rows, choices, 0))
-        self.steps = self.epochs * self.steps_per_epoch
-        self.warmup_steps = round(choices.warmup_epochs * self.steps_per_epoch)
+        per_epoch = len(plan_epoch(rows, choices, 0))
+        self.steps = self.epochs * per_epoch
+        self.warmup_steps = round(choices.warmup_epochs * per_epoch)
 
 
-def learning_rate_at(step: int, steps: int, warmup_steps: int, peak: float) -> float:
-    """Return the classifier's learning rate at a step: a linear rise to `peak`, then half a cosine."""
+def learning_rate_at(step: int, steps: int, warmup_steps: int, peak: float, end: float = 1e-6) -> float:
+    """Return the classifier's learning rate at a step: a linear rise to `peak`, then half a cosine to `end`."""
     if step < warmup_steps:
-        return _END_RATE + (peak - _END_RATE) * step / warmup_steps
-    return cosine(peak, _END_RATE, (step - warmup_steps) / max(1, steps - warmup_steps))
+        return _FIRST_RATE + (peak - _FIRST_RATE) * step / warmup_steps
+    return cosine(peak, end, (step - warmup_steps) / max(1, steps - warmup_steps))
 
 
 @dataclass
@@ -145,6 +148,7 @@ class _Run:
     choices: FinetuneChoices
     workers: int
     report: ProgressCallback
+    first_layer: nn.Sequential | None
     done: int = 0
     total: int = 0
 
@@ -152,66 +156,45 @@ class _Run:
     def classes(self) -> int:
         return len(np.unique(self.targets))
 
-    def train(self, training: _Training, state: FinetuneState) -> nn.Module:
-        """Train to the end, from the last kept epoch; return what is tested."""
-        choices = training.choices
-        model = make_classifier(self.encoder, self.classes, choices)
-        optimizer = make_optimizer(model, choices)
-        average = ModelEmaV3(model, decay=choices.ema) if choices.ema else None
-        parts = {"model": model, "optimizer": optimizer, **({} if average is None else {"average": average})}
+    def train(self, trial: _Trial, state: TrainingState) -> nn.Module:
+        """Train to the end, from the last kept state; return what is tested."""
+        choices = trial.choices
+        model = make_classifier(self.encoder, self.classes, choices, self.first_layer)
         augment = Augmentation(self.encoder.preprocess, choices)
         loss_of = _loss(choices, self.classes)
-        name = f"{training.learning_rate}, {training.epochs} epochs of {len(training.rows)}"
-        for epoch in range(state.restore(name, parts), training.epochs):
-            loss = self._epoch(training, epoch, model, optimizer, average, augment, loss_of)
-            if not np.isfinite(loss):
-                raise RunStoppedError(
-                    f"the loss is not finite in epoch {epoch + 1} at `learning_rates={training.learning_rate:g}`: "
-                    "lower it"
-                )
-            state.keep(name, epoch + 1, parts)
-        return model if average is None else average.module
+        peak = trial.learning_rate * choices.batch_size / _REFERENCE_BATCH
+        end = min(choices.end_rate, peak)
+        copies = np.arange(len(self.images) * choices.repeats) % len(self.images)
+        images = Subset(self.images, copies) if choices.repeats > 1 else self.images
 
-    def _epoch(
-        self,
-        training: _Training,
-        epoch: int,
-        model: Classifier,
-        optimizer: torch.optim.Optimizer,
-        average: ModelEmaV3 | None,
-        augment: Augmentation,
-        loss_of: Callable[[Tensor, Tensor, Classifier], Tensor],
-    ) -> float:
-        """Train for an epoch; return the mean loss."""
-        choices = training.choices
-        key = (choices.seed, epoch)
-        device = model.head.weight.device
-        peak = training.learning_rate * choices.batch_size / _REFERENCE_BATCH
-        batches = load_batches(
-            self.images,
-            plan_epoch(training.rows, choices, "order", *key),
-            lambda pixels, row: augment(pixels, "image", *key, row),
-            top_value=self.encoder.preprocess.top_value,
-            workers=self.workers,
+        def load(plan: Plan, epoch: int) -> Iterator[tuple[Any, Int64[np.ndarray, " _"]]]:
+            return load_batches(
+                images,
+                plan,
+                lambda pixels, row: augment(pixels, "image", choices.seed, epoch, row),
+                top_value=self.encoder.preprocess.top_value,
+                workers=self.workers,
+            )
+
+        def loss(pixels: Tensor, rows: Int64[np.ndarray, " b"], epoch: int, number: int) -> Tensor:
+            device = next(model.parameters()).device
+            target = torch.from_numpy(self.targets[copies[rows]]).to(device)
+            with seeded("step", choices.seed, epoch, number):  # what mixes, and stochastic depth
+                return loss_of(pixels.to(device, memory_format=torch.channels_last), target, model)
+
+        training = Training(
+            f"{trial.learning_rate}, {trial.epochs} epochs of {len(trial.rows)}",
+            model,
+            make_optimizer(model, choices),
+            trial.steps,
+            lambda epoch: plan_epoch(trial.rows, choices, "order", choices.seed, epoch, images=len(self.images)),
+            load,
+            loss,
+            lambda step: learning_rate_at(step, trial.steps, trial.warmup_steps, peak, end),
+            f"learning_rates={trial.learning_rate:g}",
+            ModelEmaV3(model, decay=choices.ema) if choices.ema else None,
         )
-        model.train()
-        losses = torch.zeros((), device=device)
-        for number, (pixels, rows) in enumerate(batches):
-            step = epoch * training.steps_per_epoch + number
-            rate = learning_rate_at(step, training.steps, training.warmup_steps, peak)
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group["lr_scale"]
-            target = torch.from_numpy(self.targets[rows]).to(device)
-            with seeded("step", *key, number):  # what mixes, and stochastic depth
-                loss = loss_of(pixels.to(device, memory_format=torch.channels_last), target, model)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if average is not None:
-                average.update(model)
-            losses += loss.detach()
-            self.report(self.done + step + 1, self.total)
-        return float(losses) / training.steps_per_epoch
+        return train(training, state, lambda done, _: self.report(self.done + done, self.total))
 
 
 def _loss(choices: FinetuneChoices, classes: int) -> Callable[[Tensor, Tensor, Classifier], Tensor]:
@@ -234,7 +217,6 @@ def _loss(choices: FinetuneChoices, classes: int) -> Callable[[Tensor, Tensor, C
     return loss_of
 
 
-@torch.inference_mode()
 def rank_classes(
     model: nn.Module,
     encoder: Encoder,
@@ -245,7 +227,7 @@ def rank_classes(
     batch_size: int = 64,
     progress: ProgressCallback | None = None,
 ) -> Int64[np.ndarray, "q five"]:
-    """Return the five most likely classes of images, or as many as there are, best first.
+    """Return the five most likely classes of images, or as many as there are, best first; ranks share the images.
 
     Args:
         model: images to scores.
@@ -254,24 +236,26 @@ def rank_classes(
         rows: which of them.
         workers: as of `fine_tune`.
         batch_size: images of a forward pass.
-        progress: called with images done.
+        progress: called with images done, of this rank.
     """
     model.eval()
-    device = next(model.parameters()).device
-    preprocess = encoder.preprocess
-    ranked = []
-    batches = load_batches(
-        images,
-        [rows[batch] for batch in plan_in_order(len(rows), batch_size)],
-        lambda pixels, row: preprocess.normalize(torch.from_numpy(preprocess.apply(pixels)).unsqueeze(0))[0],
-        top_value=preprocess.top_value,
-        workers=workers,
-    )
-    done = 0
-    for pixels, batch in batches:
-        scores = model(pixels.to(device, memory_format=torch.channels_last)).float()
-        ranked.append(scores.argsort(dim=1, descending=True, stable=True)[:, :5].cpu())
-        done += len(batch)
-        if progress is not None:
-            progress(done, len(rows))
-    return torch.cat(ranked).numpy()
+    device, preprocess = next(model.parameters()).device, encoder.preprocess
+
+    @torch.inference_mode()
+    def ranked(own: Int64[np.ndarray, " m"]) -> list[Int64[np.ndarray, " five"]]:
+        found: list[Int64[np.ndarray, " five"]] = []
+        batches = load_batches(
+            images,
+            [rows[own[batch]] for batch in plan_in_order(len(own), batch_size)],
+            lambda pixels, row: preprocess.normalize(torch.from_numpy(preprocess.apply(pixels)).unsqueeze(0))[0],
+            top_value=preprocess.top_value,
+            workers=workers,
+        )
+        for pixels, _ in batches:
+            scores = model(pixels.to(device, memory_format=torch.channels_last)).float()
+            found += list(scores.argsort(dim=1, descending=True, stable=True)[:, :5].cpu().numpy())
+            if progress is not None:
+                progress(len(found), len(own))
+        return found
+
+    return np.stack(score_together(len(rows), ranked))

@@ -1,15 +1,16 @@
 """What can be chosen about fine-tuning, apart from it: commands show these before torch is loaded.
 
-BEiT's recipe (arXiv 2106.08254) as iBOT's `classification_layer_decay` and its README run it on ImageNet.
+BEiT's recipe (arXiv 2106.08254) as iBOT's `classification_layer_decay` and its README run it on ImageNet; DeiT's as
+iBOT's `eval_cls.py`, `semi_supervised/eval_cls.py` and `run.sh` run it on smaller sets and on few labels.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.training_choices import BELOW_ONE, Bounds, check_choices, fill_choices
 
 __all__ = ["LEARNING_RATES", "QUICK", "QUICK_SIZE", "FinetuneChoices"]
 
@@ -28,6 +29,19 @@ QUICK: dict[str, Any] = {
 """A short training: few steps need a higher rate, and strong augmentation needs many."""
 
 
+DEIT: dict[str, Any] = {
+    "learning_rates": (1.5e-5,),
+    "epochs": 1000,
+    "warmup_epochs": 5.0,
+    "batch_size": 768,
+    "layer_decay": 1.0,
+    "drop_path": 0.1,
+    "end_rate": 1e-5,
+    "repeats": 3,
+}
+"""What differs from BEiT's recipe; the learning rate is 7.5e-6 at a batch of 512 there."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What depends on the size of a ViT."""
@@ -40,6 +54,22 @@ class Recipe:
 
 RECIPES = {"S": Recipe(200, 20, 0.75, 0.1), "B": Recipe(100, 20, 0.65, 0.2), "L": Recipe(50, 5, 0.75, 0.4)}
 """By the size of the ViT; other networks take that of S."""
+_BOUNDS: Bounds = {
+    "epochs": (1, 10**6),
+    "sweep_epochs": (1, 10**6),
+    "warmup_epochs": (0, 10**6),
+    "batch_size": (2, 10**6),
+    "mixup": (0, 100),
+    "cutmix": (0, 100),
+    "smoothing": (0, BELOW_ONE),
+    "randaugment": (0, 10),
+    "erasing": (0, 1),
+    "min_crop": (0.001, 1),
+    "ema": (0, BELOW_ONE),
+    "end_rate": (0, 10),
+    "repeats": (1, 100),
+    "held_out": (1e-6, BELOW_ONE),
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +82,8 @@ class FinetuneChoices:
     """Passes over the training images."""
     sweep_epochs: int | None = None
     """Passes for each learning rate that is tried; None: a tenth of `epochs`, at least one."""
+    end_rate: float = 1e-6
+    """Where the cosine of the classifier's learning rate ends; at most the peak."""
     warmup_epochs: float | None = None
     """Passes in which the rate rises linearly from 1e-6; None: the recipe's share of `epochs`."""
     batch_size: int = 128
@@ -81,6 +113,10 @@ class FinetuneChoices:
     """Decay of a moving average of the weights, which is then what is tested; 0: none, as in the recipe."""
     precision: str = "fp32"
     """`fp32`, or `bf16` (autocast)."""
+    repeats: int = 1
+    """Differently augmented copies of an image in a batch; an epoch then has so many times fewer images."""
+    head_layer: str = "none"
+    """`none`: the classifier is on the encoder's features; `first`: on the first layer of the run's projection head."""
     held_out: float = 0.1
     """Share of each class's training images that chooses the learning rate; the last training uses all."""
     seed: int = 0
@@ -100,58 +136,31 @@ class FinetuneChoices:
         rates = self.learning_rates
         if not rates or not all(0 < rate <= 10 for rate in rates) or len(set(rates)) < len(rates):
             raise ConfigError(f"`learning_rates={list(rates)}`: wanted different ones, each above 0 and at most 10")
-        for name in ("epochs", "sweep_epochs"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= 10**6:
-                raise ConfigError(f"`{name}={value}`: wanted 1 to 1,000,000")
-        _within("warmup_epochs", self.warmup_epochs, 0.0, 1e6)
+        check_choices(self, _BOUNDS, head_layer=("none", "first"))
         if self.warmup_epochs is not None and self.epochs is not None and self.warmup_epochs > self.epochs:
             raise ConfigError(f"`warmup_epochs={self.warmup_epochs:g}`: wanted at most the {self.epochs} epochs")
-        if not 2 <= self.batch_size <= 10**6 or (self.mixes and self.batch_size % 2):
-            raise ConfigError(f"`batch_size={self.batch_size}`: wanted 2 or more, an even number with mixup or cutmix")
-        for name, highest in (("mixup", 100.0), ("cutmix", 100.0), ("weight_decay", 100.0)):
-            _within(name, getattr(self, name), 0.0, highest)
-        if not 0 <= self.randaugment <= 10:
-            raise ConfigError(f"`randaugment={self.randaugment}`: wanted 0 to 10")
-        for name in ("drop_path", "smoothing", "ema"):
-            _within(name, getattr(self, name), 0.0, math.nextafter(1, 0))
-        for name in ("erasing", "flip"):
-            _within(name, getattr(self, name), 0.0, 1.0)
-        for name in ("layer_decay", "min_crop"):
-            _within(name, getattr(self, name), 0.001, 1.0)
-        if not 0 < self.held_out < 1:
-            raise ConfigError(f"`held_out={self.held_out}`: wanted a share between 0 and 1")
-        if self.precision not in ("fp32", "bf16"):
-            raise ConfigError(f"`precision={self.precision}`: wanted fp32 or bf16")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"`seed={self.seed}`: wanted 0 or more and below 2^63")
+        if self.mixes and self.batch_size % 2:
+            raise ConfigError(f"`batch_size={self.batch_size}`: wanted an even number with mixup or cutmix")
 
     def filled(self, size: str, *, has_layers: bool, has_drop_path: bool) -> FinetuneChoices:
         """Return the same with nothing left to a recipe.
 
         Args:
             size: of `RECIPES`.
-            has_layers: whether the network's layers are known; else all have one learning rate by default.
-            has_drop_path: whether stochastic depth can be set; else it is 0 by default.
+            has_layers: see `fill_choices`.
+            has_drop_path: see `fill_choices`.
         """
         recipe = RECIPES[size]
         epochs = recipe.epochs if self.epochs is None else self.epochs
-        sweep, warmup = self.sweep_epochs, self.warmup_epochs
-        decay, drop_path = self.layer_decay, self.drop_path
-        filled = replace(
+        filled = fill_choices(
             self,
+            has_layers,
+            has_drop_path,
             epochs=epochs,
-            sweep_epochs=max(1, epochs // 10) if sweep is None else sweep,
-            warmup_epochs=epochs * recipe.warmup_epochs / recipe.epochs if warmup is None else warmup,
-            layer_decay=(recipe.layer_decay if has_layers else 1.0) if decay is None else decay,
-            drop_path=(recipe.drop_path if has_drop_path else 0.0) if drop_path is None else drop_path,
+            sweep_epochs=max(1, epochs // 10),
+            warmup_epochs=epochs * recipe.warmup_epochs / recipe.epochs,
+            layer_decay=recipe.layer_decay,
+            drop_path=recipe.drop_path,
         )
         filled.check()
         return filled
-
-
-def _within(name: str, value: float | None, lowest: float, highest: float) -> None:
-    if value is not None and not lowest <= value <= highest:
-        raise ConfigError(
-            f"`{name}={value}`: wanted {lowest:g} to {'below 1' if 0.99 < highest < 1 else f'{highest:g}'}"
-        )

@@ -1,11 +1,14 @@
 """Train a segmenter on random crops, and test it by sliding windows.
 
-Every step is a pure function of the choices and its number, as in fine-tuning. Tokens are computed for one batch or
+Tokens are computed for one batch or
 window at a time; of an image that is tested there are in memory its scores at the size of the network's input, and
 those of a few classes at its own size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +16,17 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sop_faiss.errors import DataError, RunStoppedError
-from sop_faiss.evaluate.finetune_data import load_batches, plan_batches, plan_in_order, seeded
-from sop_faiss.evaluate.finetune_state import FinetuneState
+from sop_faiss.distributed import average
+from sop_faiss.errors import DataError
 from sop_faiss.evaluate.segment_choices import SegmentChoices
 from sop_faiss.evaluate.segment_data import training_crop, whole_input
 from sop_faiss.evaluate.segment_model import make_segmenter, make_segmenter_optimizer
 from sop_faiss.evaluate.segment_score import VOID, count_areas
 from sop_faiss.evaluate.segment_set import SegmentSet
+from sop_faiss.evaluate.training import Training, train
+from sop_faiss.evaluate.training_batches import Plan, load_batches, plan_batches, plan_in_order, seeded
+from sop_faiss.evaluate.training_ranks import score_together
+from sop_faiss.evaluate.training_state import TrainingState
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
@@ -41,7 +47,7 @@ def train_segmenter(
     encoder: Encoder,
     scenes: SegmentSet,
     choices: SegmentChoices,
-    state: FinetuneState,
+    state: TrainingState,
     *,
     workers: int = 0,
     progress: ProgressCallback | None = None,
@@ -62,41 +68,38 @@ def train_segmenter(
         RunStoppedError: the loss is not finite.
     """
     model = make_segmenter(encoder, len(scenes.classes.names), choices)
-    optimizer = make_segmenter_optimizer(model, choices)
-    parts = {"model": model, "optimizer": optimizer}
     rows = np.arange(len(scenes.masks))
     if len(rows) < 2:
         raise DataError(f"{scenes.images.description} has one image: wanted two or more to train on")
     per_epoch = len(plan_batches(rows, choices.batch_size, 0))
-    for epoch in range(state.restore("", parts), -(-choices.steps // per_epoch)):
-        key, first = (choices.seed, epoch), epoch * per_epoch
-        batches = load_batches(
+
+    def load(plan: Plan, epoch: int) -> Iterator[Any]:
+        return load_batches(
             scenes.images,
-            plan_batches(rows, choices.batch_size, "order", *key)[: choices.steps - first],
-            lambda pixels, row, key=key: training_crop(  # type: ignore[misc]
-                pixels, scenes.read_mask(row), encoder.preprocess, choices, "image", *key, row
+            plan,
+            lambda pixels, row: training_crop(
+                pixels, scenes.read_mask(row), encoder.preprocess, choices, "image", choices.seed, epoch, row
             ),
             top_value=encoder.preprocess.top_value,
             workers=workers,
         )
-        model.train()
-        for step, (crops, _) in enumerate(batches, first):
-            with seeded("step", *key, step):  # dropout and stochastic depth
-                loss = _loss(model, crops, choices)
-            if not bool(torch.isfinite(loss)):
-                raise RunStoppedError(
-                    f"the loss is not finite at step {step + 1}, `learning_rate={choices.learning_rate:g}`: lower it, "
-                    "if the encoder's weights are sound"
-                )
-            for group in optimizer.param_groups:
-                group["lr"] = segmentation_rate_at(step, choices) * group["lr_scale"]
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if progress is not None:
-                progress(step + 1, choices.steps)
-        state.keep("", epoch + 1, parts)
-    return model
+
+    def loss(crops: Tensor, _: Any, epoch: int, number: int) -> Tensor:
+        with seeded("step", choices.seed, epoch, epoch * per_epoch + number):  # dropout and stochastic depth
+            return _loss(model, crops, choices)
+
+    training = Training(
+        "",
+        model,
+        make_segmenter_optimizer(model, choices),
+        choices.steps,
+        lambda epoch: plan_batches(rows, choices.batch_size, "order", choices.seed, epoch),
+        load,
+        loss,
+        lambda step: segmentation_rate_at(step, choices),
+        f"learning_rate={choices.learning_rate:g}",
+    )
+    return train(training, state, progress)
 
 
 def _loss(model: nn.Module, crops: Float[Tensor, "b 4 h w"], choices: SegmentChoices) -> Float[Tensor, ""]:
@@ -106,7 +109,7 @@ def _loss(model: nn.Module, crops: Float[Tensor, "b 4 h w"], choices: SegmentCho
     images = crops[:, :3].contiguous(memory_format=torch.channels_last)
     with torch.autocast(images.device.type, torch.bfloat16, enabled=choices.precision == "bf16"):
         maps = model(images)
-    annotated = (truth != VOID).sum().clamp(min=1)
+    annotated = average((truth != VOID).sum().float()).clamp(min=1)  # in the mean rank
     losses = []
     for weight, scores in zip((1.0, choices.auxiliary), maps, strict=False):
         large = functional.interpolate(scores.float(), size=truth.shape[1:], mode="bilinear", align_corners=False)
@@ -123,7 +126,7 @@ def measure_areas(
     workers: int = 0,
     progress: ProgressCallback | None = None,
 ) -> Int64[np.ndarray, "n 3 c"]:
-    """Return the areas of `count_areas` for each image.
+    """Return the areas of `count_areas` for each image; ranks share the images.
 
     Args:
         model: as of `train_segmenter`.
@@ -131,27 +134,31 @@ def measure_areas(
         scenes: test images and masks.
         choices: as of `train_segmenter`.
         workers: processes that decode.
-        progress: called with images done.
+        progress: called with images done, of this rank.
 
     Raises:
         DataError: an image or mask cannot be used.
     """
     model.eval()
-    batches = load_batches(
-        scenes.images,
-        plan_in_order(len(scenes.masks), 1),
-        lambda pixels, row: whole_input(pixels, encoder.preprocess, choices.size),
-        top_value=encoder.preprocess.top_value,
-        workers=workers,
-    )
-    areas = []
-    for row, (images, _) in enumerate(batches):
-        truth = scenes.read_mask(row)
-        found = find_classes(model, images, truth.shape, choices)
-        areas.append(count_areas(found, truth, len(scenes.classes.names)))
-        if progress is not None:
-            progress(row + 1, len(scenes.masks))
-    return np.stack(areas)
+
+    def measured(own: Int64[np.ndarray, " m"]) -> list[Int64[np.ndarray, "3 c"]]:
+        areas: list[Int64[np.ndarray, "3 c"]] = []
+        batches = load_batches(
+            scenes.images,
+            [own[batch] for batch in plan_in_order(len(own), 1)],
+            lambda pixels, row: whole_input(pixels, encoder.preprocess, choices.size),
+            top_value=encoder.preprocess.top_value,
+            workers=workers,
+        )
+        for (images, _), row in zip(batches, own.tolist(), strict=True):
+            truth = scenes.read_mask(row)
+            found = find_classes(model, images, truth.shape, choices)
+            areas.append(count_areas(found, truth, len(scenes.classes.names)))
+            if progress is not None:
+                progress(len(areas), len(own))
+        return areas
+
+    return np.stack(score_together(len(scenes.masks), measured))
 
 
 @torch.inference_mode()

@@ -5,10 +5,11 @@ iBOT's configs on ADE20K and its README, which go back to BEiT's; the linear hea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sop_faiss.errors import ConfigError
+from sop_faiss.evaluate.training_choices import Bounds, check_choices, fill_choices
 
 __all__ = ["HEADS", "QUICK", "RECIPES", "SegmentChoices"]
 
@@ -40,6 +41,19 @@ class Recipe(NamedTuple):
 RECIPES = {"S": Recipe(3e-5, 0.9, 0.1), "B": Recipe(8e-5, 0.65, 0.1), "L": Recipe(2e-5, 0.95, 0.2)}
 """Of `upernet`, by the size of the ViT; other networks take that of S."""
 _LINEAR_RATE = 8e-4
+_BOUNDS: Bounds = {
+    "size": (8, 4096),
+    "steps": (1, 10**9),
+    "warmup_steps": (0, 10**9),
+    "batch_size": (2, 10**5),
+    "learning_rate": (1e-9, 100),
+    "channels": (8, 8192),
+    "auxiliary": (0, 100),
+    "min_scale": (0.1, 10),
+    "max_scale": (0.1, 10),
+    "distort": (0, 1),
+    "stride": (1, 256),
+}
 _UPERNET_ALONE = ("layer_decay", "drop_path", "channels", "auxiliary")
 
 
@@ -105,21 +119,11 @@ class SegmentChoices:
                 raise ConfigError(f"`{name}` does not apply to `head={self.head}`: leave it out")
         if self.blocks not in (1, 4) or (self.blocks == 4 and self.stride is not None):
             raise ConfigError(f"`blocks={self.blocks}`: wanted 1, or 4 of a ViT and no `stride`")
-        bounds: dict[str, tuple[float, float]] = {"size": (8, 4096), "steps": (1, 10**9), "warmup_steps": (0, 10**9)}
-        bounds |= {"batch_size": (2, 10**5), "weight_decay": (0, 100), "layer_decay": (0.001, 1), "channels": (8, 8192)}
-        bounds |= {"auxiliary": (0, 100), "min_scale": (0.1, 10), "max_scale": (0.1, 10), "stride": (1, 256)}
-        bounds |= {"drop_path": (0, 0.99), "flip": (0, 1), "distort": (0, 1), "seed": (0, 2**63 - 1)}
-        bounds |= {"learning_rate": (1e-9, 100)}
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"`{name}={value}`: wanted {low:g} to {high:g}")
+        check_choices(self, _BOUNDS)
         if self.warmup_steps is not None and self.warmup_steps > self.steps:
             raise ConfigError(f"`warmup_steps={self.warmup_steps}`: wanted at most the {self.steps} steps")
         if self.min_scale > self.max_scale:
             raise ConfigError(f"`min_scale={self.min_scale:g}`: wanted at most `max_scale={self.max_scale:g}`")
-        if self.precision not in ("fp32", "bf16"):
-            raise ConfigError(f"`precision={self.precision}`: wanted fp32 or bf16")
 
     def filled(self, size: str, width: int | None, *, has_layers: bool, has_drop_path: bool) -> SegmentChoices:
         """Return the same with nothing left to a recipe.
@@ -127,12 +131,11 @@ class SegmentChoices:
         Args:
             size: of `RECIPES`.
             width: of a ViT; None: another network.
-            has_layers: whether the network's layers are known; else all have one learning rate by default.
-            has_drop_path: whether stochastic depth can be set; else it is 0 by default.
+            has_layers: see `fill_choices`.
+            has_drop_path: see `fill_choices`.
         """
         given: dict[str, Any] = {"warmup_steps": round(self.steps * _WARMUP_SHARE), "learning_rate": _LINEAR_RATE}
         if self.head == "upernet":
             rate, decay, drop_path = RECIPES[size]
-            given |= {"learning_rate": rate, "layer_decay": decay if has_layers else 1.0, "channels": width or 512}
-            given["drop_path"] = drop_path if has_drop_path else 0.0
-        return replace(self, **{name: value for name, value in given.items() if getattr(self, name) is None})
+            given |= {"learning_rate": rate, "layer_decay": decay, "drop_path": drop_path, "channels": width or 512}
+        return fill_choices(self, has_layers, has_drop_path, **given)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.finetune_model import (
+from sop_faiss.evaluate.segment_choices import SegmentChoices
+from sop_faiss.evaluate.training_layers import (
     head_groups,
     optimizer_of,
     require_layers,
@@ -18,7 +19,6 @@ from sop_faiss.evaluate.finetune_model import (
     size_of_recipe,
     trunk_of,
 )
-from sop_faiss.evaluate.segment_choices import SegmentChoices
 from sop_faiss.model.encoders.dense import DenseEncoder
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.pyramid import STRIDES, Pyramid, blocks_of_maps

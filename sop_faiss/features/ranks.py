@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float32
 
 from sop_faiss import distributed
-from sop_faiss.errors import SopError
 
 __all__ = ["gather_extracted", "share_of_rank"]
 
@@ -36,15 +35,7 @@ def gather_extracted(extract: Callable[[], Rows], dropped: list[dict[str, Any]],
     """
     if distributed.world_size() == 1:
         return extract()
-    rows: Rows = {}
-    failed: SopError | None = None
-    try:
-        rows = extract()
-    except SopError as error:
-        failed = error
-    failures = [error for error in distributed.gather_objects(failed) if error is not None]
-    if failures:
-        raise failures[0]
+    rows = distributed.on_all_ranks(extract)
     everything = _gathered(rows)
     all_dropped, all_reasons = distributed.gather_objects(list(dropped)), distributed.gather_objects(Counter(reasons))
     dropped[:] = [image for of_rank in all_dropped for image in of_rank]

@@ -14,8 +14,8 @@ from sop_faiss.evaluate.coco_set import CocoSet, open_coco
 from sop_faiss.evaluate.detect import find_instances, rows_to_train_on, train_detector
 from sop_faiss.evaluate.detect_choices import DetectChoices
 from sop_faiss.evaluate.detect_model import filled_detect_choices, make_detector
-from sop_faiss.evaluate.finetune_data import require_one_process
-from sop_faiss.evaluate.finetune_state import open_state
+from sop_faiss.evaluate.training_batches import check_workers
+from sop_faiss.evaluate.training_state import open_state
 from sop_faiss.files import sha256_file
 from sop_faiss.model.encoders.dense import require_dense
 from sop_faiss.model.encoders.load import encoder_of_spec
@@ -64,7 +64,7 @@ def evaluate_detection(
     require_dense(encoder, "detection, where maps of the image are used")
     if options.test_split not in ("val", "train"):
         raise ConfigError(f"`test_split={options.test_split}`: wanted val or train")
-    require_one_process("detection", options.workers)
+    check_workers(options.workers)
     coco_library()
     train, test = _open_sets(data, options)
     network = encoder_of_spec(replace(encoder, size=None)).eval()

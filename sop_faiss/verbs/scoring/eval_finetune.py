@@ -7,24 +7,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.classifier import top_metrics
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.finetune import fine_tune, rank_classes
 from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_data import check_readable, require_one_process
-from sop_faiss.evaluate.finetune_model import filled_choices
-from sop_faiss.evaluate.finetune_state import digest_of_images, open_state
+from sop_faiss.evaluate.finetune_model import filled_choices, first_layer_of
 from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.labeled_sets import open_labeled_images
+from sop_faiss.evaluate.labeled_sets import LabeledImages, open_labeled_images
+from sop_faiss.evaluate.training_batches import check_readable, check_workers
+from sop_faiss.evaluate.training_state import digest_of_images, open_state
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.progress import ProgressCallback
+from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["FinetuneOptions", "evaluate_finetune"]
+__all__ = ["FinetuneOptions", "evaluate_finetune", "tune_and_test"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ def evaluate_finetune(
     encoder: EncoderSpec,
     options: FinetuneOptions | None = None,
     *,
-    progress: ProgressCallback | None = None,
-    testing_progress: ProgressCallback | None = None,
+    stage: Stage = silent_stage,
 ) -> ClassifierResult:
     """Fine-tune an encoder with a linear classifier, and test it once, after the last epoch.
 
@@ -57,8 +57,7 @@ def evaluate_finetune(
         test: as `train`.
         encoder: where training starts.
         options: the recipe and the like.
-        progress: called with training steps done.
-        testing_progress: called with test images done.
+        stage: announces each stage of the work.
 
     Raises:
         ConfigError: a choice is impossible, or `out` has a fine-tuning by other choices.
@@ -66,11 +65,36 @@ def evaluate_finetune(
         SopError: as of `open_labeled_images`, `encoder_of_spec`, `open_state` and `fine_tune`.
     """
     options = options or FinetuneOptions()
-    started = time.perf_counter()
     options.choices.check()
-    require_one_process("fine-tuning", options.workers)
+    check_workers(options.workers)
     sets = open_labeled_images(train, test, "fine-tuning", options.part)
     network = encoder_of_spec(encoder)
+    first_layer = first_layer_of(encoder, network) if options.choices.head_layer == "first" else None
+    return tune_and_test(sets, network, options, "finetune", test, first_layer=first_layer, stage=stage)
+
+
+def tune_and_test(
+    sets: LabeledImages,
+    network: Encoder,
+    options: FinetuneOptions,
+    task: str,
+    dataset: str,
+    *,
+    first_layer: nn.Sequential | None = None,
+    stage: Stage = silent_stage,
+) -> ClassifierResult:
+    """Fine-tune an encoder that is there on sets that are open, and test it once; errors as of `evaluate_finetune`.
+
+    Args:
+        sets: labeled images.
+        network: where training starts; it stays as it is.
+        options: the recipe and the like.
+        task: the command after `sop-eval`.
+        dataset: what it is measured on, as the user named it.
+        first_layer: of a projection head, between the features and the classifier.
+        stage: announces each stage of the work.
+    """
+    started = time.perf_counter()
     _require_plain(network)
     choices = filled_choices(network, options.choices)
     check_readable(sets.test_images, top_value=network.preprocess.top_value, workers=options.workers)
@@ -82,17 +106,21 @@ def evaluate_finetune(
         "training images": digest_of_images(sets.train_images, sets.train_labels),
         **asdict(choices),
     }
-    with open_state(options.out, settings) as state:
+    workers, everything = options.workers, np.arange(len(sets.test_images))
+    with open_state(options.out, settings, task) as state, stage("training", "steps") as progress:
         tuned = fine_tune(
-            network, sets.train_images, targets, choices, state, workers=options.workers, progress=progress
+            network,
+            sets.train_images,
+            targets,
+            choices,
+            state,
+            first_layer=first_layer,
+            workers=workers,
+            progress=progress,
         )
-    everything = np.arange(len(sets.test_images))
-    ranked = classes[
-        rank_classes(
-            tuned.model, network, sets.test_images, everything, workers=options.workers, progress=testing_progress
-        )
-    ]
-    metrics = top_metrics(ranked, sets.test_labels, len(classes))
+    with stage("testing", "images") as progress:
+        numbers = rank_classes(tuned.model, network, sets.test_images, everything, workers=workers, progress=progress)
+    ranked = classes[numbers]
     protocol = {
         **asdict(choices),
         "learning_rates": list(choices.learning_rates),
@@ -105,10 +133,10 @@ def evaluate_finetune(
         "pooling": network.pooling,
     }
     return ClassifierResult(
-        command="sop-eval finetune",
-        dataset=test,
+        command=f"sop-eval {task}",
+        dataset=dataset,
         protocol=protocol,
-        metrics=metrics,
+        metrics=top_metrics(ranked, sets.test_labels, len(classes)),
         encoder={"name": network.name, "fingerprint": network.fingerprint},
         seconds=time.perf_counter() - started,
         confusion=count_confusions(sets.test_labels, ranked[:, 0], sets.class_names),

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64, UInt8
 
 from sop_faiss.bootstrap import bootstrap_interval
-from sop_faiss.distributed import decide, gather_objects, is_main, rank, world_size
+from sop_faiss.distributed import decide, gather_objects, is_main, on_all_ranks, rank, world_size
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.evaluate.propagation import TEMPERATURE
 from sop_faiss.evaluate.region_boundary import frame_statistics
@@ -149,16 +149,9 @@ def _scores_of_ranks(
     progress: ProgressCallback | None,
 ) -> Scores:
     """Share the sequences among the ranks; an error of one is raised on all."""
-    own: Scores = {}
-    failure: SopError | OSError | None = None
-    try:
-        own = _scores(videos[rank() :: world_size()], masks_of, progress if is_main() else None)
-    except (SopError, OSError) as error:
-        failure = error
+    own = on_all_ranks(lambda: _scores(videos[rank() :: world_size()], masks_of, progress if is_main() else None))
     together: Scores = {}
-    for scores, raised in gather_objects((own, failure)):
-        if raised is not None:
-            raise raised
+    for scores in gather_objects(own):
         together |= scores
     return {video.name: together[video.name] for video in videos}
 

@@ -1,4 +1,7 @@
-"""What is kept of a training after each epoch: one file, from which the same command continues."""
+"""What is kept of a training after each epoch and on a signal: one file, from which the same command continues.
+
+Of several ranks the first reads and writes it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import hashlib
 import pickle
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +20,16 @@ import torch
 from jaxtyping import Int64
 
 from sop_faiss.data.images.source import ImageSource
+from sop_faiss.distributed import decide, is_main
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_file, locked_directory, refuse_foreign
+from sop_faiss.train.stop import StopRequest
 
-__all__ = ["FinetuneState", "digest_of_images", "open_state"]
+__all__ = ["TrainingState", "digest_of_images", "open_state"]
 
 
 @dataclass
-class FinetuneState:
+class TrainingState:
     """Scores of the learning rates that were tried, and the training that is under way.
 
     Attributes:
@@ -42,10 +48,10 @@ class FinetuneState:
     @property
     def format(self) -> str:
         """What its file says that it is."""
-        return f"sop_faiss {self.task} 1"
+        return f"sop_faiss {self.task} 2"
 
     def restore(self, name: str, parts: Mapping[str, Any]) -> int:
-        """Fill a training's parts, if this is the training that is under way; return how many epochs are done.
+        """Fill a training's parts, if this is the training that is under way; return how many steps are done.
 
         Args:
             name: of the training.
@@ -60,23 +66,32 @@ class FinetuneState:
         try:
             for key, part in parts.items():
                 part.load_state_dict(kept["parts"][key])
-            return int(kept["epoch"])
+            return int(kept["steps"])
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{self.directory}: its state does not fit the network ({str(error).splitlines()[0]}): remove it"
             ) from None
 
-    def keep(self, name: str, epoch: int, parts: Mapping[str, Any]) -> None:
-        """Write the state after an epoch."""
-        if self.directory is not None:
+    def keep(self, name: str, steps: int, parts: Mapping[str, Any]) -> None:
+        """Write the state after so many steps of a training."""
+        if self.directory is not None and is_main():
             states = {key: part.state_dict() for key, part in parts.items()}
-            self._write({"name": name, "epoch": epoch, "parts": states})
+            self._write({"name": name, "steps": steps, "parts": states})
 
     def finish_trial(self, learning_rate: float, top1: float) -> None:
         """Write a learning rate's score."""
         self.held_out_top1[learning_rate] = top1
-        if self.directory is not None:
+        if self.directory is not None and is_main():
             self._write(None)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopRequest | None]:
+        """Handle the signals that ask to stop while a training is kept; yields None where it is not."""
+        if self.directory is None or threading.current_thread() is not threading.main_thread():
+            yield None
+            return
+        with StopRequest().listening() as stop:
+            yield stop
 
     def _write(self, training: dict[str, Any] | None) -> None:
         assert self.directory is not None
@@ -91,7 +106,7 @@ class FinetuneState:
 
 
 @contextlib.contextmanager
-def open_state(directory: Path | None, settings: dict[str, Any], task: str = "finetune") -> Iterator[FinetuneState]:
+def open_state(directory: Path | None, settings: dict[str, Any], task: str = "finetune") -> Iterator[TrainingState]:
     """Read what is done, or begin; no other process can change it meanwhile.
 
     Args:
@@ -104,18 +119,24 @@ def open_state(directory: Path | None, settings: dict[str, Any], task: str = "fi
         ConfigError: it is of other settings; the first is named.
         SopError: the directory has other files, or another process is changing it.
     """
-    state = FinetuneState(directory, settings, task=task)
+    state = TrainingState(directory, settings, task=task)
     if directory is None:
         yield state
         return
-    refuse_foreign(directory, re.compile(rf"\.?{re.escape(task)}\.pt.*"), f"the state of sop-eval {task}")
-    directory.mkdir(parents=True, exist_ok=True)
-    with locked_directory(directory):
-        _read(directory, state)
+    with contextlib.ExitStack() as stack:
+        decide(lambda: _open(directory, state, stack))
+        state.held_out_top1, state._training = decide(lambda: (state.held_out_top1, state._training))
         yield state
 
 
-def _read(directory: Path, state: FinetuneState) -> None:
+def _open(directory: Path, state: TrainingState, lock: contextlib.ExitStack) -> None:
+    refuse_foreign(directory, re.compile(rf"\.?{re.escape(state.task)}\.pt.*"), f"the state of sop-eval {state.task}")
+    directory.mkdir(parents=True, exist_ok=True)
+    lock.enter_context(locked_directory(directory))
+    _read(directory, state)
+
+
+def _read(directory: Path, state: TrainingState) -> None:
     """Fill a state from its file, if there is one."""
     file, settings = directory / f"{state.task}.pt", state.settings
     if not file.exists():
