@@ -389,8 +389,8 @@ def test_a_message_shows_no_option_that_the_command_lacks():
     for command in commands:
         own = {option for parameter in command.params for option in parameter.opts}
         with click.Context(command):
-            for message in messages:
-                shown = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", with_options(message)))
+            for message, spelled in zip(messages, with_options("\0".join(messages)).split("\0"), strict=True):
+                shown = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", spelled))
                 assert shown <= own | set(re.findall(r"--[a-z][a-z-]*", message)), message
 
 
