@@ -28,7 +28,7 @@ demo: setup
 	$(BIN)/python -m sop_faiss.cli.demo $(if $(IMAGES),--images "$(IMAGES)",) --out demo
 
 test: $(FOR_TEST) lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: $(FOR_TEST)
 	$(BIN)/python -m pytest -m slow
@@ -43,8 +43,8 @@ types: $(FOR_TEST)
 	@# mypy cannot see that cli/, configs/ and studies/ install below sop_faiss: show it the tree as it is installed
 	@rm -rf build/types && mkdir -p build/types/sop_faiss
 	@ln -s $(CURDIR)/sop_faiss/* build/types/sop_faiss/ && ln -s $(CURDIR)/cli $(CURDIR)/configs $(CURDIR)/studies build/types/sop_faiss/
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p sop_faiss
-	cd build/types && MYPYPATH=.:$(CURDIR)/benchmarks $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml $(CURDIR)/benchmarks/*.py
+	cd build/types && $(CURDIR)/$(BIN)/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml -p sop_faiss
+	cd build/types && MYPYPATH=.:$(CURDIR)/benchmarks $(CURDIR)/$(BIN)/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml $(CURDIR)/benchmarks/*.py
 
 clean:
 	rm -rf demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,7 +14,7 @@ from sop_faiss.cli.common import say_written
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.cli.tables import print_table
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ _FILE = NamedPath()
 
 max_bad_option = click.option(
     "--max-bad-fraction",
-    type=float,
     default=0.01,
-    show_default=True,
     help="Unusable images up to this share are dropped and counted; more is an error.",
 )
 
@@ -69,16 +67,14 @@ class ClassifierOutputs:
 
     def write(self, result: ClassifierResult, title: str) -> None:
         """Write them; `title` is above the image."""
-        if self.json_file is not None:
-            put_json(self.json_file, result.content())
+        put_json(self.json_file, result.content())
         if self.csv_file is not None:
             result.write_per_class(self.csv_file)
         if self.png_file is not None:
             from sop_faiss.report.confusion_figure import draw_confusion
 
             image = draw_confusion(result.confusion, title)
-            with atomic_file(self.png_file) as temporary:
-                temporary.write_bytes(image)
+            write_file(self.png_file, image)
 
     def say(self) -> None:
         """Report which were written."""

@@ -53,7 +53,7 @@ __all__ = [
     "with_options",
 ]
 
-CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 """Settings of every command."""
 
 EXIT_USER = 1

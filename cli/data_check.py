@@ -22,7 +22,7 @@ __all__ = ["check_command"]
 @click.command("check", short_help="Verify shards and every image in them.")
 @click.argument("shards", callback=refuse_empty)
 @click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
-@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Images with more pixels are bad.")
+@click.option("--max-pixels", default=MAX_PIXELS, help="Images with more pixels are bad.")
 @top_value_option
 @click.option("--duplicates", is_flag=True, help="Count images that are there twice; --json lists them.")
 @json_option
@@ -61,8 +61,7 @@ def check_command(
             find_duplicates=duplicates,
             progress=progress,
         )
-    if json_file is not None:
-        put_json(json_file, {"command": "sop-data check", **report.to_dict()})
+    put_json(json_file, {"command": "sop-data check", **report.to_dict()})
     if json_file != STDOUT:
         _print_report(report)
     say_written("JSON", json_file)

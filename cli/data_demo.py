@@ -21,7 +21,6 @@ __all__ = ["demo_command"]
     "name",
     type=click.Choice(["digits", "scenes"]),
     default="digits",
-    show_default=True,
     help="Scanned digits of 32 px, or cuttings of color photos, each photographed again several times, of 48 px.",
 )
 @run_command

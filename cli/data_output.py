@@ -17,6 +17,7 @@ SHOWN = 10
 top_value_option = click.option(
     "--top-value",
     default=0.0,
+    show_default=False,
     metavar="VALUE",
     help="White in grayscale of 16 bits or floats, such as 4095.  [default: what the file states, else 65535]",
 )

@@ -19,14 +19,12 @@ __all__ = ["pack_command"]
 @click.command("pack", short_help="Images into webdataset shards.")
 @click.argument("src", callback=refuse_empty)
 @click.argument("out", type=NamedPath())
-@click.option("--samples-per-shard", default=SAMPLES_PER_SHARD, show_default=True, help="Images per shard at most.")
+@click.option("--samples-per-shard", default=SAMPLES_PER_SHARD, help="Images per shard at most.")
 @click.option("--resize", type=int, metavar="PX", help="Shrink larger images to this shorter side.")
-@click.option("--name", default="photos", show_default=True, help="First part of the names of the shards.")
+@click.option("--name", default="photos", help="First part of the names of the shards.")
 @click.option("--workers", type=int, help="Threads.  [default: one per processor, 8 at most]")
-@click.option(
-    "--max-bad", default=1.0, show_default=True, metavar="SHARE", help="Fail above this share of bad images (0 to 1)."
-)
-@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Drop images with more pixels than this.")
+@click.option("--max-bad", default=1.0, metavar="SHARE", help="Fail above this share of bad images (0 to 1).")
+@click.option("--max-pixels", default=MAX_PIXELS, help="Drop images with more pixels than this.")
 @top_value_option
 @click.option("--drop-exact-duplicates", is_flag=True, help="Of images with the same bytes keep the first only.")
 @run_command

@@ -21,8 +21,8 @@ __all__ = ["preview_command"]
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--config", required=True, metavar="C", help="YAML file or packaged configuration: views and masks.")
 @click.option("--out", required=True, type=NamedPath(), metavar="FILE.png", help="The figure to write.")
-@click.option("--images", default=4, show_default=True, help="How many to draw.")
-@click.option("--epoch", default=0, show_default=True, help="Whose order, views and masks.")
+@click.option("--images", default=4, help="How many to draw.")
+@click.option("--epoch", default=0, help="Whose order, views and masks.")
 @click.option("--seed", type=int, help="In place of the configuration's train.seed.")
 @force_option
 @run_command

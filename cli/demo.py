@@ -8,14 +8,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import (
-    CONTEXT_SETTINGS,
-    EXIT_STOPPED,
-    log_to_stderr,
-    one_line,
-    progress_reporter,
-    run_command,
-)
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_STOPPED, log_to_stderr, one_line, progress_reporter, run_command
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
 
 __all__ = ["main"]
@@ -34,7 +27,6 @@ __all__ = ["main"]
     type=NamedPath(),
     metavar="DIR",
     default=Path("demo"),
-    show_default=True,
     help="Where the page, the run and the index go; an earlier demo there is replaced.",
 )
 @run_command

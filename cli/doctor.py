@@ -33,8 +33,7 @@ def main(json_file: Path | None, force: bool) -> None:
     check_outputs({"--json": json_file}, [], to_stdout=("--json",), force=force)
     click.echo("testing FAISS, some seconds per device ...", err=True)
     diagnosis = examine()
-    if json_file is not None:
-        put_json(json_file, diagnosis.to_dict())
+    put_json(json_file, diagnosis.to_dict())
     if json_file != STDOUT:
         click.echo(_text(diagnosis))
     say_written("JSON", json_file)

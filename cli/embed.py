@@ -36,9 +36,7 @@ from sop_faiss.verbs.output_paths import STDOUT
 )
 @batch_size_option
 @workers_option
-@click.option(
-    "--feature-dtype", default="float32", show_default=True, metavar="NAME", help="float32, or float16: half the size."
-)
+@click.option("--feature-dtype", default="float32", metavar="NAME", help="float32, or float16: half the size.")
 @click.option(
     "--whiten",
     metavar="SRC",
@@ -53,9 +51,7 @@ from sop_faiss.verbs.output_paths import STDOUT
 )
 @click.option(
     "--max-bad-fraction",
-    type=float,
     default=0.01,
-    show_default=True,
     help="Unusable images up to this share are dropped and listed; more is an error.",
 )
 @json_option
@@ -104,8 +100,7 @@ def main(
             leave_process_group()
     if int(os.environ.get("RANK", "0")) > 0:
         return
-    if json_file is not None:
-        put_json(json_file, done.measurement)
+    put_json(json_file, done.measurement)
     if json_file == STDOUT:
         return
     manifest, dropped = done.manifest, done.manifest["dropped"]

@@ -136,22 +136,12 @@ _OPTIONS = (
         metavar="DIR",
         help="A directory of features by the content of each image: those in it are not computed again.",
     ),
-    click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        metavar="NAME",
-        help="auto (CUDA if available), cpu, cuda or cuda:N.",
-    ),
+    click.option("--device", default="auto", metavar="NAME", help="auto (CUDA if available), cpu, cuda or cuda:N."),
 )
 _NAMES = tuple(EncoderSpec.__dataclass_fields__)
 
 batch_size_option = click.option(
-    "--batch-size",
-    type=int,
-    default=64,
-    show_default=True,
-    help="Images per forward pass on a GPU; on a CPU at most 8 at a time.",
+    "--batch-size", default=64, help="Images per forward pass on a GPU; on a CPU at most 8 at a time."
 )
 workers_option = click.option("--workers", type=int, help="Threads that decode.  [default: one per CPU, at most 8]")
 

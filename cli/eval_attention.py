@@ -9,7 +9,7 @@ import click
 from sop_faiss.cli.common import one_line, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
@@ -18,7 +18,7 @@ from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_fi
 @click.argument("src", metavar="SRC", callback=refuse_empty)
 @encoder_options
 @click.option("--out", required=True, type=NamedPath(), metavar="FILE.png", help="The figure.")
-@click.option("--limit", type=int, default=8, show_default=True, help="The most images, spread evenly over SRC.")
+@click.option("--limit", default=8, help="The most images, spread evenly over SRC.")
 @force_option
 @run_command
 def attention_command(src: str, encoder: EncoderSpec, out: Path, limit: int, force: bool) -> None:
@@ -39,8 +39,7 @@ def attention_command(src: str, encoder: EncoderSpec, out: Path, limit: int, for
     check_outputs({"--out": out}, [*source_files(src), *encoder_files(encoder)], figures=["--out"], force=force)
     with progress_reporter("looking", "images") as progress:
         looks = draw_looks(src, encoder, limit=limit, progress=progress)
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(looks.figure)
+    write_file(out, looks.figure)
     for reason in looks.unreadable:
         click.echo(one_line(f"left out: {reason}"), err=True)
     if not looks.has_attention:

@@ -72,8 +72,7 @@ def backgrounds_command(
         result = evaluate_backgrounds(data, train, encoder, options, progress=progress, fitting_progress=fitting)
     if not is_main:
         return
-    if json_file is not None:
-        put_json(json_file, result.content())
+    put_json(json_file, result.content())
     protocol, intervals = result.protocol, result.details["intervals"]
     if json_file != STDOUT:
         print_table(

@@ -11,7 +11,7 @@ from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.tables import print_table
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
@@ -21,15 +21,15 @@ from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, s
 @click.argument("other", metavar="[IMAGE2]", required=False, callback=refuse_empty)
 @encoder_options
 @click.option("--out", required=True, type=NamedPath(), metavar="FILE.png", help="The figure.")
-@click.option("--top", type=int, default=12, show_default=True, metavar="N", help="The most similar matches are drawn.")
+@click.option("--top", default=12, metavar="N", help="The most similar matches are drawn.")
 @click.option(
     "--stride",
     type=int,
     metavar="PIXELS",
     help="From token to token: of convolutional networks, which map is taken.  [default: the last]",
 )
-@click.option("--limit", type=int, default=50, show_default=True, help="The most images, spread evenly over SRC.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the views.")
+@click.option("--limit", default=50, help="The most images, spread evenly over SRC.")
+@click.option("--seed", default=0, help="Seed of the views.")
 @json_option
 @force_option
 @run_command
@@ -65,10 +65,8 @@ def correspondence_command(
     else:
         with progress_reporter("matching", "images") as progress:
             result, figure = match_views(src, encoder, options, progress=progress)
-    if json_file is not None:
-        put_json(json_file, result.content())
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(figure)
+    put_json(json_file, result.content())
+    write_file(out, figure)
     if json_file != STDOUT and other is not None:
         metrics = result.metrics
         click.echo(f"{metrics['matches']:,.0f} mutual matches, mean cosine {metrics['mean_cosine']:.3f}")

@@ -29,7 +29,6 @@ penalty_option = click.option(
     type=float,
     multiple=True,
     default=PENALTIES,
-    show_default=True,
     help="Weight of |W|^2 / 2 beside the mean loss; of several, held-out training images choose. May be repeated.",
 )
 """Give a click command `penalties: tuple[float, ...]`."""
@@ -39,16 +38,8 @@ penalty_option = click.option(
 @optional_encoder_options
 @labeled_sets_options
 @penalty_option
-@click.option(
-    "--iterations", type=int, default=_DEFAULTS.iterations, show_default=True, help="The most iterations of L-BFGS."
-)
-@click.option(
-    "--held-out",
-    type=float,
-    default=_DEFAULTS.held_out,
-    show_default=True,
-    help="Share of the training images that chooses the penalty.",
-)
+@click.option("--iterations", default=_DEFAULTS.iterations, help="The most iterations of L-BFGS.")
+@click.option("--held-out", default=_DEFAULTS.held_out, help="Share of the training images that chooses the penalty.")
 @labeled_part_options
 @batch_size_option
 @workers_option

@@ -11,7 +11,7 @@ from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, wor
 from sop_faiss.cli.index_output import max_bad_option
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
@@ -20,13 +20,11 @@ from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_fi
 @click.argument("sources", nargs=-1, required=True, metavar="SRC...")
 @optional_encoder_options
 @click.option("--out", required=True, type=NamedPath(), metavar="FILE.png", help="The figure.")
-@click.option("--method", default="tsne", show_default=True, metavar="NAME", help="tsne, pca, or umap (umap-learn).")
-@click.option(
-    "--perplexity", type=float, default=30.0, show_default=True, help="Of t-SNE; of UMAP the number of neighbors."
-)
-@click.option("--limit", type=int, default=2000, show_default=True, help="The most images, drawn from --seed.")
+@click.option("--method", default="tsne", metavar="NAME", help="tsne, pca, or umap (umap-learn).")
+@click.option("--perplexity", default=30.0, help="Of t-SNE; of UMAP the number of neighbors.")
+@click.option("--limit", default=2000, help="The most images, drawn from --seed.")
 @click.option("--show-images", is_flag=True, help="Draw the images in place of points.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the draw and of the method.")
+@click.option("--seed", default=0, help="Seed of the draw and of the method.")
 @batch_size_option
 @workers_option
 @max_bad_option
@@ -66,6 +64,5 @@ def map_command(
     options = MapOptions(method, perplexity, limit, show_images, seed, extraction)
     with progress_reporter("embedding", "images") as progress:
         figure = draw_map(sources, encoder, options, progress=progress)
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(figure)
+    write_file(out, figure)
     say_written("image", out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,9 +16,12 @@ from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.robustness_choices import GRIDS, QUICK, SHARES, RobustnessChoices
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
+
+if TYPE_CHECKING:
+    from sop_faiss.verbs.scoring.task_result import TaskResult
 
 _DEFAULTS = RobustnessChoices()
 
@@ -54,8 +57,8 @@ _DEFAULTS = RobustnessChoices()
     callback=refuse_empty,
     help="The encoder that says which patches are salient: lite0, a run, an export.  [default: the same]",
 )
-@click.option("--k", type=int, default=_DEFAULTS.k, show_default=True, help="Neighbors that vote.")
-@click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True, help="Of random patches and tiles.")
+@click.option("--k", default=_DEFAULTS.k, help="Neighbors that vote.")
+@click.option("--seed", default=_DEFAULTS.seed, help="Of random patches and tiles.")
 @click.option("--out", type=NamedPath(), metavar="FILE.png", help="Draw the curves.")
 @click.option(
     "--quick",
@@ -119,24 +122,26 @@ def robustness_command(
         )
     if not is_main:
         return
-    if json_file is not None:
-        put_json(json_file, result.content())
+    put_json(json_file, result.content())
     if out is not None and figure is not None:
-        with atomic_file(out) as temporary:
-            temporary.write_bytes(figure)
+        write_file(out, figure)
     if json_file != STDOUT:
-        protocol, intervals = result.protocol, result.details["intervals"]
-        print_table(
-            f"{result.encoder['name']}: {protocol['k']}-NN, {protocol['test_images']:,} test and "
-            f"{protocol['train_images']:,} training images, {protocol['classes']:,} classes; "
-            f"{protocol['patches']} x {protocol['patches']} patches, salient by {protocol['salient_by']}",
-            ["robustness", "top-1 %", "95 % interval"],
-            [
-                [name.replace("_", " "), f"{value:.2f}", "{:.2f} to {:.2f}".format(*intervals[name])]
-                for name, value in result.metrics.items()
-            ],
-        )
+        _print(result)
     if dropped := result.protocol["test_dropped"]:
         click.echo(f"{dropped:,} unusable test images were dropped", err=True)
     say_written("JSON", json_file)
     say_written("image", out)
+
+
+def _print(result: TaskResult) -> None:
+    protocol, intervals = result.protocol, result.details["intervals"]
+    print_table(
+        f"{result.encoder['name']}: {protocol['k']}-NN, {protocol['test_images']:,} test and "
+        f"{protocol['train_images']:,} training images, {protocol['classes']:,} classes; "
+        f"{protocol['patches']} x {protocol['patches']} patches, salient by {protocol['salient_by']}",
+        ["robustness", "top-1 %", "95 % interval"],
+        [
+            [name.replace("_", " "), f"{value:.2f}", "{:.2f} to {:.2f}".format(*intervals[name])]
+            for name, value in result.metrics.items()
+        ],
+    )

@@ -26,11 +26,9 @@ _DEFAULTS = ClusterChoices()
 @optional_encoder_options
 @labeled_sets_options
 @click.option("--clusters", type=int, metavar="N", help="Number of clusters.  [default: one for each class]")
-@click.option("--iterations", type=int, default=_DEFAULTS.iterations, show_default=True, help="Iterations of k-means.")
-@click.option(
-    "--restarts", type=int, default=_DEFAULTS.restarts, show_default=True, help="Starts of k-means; the best counts."
-)
-@click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True, help="Seed of the starts.")
+@click.option("--iterations", default=_DEFAULTS.iterations, help="Iterations of k-means.")
+@click.option("--restarts", default=_DEFAULTS.restarts, help="Starts of k-means; the best counts.")
+@click.option("--seed", default=_DEFAULTS.seed, help="Seed of the starts.")
 @batch_size_option
 @workers_option
 @max_bad_option
@@ -72,8 +70,7 @@ def unsupervised_command(
         result = evaluate_unsupervised(train, test, encoder, options, progress=progress)
     if not is_main:
         return
-    if json_file is not None:
-        put_json(json_file, result.content())
+    put_json(json_file, result.content())
     protocol = result.protocol
     if json_file != STDOUT:
         print_table(

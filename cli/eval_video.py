@@ -34,20 +34,10 @@ _HEADINGS = {
 @encoder_options
 @click.option("--data", required=True, type=NamedPath(), metavar="DIR", help="A folder laid out as DAVIS-2017.")
 @click.option(
-    "--frames",
-    type=int,
-    default=_DEFAULTS.frames,
-    show_default=True,
-    help="Frames before each one whose labels are propagated, beside the first.",
+    "--frames", default=_DEFAULTS.frames, help="Frames before each one whose labels are propagated, beside the first."
 )
-@click.option(
-    "--radius",
-    type=int,
-    default=_DEFAULTS.radius,
-    show_default=True,
-    help="Rows and columns of tokens from which labels come; 0: all.",
-)
-@click.option("--top", type=int, default=_DEFAULTS.top, show_default=True, help="Most similar tokens that count.")
+@click.option("--radius", default=_DEFAULTS.radius, help="Rows and columns of tokens from which labels come; 0: all.")
+@click.option("--top", default=_DEFAULTS.top, help="Most similar tokens that count.")
 @click.option(
     "--stride",
     type=int,
@@ -100,8 +90,7 @@ def video_command(
         result = evaluate_video(data, encoder, VideoOptions(choices, out), progress=progress)
     if not is_main:
         return
-    if json_file is not None:
-        put_json(json_file, result.content())
+    put_json(json_file, result.content())
     if json_file != STDOUT:
         protocol, details = result.protocol, result.details
         rows = {each["sequence"] + f" {each['object']}": each for each in details["per_object"]}

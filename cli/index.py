@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import (
-    CONTEXT_SETTINGS,
-    log_to_stderr,
-    one_line,
-    progress_reporter,
-    run_command,
-)
+from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_change import add_command, merge_command, remove_command
 from sop_faiss.cli.index_duplicates import duplicates_command
@@ -57,7 +51,6 @@ def main() -> None:
 @click.option(
     "--factory",
     default="auto",
-    show_default=True,
     metavar="F",
     help="Kind of index: auto (by number and memory), or a FAISS factory, as Flat (exact), IVF1024,SQ8 or HNSW32.",
 )
@@ -66,9 +59,7 @@ def main() -> None:
 )
 @click.option(
     "--recall",
-    type=float,
     default=0.95,
-    show_default=True,
     help="Share of the 10 nearest that a search must find; tuned and measured on images held out.",
 )
 @click.option(

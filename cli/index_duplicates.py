@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.index_output import for_stdout, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.files import write_file
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs
+
+if TYPE_CHECKING:
+    from sop_faiss.index.duplicates import DuplicateGroup
+    from sop_faiss.index.search import FeatureIndex
 
 __all__ = ["duplicates_command"]
 
@@ -23,9 +30,7 @@ _SHOWN_GROUPS, _SHOWN_KEYS = 20, 8
 @click.argument("index", type=_FOLDER)
 @click.option(
     "--threshold",
-    type=float,
     default=0.95,
-    show_default=True,
     metavar="COSINE",
     help="Similarity of a pair: with lite0 0.99 finds copies that were saved again, 0.95 also shots of one burst, and "
     "0.9 also smaller copies and other photos of the same thing.",
@@ -60,12 +65,7 @@ def duplicates_command(
     from sop_faiss.index.duplicates import find_duplicates
     from sop_faiss.index.encoder_doubts import ALIKE
     from sop_faiss.index.search import FeatureIndex
-    from sop_faiss.verbs.finding.index_duplicates import (
-        KINDS,
-        duplicates_as_csv,
-        duplicates_as_records,
-        write_duplicates_page,
-    )
+    from sop_faiss.verbs.finding.index_duplicates import duplicates_as_csv, duplicates_as_records, write_duplicates_page
 
     outputs = {"--json": json_file, "--csv": csv_file, "--html": html_file}
     check_outputs(outputs, [index], to_stdout=("--json", "--csv"), force=force)
@@ -75,10 +75,7 @@ def duplicates_command(
     if csv_file == STDOUT:
         click.echo(for_stdout(duplicates_as_csv(opened, groups)), nl=False)
     elif csv_file is not None:
-        from sop_faiss.files import atomic_file
-
-        with atomic_file(csv_file) as temporary:
-            temporary.write_bytes(duplicates_as_csv(opened, groups).encode())
+        write_file(csv_file, duplicates_as_csv(opened, groups))
     if html_file is not None:
         with progress_reporter("drawing", "images") as progress:
             footer = page_footer("sop-index duplicates")
@@ -90,7 +87,6 @@ def duplicates_command(
         alike_anyway = cosine is not None and cosine >= ALIKE
         cause = f"the encoder is the cause, random pairs have a mean cosine of {cosine:.3f}" if alike_anyway else None
         click.echo(f"one group holds most of the images: {cause or 'raise --threshold'}", err=True)
-    alike = sum(len(group.rows) for group in groups)
     if json_file is not None:
         content = {
             "command": "sop-index duplicates",
@@ -98,23 +94,31 @@ def duplicates_command(
             "encoder": opened.manifest.encoder,
             "threshold": threshold,
             "images": len(opened),
-            "images_beyond_the_first": alike - len(groups),
+            "images_beyond_the_first": sum(len(group.rows) - 1 for group in groups),
             "groups": duplicates_as_records(opened, groups),
         }
         put_json(json_file, content)
     if STDOUT not in (json_file, csv_file):
-        counted_groups = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
-        click.echo(f"{counted_groups} of {alike:,} of {len(opened):,} images at {threshold:g} or more")
-        if groups:
-            kinds = Counter(group.kind for group in groups)
-            counts = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in KINDS.items() if kinds[kind])
-            click.echo(f"by their bytes: {counts}")
-        for group in groups[:_SHOWN_GROUPS]:
-            keys = [one_line(opened.ids.keys[row]) for row in group.rows[:_SHOWN_KEYS].tolist()]
-            more = f"  and {len(group.rows) - len(keys):,} more" if len(group.rows) > len(keys) else ""
-            click.echo(f"{len(group.rows):5d}  {group.kind:7}  {'  '.join(keys)}{more}")
-        if len(groups) > _SHOWN_GROUPS:
-            click.echo(f"and {len(groups) - _SHOWN_GROUPS:,} more groups: see --csv, --json or --html")
+        _print(opened, groups, threshold)
         say_written("JSON", json_file)
     say_written("CSV", csv_file)
     say_written("page", html_file)
+
+
+def _print(index: FeatureIndex, groups: Sequence[DuplicateGroup], threshold: float) -> None:
+    """Print the largest groups, and what they are by their bytes."""
+    from sop_faiss.verbs.finding.index_duplicates import KINDS
+
+    alike = sum(len(group.rows) for group in groups)
+    counted_groups = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
+    click.echo(f"{counted_groups} of {alike:,} of {len(index):,} images at {threshold:g} or more")
+    if groups:
+        kinds = Counter(group.kind for group in groups)
+        counts = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in KINDS.items() if kinds[kind])
+        click.echo(f"by their bytes: {counts}")
+    for group in groups[:_SHOWN_GROUPS]:
+        keys = [one_line(index.ids.keys[row]) for row in group.rows[:_SHOWN_KEYS].tolist()]
+        more = f"  and {len(group.rows) - len(keys):,} more" if len(group.rows) > len(keys) else ""
+        click.echo(f"{len(group.rows):5d}  {group.kind:7}  {'  '.join(keys)}{more}")
+    if len(groups) > _SHOWN_GROUPS:
+        click.echo(f"and {len(groups) - _SHOWN_GROUPS:,} more groups: see --csv, --json or --html")

@@ -72,8 +72,7 @@ def info_command(index: Path, json_file: Path | None, names_left_out: bool, forc
         "root_exists": Path(manifest.root).is_dir(),
         "verified": True,
     }
-    if json_file is not None:
-        put_json(json_file, facts)
+    put_json(json_file, facts)
     if json_file != STDOUT:
         removed = sum(each["reason"] == REMOVED for each in facts["left_out"])
         click.echo(_info_text(index, facts, removed))

@@ -21,9 +21,7 @@ __all__ = ["counted", "for_stdout", "max_bad_option", "named", "put_json", "say_
 _SHOWN = 5
 max_bad_option = click.option(
     "--max-bad-fraction",
-    type=float,
     default=1.0,
-    show_default=True,
     metavar="SHARE",
     help="Fail above this share of unusable images (0 to 1); those up to it are left out and listed.",
 )

@@ -24,14 +24,12 @@ _EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
 @click.argument("index", type=_FOLDER)
 @optional_encoder_options
 @click.option("--no-encoder", is_flag=True, help="Open no encoder: only the index's own images can be queries.")
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen; 0.0.0.0: for all."
-)
-@click.option("--port", type=int, default=8000, show_default=True, metavar="N", help="Port; 0: a free one.")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Where to listen; 0.0.0.0: for all.")
+@click.option("--port", default=8000, metavar="N", help="Port; 0: a free one.")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
-@click.option("--max-upload", default="16MB", show_default=True, metavar="SIZE", help="Largest image file accepted.")
-@click.option("--max-pixels", type=int, default=64_000_000, show_default=True, help="Most pixels of an image.")
-@click.option("--threads", type=int, default=2, show_default=True, help="Searches that run at once.")
+@click.option("--max-upload", default="16MB", metavar="SIZE", help="Largest image file accepted.")
+@click.option("--max-pixels", default=64_000_000, help="Most pixels of an image.")
+@click.option("--threads", default=2, help="Searches that run at once.")
 @run_command
 def serve_command(
     index: Path,

@@ -33,7 +33,7 @@ _BY = {
 @click.option(
     "--out", required=True, type=NamedPath(), metavar="FILE.json", help="The choice, for --model of all commands."
 )
-@click.option("--images", type=int, default=500, show_default=True, help="Images that are compared, drawn at random.")
+@click.option("--images", default=500, help="Images that are compared, drawn at random.")
 @click.option("--no-labels", is_flag=True, help="Leave out labels and folders that are not what you search for.")
 @force_option
 @run_command
@@ -60,10 +60,7 @@ def tune_command(
     _print(tuned)
     if tuned.classes:
         shown = ", ".join(tuned.classes[:_SHOWN_CLASSES]) + (", ..." if len(tuned.classes) > _SHOWN_CLASSES else "")
-        click.echo(
-            one_line(f"classes: {shown}; if these are not what you search for, use --no-labels"),
-            err=True,
-        )
+        click.echo(one_line(f"classes: {shown}; if these are not what you search for, use --no-labels"), err=True)
     if tuned.bad:
         click.echo(one_line(f"{len(tuned.bad):,} images cannot be used (first {tuned.bad[0]})"), err=True)
     say_written("choice", out)

@@ -24,9 +24,9 @@ json_option = click.option(
 """Give a click command `json_file: Path | None`."""
 
 
-def put_json(file: Path, content: Any) -> None:
-    """Write JSON to a file, or to stdout for `-`."""
+def put_json(file: Path | None, content: Any) -> None:
+    """Write JSON to a file, to stdout for `-`, or nowhere for None."""
     if file == STDOUT:
         click.echo(json.dumps(content, indent=1, allow_nan=False))
-    else:
+    elif file is not None:
         write_json(file, content)

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.classifier_outputs import (
-    ClassifierOutputs,
-    classifier_output_options,
-    max_bad_option,
-    say_left_out,
-)
+from sop_faiss.cli.classifier_outputs import ClassifierOutputs, classifier_output_options, max_bad_option, say_left_out
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.labeled_part_options import labeled_part_options
@@ -41,9 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--temperature",
-    type=float,
     default=TEMPERATURE,
-    show_default=True,
     help="Of the votes, exp(similarity / temperature): the smaller, the more the nearest decide.",
 )
 @click.option(

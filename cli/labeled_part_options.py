@@ -29,7 +29,7 @@ _OPTIONS = (
         help="Use only this share of each class's training images, drawn from --seed, as in 0.01 or 0.1.",
     ),
     click.option("--images-per-class", type=int, metavar="N", help="Use only N training images of each class."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of all that is drawn at random."),
+    click.option("--seed", default=0, help="Seed of all that is drawn at random."),
 )
 
 

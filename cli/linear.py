@@ -34,29 +34,14 @@ _DEFAULTS = LinearChoices()
     type=float,
     multiple=True,
     default=LEARNING_RATES,
-    show_default=True,
     help="Learning rate for batches of 256; of several, held-out training images choose. May be repeated.",
 )
+@click.option("--epochs", default=_DEFAULTS.epochs, help="Passes over the training images; the rate falls as a cosine.")
+@click.option("--train-batch", default=_DEFAULTS.batch_size, help="Training images per step.")
+@click.option("--momentum", default=_DEFAULTS.momentum, help="Momentum of SGD.")
+@click.option("--weight-decay", default=_DEFAULTS.weight_decay, help="Weight decay of SGD.")
 @click.option(
-    "--epochs",
-    type=int,
-    default=_DEFAULTS.epochs,
-    show_default=True,
-    help="Passes over the training images; the rate falls as a cosine.",
-)
-@click.option(
-    "--train-batch", type=int, default=_DEFAULTS.batch_size, show_default=True, help="Training images per step."
-)
-@click.option("--momentum", type=float, default=_DEFAULTS.momentum, show_default=True, help="Momentum of SGD.")
-@click.option(
-    "--weight-decay", type=float, default=_DEFAULTS.weight_decay, show_default=True, help="Weight decay of SGD."
-)
-@click.option(
-    "--held-out",
-    type=float,
-    default=_DEFAULTS.held_out,
-    show_default=True,
-    help="Share of the training images that chooses the learning rate.",
+    "--held-out", default=_DEFAULTS.held_out, help="Share of the training images that chooses the learning rate."
 )
 @labeled_part_options
 @batch_size_option

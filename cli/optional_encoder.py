@@ -33,7 +33,7 @@ def optional_encoder_options(command: Callable[..., R]) -> Callable[..., R]:
     decorated = encoder_options(run_command(with_choice))
     for parameter in decorated.__click_params__:  # type: ignore[attr-defined]  # click keeps the options there
         if parameter.name == "model":
-            parameter.required, parameter.default = False, ""
+            parameter.required, parameter.default, parameter.show_default = False, "", False
     return decorated
 
 

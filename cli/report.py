@@ -6,14 +6,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import (
-    CONTEXT_SETTINGS,
-    one_line,
-    page_footer,
-    progress_reporter,
-    run_command,
-    say_written,
-)
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 
 __all__ = ["main"]
@@ -29,9 +22,7 @@ _FILE = NamedPath(allow_dash=True)
 @click.option("--data", metavar="SRC", callback=refuse_empty, help="Where the training images are now, if they moved.")
 @click.option(
     "--gallery",
-    type=int,
     default=2000,
-    show_default=True,
     metavar="N",
     help="The most training images to search for nearest neighbors; 0: no sheet of neighbors.",
 )

@@ -52,7 +52,7 @@ class _Command(click.Command):
 @click.option("--slurm", type=NamedPath(), metavar="FILE", help="Run nothing: write the script of a Slurm array.")
 @click.option("--run", "name", metavar="ARM/seed_N", hidden=True, help="Make one run of a planned study.")
 @click.option("--probe", metavar="ARM", hidden=True, help="Measure an arm's speed.")
-@click.option("--driver", type=int, default=0, hidden=True, help="Process that has started this one.")
+@click.option("--driver", default=0, hidden=True, help="Process that has started this one.")
 @run_command
 def main(
     study: str,

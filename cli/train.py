@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from sop_faiss.cli.common import (
-    CONTEXT_SETTINGS,
-    EXIT_REQUEUE,
-    log_to_stderr,
-    one_line,
-    progress_reporter,
-    run_command,
-)
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_REQUEUE, log_to_stderr, one_line, progress_reporter, run_command
 from sop_faiss.cli.idle_options import refuse_idle
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
@@ -238,10 +231,7 @@ def _profile(config: Config, steps: int | None, step_seconds: tuple[float, ...],
 
     with progress_reporter("profiling", "batches") as progress:
         result = profile_data(
-            config,
-            steps=10 if steps is None else steps,
-            step_seconds=step_seconds or STEP_SECONDS,
-            progress=progress,
+            config, steps=10 if steps is None else steps, step_seconds=step_seconds or STEP_SECONDS, progress=progress
         )
     if as_json:
         click.echo(json.dumps(result))

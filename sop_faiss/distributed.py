@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -109,6 +110,9 @@ def join_process_group(device: str) -> torch.device:
         chosen = torch.device("cuda", local_rank)
         torch.cuda.set_device(chosen)
     if announced_world_size() > 1 and not _active():
+        # Its functions take the group of the moment of import as a default: imported later, as torch does by itself,
+        # they keep the group and its threads until the interpreter ends, where a thread can abort the process.
+        importlib.import_module("torch.distributed.nn.functional")
         try:
             dist.init_process_group("nccl" if use_cuda else "gloo", timeout=_PATIENCE)
         except (ValueError, RuntimeError) as error:

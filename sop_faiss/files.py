@@ -36,6 +36,7 @@ __all__ = [
     "require_writable",
     "restore_directory",
     "sha256_file",
+    "write_file",
     "write_json",
 ]
 
@@ -147,29 +148,22 @@ def sync_directory(directory: Path) -> None:
 
 
 def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path)  # the same call
 
 
 def _open_to_others(file: Path, like: int) -> None:
     """Give a file the mode that the user's umask asks for: some libraries make files that only their owner can read.
 
-    Args:
-        file: a file that this process has made.
-        like: mode of a file or directory that was made next to it without such a library.
+    `like` is the mode of a file or directory that this process has made next to it without such a library.
     """
     if stat.S_IMODE(file.stat().st_mode) != like & 0o666:
         file.chmod(like & 0o666)
 
 
 def _make_temporary(path: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
-    """Make an empty temporary beside `path`, locked so that no other process takes it for a leftover.
+    """Make an empty temporary beside `path`, and return it and an open descriptor.
 
-    Returns:
-        The path, and the descriptor that holds the lock until it is closed.
+    Until that is closed it holds a lock, so that no other process takes the temporary for a leftover.
     """
     require_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -315,9 +309,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary directory; flush every file in it and rename it to `path` on success, remove it on failure.
 
-    Args:
-        path: where the directory goes.
-        overwrite: replace an existing one (moved aside first, removed after the rename).
+    With `overwrite` it replaces an existing one, which is moved aside first, and removed after the rename.
 
     Raises:
         SopError: `path` exists, is not empty, and `overwrite` is off; or it is `.` or `..`.
@@ -364,10 +356,15 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write bytes, or text as UTF-8, atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write `content` as indented JSON, atomically; raise ValueError at NaN and infinity, which are not JSON."""
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_file(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -1,20 +1,24 @@
-"""Real `sop-train` processes that start fast: forked from one that has imported everything, and killed at will."""
+"""Real processes that start fast: forked from one that has imported everything; killed at will, or run as ranks.
+
+How the interpreter ends is not part of it: they leave without finalizing it.
+"""
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
+import socket
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-from tests.test_distributed import free_port
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["sop_faiss.cli.train", "sop_faiss.verbs.training.train", "tests.forked"])
@@ -23,18 +27,47 @@ KillPoint = tuple[str, str, int, str]
 """Module, function, which call of it, and when the process kills itself: `before`, `after` or `midway`."""
 
 
-def start(arguments: Sequence[object], log: Path, point: KillPoint | None = None, ranks: int = 1) -> list[BaseProcess]:
-    """Start `sop-train` with these arguments, as one process or as some ranks; what they say goes to `log`."""
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(
+    arguments: Sequence[object],
+    log: Path,
+    point: KillPoint | None = None,
+    ranks: int = 1,
+    program: Sequence[str] = ("-m", "sop_faiss.cli.train"),
+) -> list[BaseProcess]:
+    """Start a program (`sop-train`) with these arguments, as one process or as some ranks.
+
+    What they say goes to `log`, and what a single process prints on stdout to `log` with `.out`.
+    """
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = []
     for rank in range(ranks):
         environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        words = (list(map(str, arguments)), environment, log, point)
-        processes.append(_context.Process(target=_train, args=words))
+        words = ([*program, *map(str, arguments)], environment, log, point)
+        processes.append(_context.Process(target=_run, args=words))
     with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # seen by the process that all are forked from
         for process in processes:
             process.start()
     return processes
+
+
+def launch(log: Path, program: Sequence[str], *arguments: object, status: int = 0) -> None:
+    """Run two ranks, as torchrun does, and expect this exit status of both.
+
+    Args:
+        log: a new file for what they say.
+        program: `-m` and a module, or `-c` and its text.
+        arguments: of the program.
+        status: other than 0 without a traceback.
+    """
+    statuses = end(start(arguments, log, ranks=2, program=program))
+    assert statuses == [status] * 2, log.read_text()
+    assert status == 0 or "Traceback" not in log.read_text()
 
 
 def end(processes: Sequence[BaseProcess]) -> list[int | None]:
@@ -77,17 +110,21 @@ def inode(file: Path) -> int | None:
     return file.stat().st_ino if file.is_file() else None
 
 
-def _train(arguments: list[str], environment: dict[str, str], log: Path, point: KillPoint | None) -> None:
+def _run(words: list[str], environment: dict[str, str], log: Path, point: KillPoint | None) -> None:
     """In the new process."""
     os.environ.update(environment)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(descriptor, stream.fileno())
+    os.fsync = lambda descriptor: None  # as in conftest.py
+    for stream, file in ((sys.stdout, log if environment else log.with_suffix(".out")), (sys.stderr, log)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in a shell's background
     if point is not None:
         _kill_at(*point)
-    from sop_faiss.cli.train import main
-
-    main(arguments)
+    kind, program, *sys.argv[1:] = words
+    if kind == "-c":
+        exec(program, {"__name__": "__main__"})
+        return
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # the module is imported already
+        runpy.run_module(program, run_name="__main__")
 
 
 def _kill_at(module: str, name: str, call: int, when: str) -> None:

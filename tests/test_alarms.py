@@ -18,10 +18,10 @@ from sop_faiss.train import loop
 from sop_faiss.train.log.alarms import KINDS, PATIENCE, Alarms, Rules, signs
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.verbs.training.train import run_training
+from tests.forked import launch
 from tests.images import encode, make_image, write_shards
 from tests.messages import assert_one_line
 from tests.runs import tiny_config, tiny_config_file
-from tests.test_distributed import launch
 
 HEALTHY = {
     "step": 300,
@@ -370,7 +370,7 @@ def test_what_alarms_have_counted_is_saved(tmp_path, shards):
 
 @pytest.mark.distributed
 def test_all_ranks_stop_together(tmp_path, shards):
-    launch(["-m", "sop_faiss.cli.train", *command(tmp_path, shards, *COLLAPSING)], 2, status=3)
+    launch(tmp_path / "log", ["-m", "sop_faiss.cli.train"], *command(tmp_path, shards, *COLLAPSING), status=3)
     dump = json.loads((tmp_path / "run" / "stopped.json").read_text())
     assert dump["reason"] == "constant_output" and len(dump["image_ids"]) == 12  # of both
 

@@ -240,7 +240,7 @@ def test_a_closed_pipe_is_quiet() -> None:
     process.stdout.close()
     with process.stderr:
         assert process.stderr.read() == b""
-    process.wait(timeout=60)
+    assert process.wait(timeout=60) == 1
 
 
 def test_plain_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,14 +352,14 @@ def library_messages() -> list[str]:
     for file in sorted(Path(errors.__file__).parent.rglob("*.py")):
         if "cli" in file.parts:
             continue
-        tree = ast.parse(file.read_text())
-        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if id(node) in prose or not isinstance(node, ast.Constant | ast.JoinedStr):
-                continue
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts))
-    return sorted({text for text in texts if DataError(text).arguments})
+        prose = set()
+        for node in ast.walk(ast.parse(file.read_text())):  # an expression comes before its parts
+            if isinstance(node, ast.Expr):
+                prose.add(node.value)
+            elif isinstance(node, ast.Constant | ast.JoinedStr) and node not in prose:
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts))
+    return sorted({text for text in texts if "`" in text and DataError(text).arguments})
 
 
 def test_help_shows_the_options_of_a_command_before_those_of_its_encoder() -> None:
@@ -389,8 +389,8 @@ def test_a_message_shows_no_option_that_the_command_lacks():
     for command in commands:
         own = {option for parameter in command.params for option in parameter.opts}
         with click.Context(command):
-            for message in messages:
-                shown = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", with_options(message)))
+            for message, spelled in zip(messages, with_options("\0".join(messages)).split("\0"), strict=True):
+                shown = set(re.findall(r"(?<!\S)--[a-z][a-z-]*", spelled))
                 assert shown <= own | set(re.findall(r"--[a-z][a-z-]*", message)), message
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -160,12 +158,3 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     result = run("pack", photos, tmp_path / "out")
     assert result.exit_code == 0 and "\x1b" not in result.output and "\x07" not in result.output
     assert len([line for line in result.stdout.splitlines() if "not-an-image:" in line]) == 1
-
-
-def test_the_installed_command(tmp_path: Path) -> None:
-    photos = write_folder(tmp_path / "photos", classes=0, per_class=2)
-    command = [sys.executable, "-m", "sop_faiss.cli.data"]
-    done = subprocess.run([*command, "pack", photos, tmp_path / "out"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.startswith("packed 2 images into 1 shard")
-    done = subprocess.run([*command, "check", tmp_path / "gone"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and done.stdout == "" and done.stderr.startswith("error: source")

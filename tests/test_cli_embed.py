@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +47,7 @@ def test_run_embeds_a_folder(run: Path, photos: Path, tmp_path: Path) -> None:
     result = invoke("--model", run, "--data", photos, "--out", out, "--json", result_file)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("12 features of dimension 32 in ") and result.stdout.count("\n") == 1
+    assert "embedding: 12 of 12 images" in result.stderr
     store = FeatureStore.read(out)
     assert len(store) == 12
     written = json.loads(result_file.read_text())
@@ -131,11 +130,3 @@ def test_mistakes_are_one_line(run: Path, photos: Path, tmp_path: Path, changes:
 @pytest.mark.parametrize("arguments", [[], ["--mean", "a,b"], ["--mean", "1,2"], ["--size", "big"]])
 def test_usage_mistakes_exit_with_2(arguments: list[str]) -> None:
     assert invoke("--model", "m", "--data", "d", *arguments).exit_code == 2
-
-
-def test_as_a_user_types_it(run: Path, photos: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sop_faiss.cli.embed", "--model", str(run), "--data", str(photos)]
-    done = subprocess.run([*command, "--out", str(tmp_path / "f")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("12 features")
-    assert "embedding: 12 of 12 images" in done.stderr

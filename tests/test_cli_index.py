@@ -420,6 +420,7 @@ def test_as_a_process(place: Path) -> None:
     assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early(place: Path) -> None:
     keys = [word for number in range(15) for word in ("--key", f"{number:08d}")]
     words = ["-m", "sop_faiss.cli.index", "search", str(place / "shards.index"), *keys * 20, "-k", "14"]

@@ -27,7 +27,8 @@ from tests.oracle_neighbors import unit_rows
 from tests.test_search import make_store
 
 COUNT, DIMENSION, PARTS = 700, 16, 5
-FACTORIES = ["Flat", "IVF8,Flat", "IVF8,SQ8", "IVF8,PQ4x4", "OPQ4,IVF8,PQ4x4", "IVF8,RaBitQ"]
+FACTORIES = ["Flat", "IVF8,Flat", "IVF8,SQ8", "IVF8,PQ4x4", "IVF8,RaBitQ"]
+FACTORIES.append(pytest.param("OPQ4,IVF8,PQ4x4", marks=pytest.mark.slow))  # its rotation takes seconds to learn
 
 
 def run_here(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:

@@ -16,10 +16,11 @@ import pytest
 from sop_faiss.model.checkpoint import find_checkpoint
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.stop import REQUEUE_NAME
+from tests.forked import free_port
 from tests.images import write_shards
 from tests.runs import tiny_config_file
-from tests.test_distributed import ROOT, free_port
 
+ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 

@@ -19,9 +19,9 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.features.store_blocks import FeatureBlocks
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
+from tests.forked import launch
 from tests.images import write_folder
 from tests.test_cli_retrieve import RESNET, fails, plain_gnd, run, write_set
-from tests.test_distributed import launch
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -117,13 +117,12 @@ def test_two_ranks_add_up(places: dict[str, Path], tmp_path: Path, monkeypatch: 
     """Each rank counts its own blocks; the first one writes what a single process writes."""
     monkeypatch.setattr(stream, "CHUNK_IMAGES", 7)
     alone = result("--dataset", places["set"], "--distractors", places["images"], file=tmp_path / "1.json")
-    program = tmp_path / "two.py"
-    program.write_text(
+    program = (
         "from sop_faiss.evaluate import distractors\ndistractors.CHUNK_IMAGES = 7\n"
         "from sop_faiss.cli.retrieve import main\nmain()\n"
     )
     words = [*RESNET, "--device", "cpu", "--dataset", places["set"], "--distractors", places["images"]]
-    launch([str(program), *map(str, words), "--json", str(tmp_path / "2.json")], ranks=2)
+    launch(tmp_path / "log", ["-c", program], *words, "--json", tmp_path / "2.json")
     together = json.loads((tmp_path / "2.json").read_text())
     assert together["metrics"] == alone["metrics"] and together["per_query"] == alone["per_query"]
 

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -15,13 +9,12 @@ from sop_faiss import distributed
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.train.log.monitor import read_metrics
+from tests.forked import end, launch, start
 from tests.images import write_shards
 from tests.runs import tiny_config_file
 
-ROOT = Path(__file__).resolve().parent.parent
-
 GATHER = """
-import torch
+import torch, weakref
 from sop_faiss import distributed
 distributed.join_process_group("cpu")
 rank = distributed.rank()
@@ -30,32 +23,12 @@ gathered = distributed.gather_rows(rows)
 assert gathered.flatten().tolist() == [10, 11, 12], gathered
 mean = distributed.average(torch.tensor([float(rank)]))
 assert mean.tolist() == [0.5], mean
+import torch.distributed.nn.functional  # its defaults must not keep the group, whose threads may abort a process later
+group = weakref.ref(torch.distributed.group.WORLD)
 distributed.leave_process_group()
+assert group() is None
 assert distributed.world_size() == 1
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def launch(arguments: list[str], ranks: int, status: int = 0) -> None:
-    """What torchrun does, for ranks of this machine."""
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = []
-    for rank in range(ranks):
-        environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, *arguments], env=environment, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-        )
-    for process in processes:
-        _, errors = process.communicate(timeout=240)
-        assert process.returncode == status, errors.decode()
-        assert status == 0 or "Traceback" not in errors.decode()
 
 
 def test_alone():
@@ -75,8 +48,8 @@ def test_devices_that_are_not_there():
 
 
 @pytest.mark.distributed
-def test_two_ranks_gather_unequal_rows():
-    launch(["-c", GATHER], 2)
+def test_two_ranks_gather_unequal_rows(tmp_path):
+    launch(tmp_path / "log", ["-c", GATHER])
 
 
 @pytest.mark.distributed
@@ -92,12 +65,10 @@ def test_two_ranks_gather_unequal_rows():
 )
 def test_one_and_two_ranks_train_alike(tmp_path, overrides):
     shards = write_shards(tmp_path / "shards", classes=2, per_class=12, size=20)
-    common = [
-        "-m", "sop_faiss.cli.train", str(tiny_config_file(tmp_path)), f"data.train={shards}", "train.epochs=2",
-        "model.drop_path=0", *overrides,
-    ]  # fmt: skip
+    common = [tiny_config_file(tmp_path), f"data.train={shards}", "train.epochs=2", "model.drop_path=0", *overrides]
     for ranks in (1, 2):
-        launch([*common, "--output", str(tmp_path / f"ranks{ranks}")], ranks)
+        words = [*common, "--output", tmp_path / f"ranks{ranks}"]
+        assert end(start(words, tmp_path / "log", ranks=ranks)) == [0] * ranks, (tmp_path / "log").read_text()
     one, two = (read_metrics(tmp_path / f"ranks{ranks}") for ranks in (1, 2))
     assert len(one) == len(two) == 8
     for a, b in zip(one, two, strict=True):
@@ -116,6 +87,6 @@ def test_an_occupied_output_is_refused_on_every_rank(tmp_path):
     shards = write_shards(tmp_path / "shards", classes=2, per_class=12, size=20)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("precious")
-    arguments = ["-m", "sop_faiss.cli.train", str(tiny_config_file(tmp_path)), f"data.train={shards}"]
-    launch([*arguments, "--output", str(tmp_path / "run")], 2, status=1)
+    words = [tiny_config_file(tmp_path), f"data.train={shards}", "--output", tmp_path / "run"]
+    launch(tmp_path / "log", ["-m", "sop_faiss.cli.train"], *words, status=1)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]

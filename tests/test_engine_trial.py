@@ -9,7 +9,7 @@ import torch
 
 from sop_faiss.errors import CheckpointError
 from sop_faiss.neighbors.engine_trial import ENGINES, EngineTrial
-from tests.test_distributed import launch
+from tests.forked import launch
 
 RANKS = """
 from sop_faiss import distributed
@@ -106,5 +106,5 @@ def test_without_faiss_there_is_no_trial():
 
 
 @pytest.mark.distributed
-def test_all_ranks_choose_the_same():
-    launch(["-c", RANKS], 2)
+def test_all_ranks_choose_the_same(tmp_path):
+    launch(tmp_path / "log", ["-c", RANKS])

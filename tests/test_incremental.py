@@ -1,4 +1,4 @@
-"""Kept neighbor lists against brute force in float64, after every one of thousands of stores."""
+"""Kept neighbor lists against brute force in float64, after every one of hundreds of stores."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def assert_nearest(found: NearestRows, memory: Memory, anchors: Tensor, k: int, 
 
 
 @pytest.mark.parametrize("exclude", [False, True])
-def test_thousands_of_stores_of_a_drifting_encoder(exclude):
+def test_hundreds_of_stores_of_a_drifting_encoder(exclude):
     generator = torch.Generator().manual_seed(7)
     memory = keeping_memory(150, 12, 4, exclude)
-    for step, (embeddings, ids) in enumerate(drifting_stores(60, 12, range(1, 9), 1500, generator)):
+    for step, (embeddings, ids) in enumerate(drifting_stores(60, 12, range(1, 9), 500, generator)):
         memory.store(embeddings, ids)
         anchors = memory.sample(150 if step % 50 == 0 else 20, generator)
         assert_nearest(memory.nearest_others(anchors), memory, anchors, 4, exclude)

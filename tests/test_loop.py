@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from sop_faiss.config import Config
 from sop_faiss.data.batch import Batch
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.stream import Batches
@@ -34,6 +36,7 @@ from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
 from sop_faiss.verbs.training.train import describe_run, run_training
+from tests import forked
 from tests.images import write_folder, write_shards
 from tests.runs import conv_config, tiny_config, tiny_config_file
 
@@ -129,6 +132,10 @@ class Trained(NamedTuple):
         return [line[key] for line in self.plain]
 
 
+_plain_lines: dict[tuple[str, ...], list[dict]] = {}
+"""Of runs that several tests compare theirs with, by overrides."""
+
+
 def train_five(folder: Path, shards: Path, *overrides: str, plain: tuple[str, ...] = ()) -> Trained:
     def train(name: str, *more: str) -> list[dict]:
         stopped = ("train.epochs=2", "train.stop_after_steps=4", f"data.train={shards}", *more)
@@ -136,7 +143,9 @@ def train_five(folder: Path, shards: Path, *overrides: str, plain: tuple[str, ..
         assert result.finished and result.step == 4
         return records(folder / name)
 
-    lines, plain_lines = train("run", *overrides), train("plain", *plain)
+    lines = train("run", *overrides)
+    if plain not in _plain_lines:
+        _plain_lines[plain] = train("plain", *plain)
     state, batches = fresh(folder, shards, "train.epochs=2", f"data.train={shards}", *overrides)
     state.data_digest = batches.digest()
     state.resume(find_checkpoint(folder / "run"))
@@ -145,7 +154,7 @@ def train_five(folder: Path, shards: Path, *overrides: str, plain: tuple[str, ..
         before = term.maker.generator.get_state()
         drawn[name] = term.maker.draw()
         term.maker.generator.set_state(before)
-    return Trained(lines, state, batches[4], train_step(state, batches[4]).learned, drawn, plain_lines)
+    return Trained(lines, state, batches[4], train_step(state, batches[4]).learned, drawn, _plain_lines[plain])
 
 
 def only_cls(t: Trained) -> None:
@@ -408,18 +417,21 @@ def test_anchors_and_supports_that_few_images_cannot_give_are_refused_at_the_sta
 
 @pytest.mark.parametrize("eps", [0.1, 0.6, 0.74])
 def test_what_a_message_proposes_is_not_refused(tmp_path, eps):
-    overrides = [f"sop.eps={eps}", "sop.cls.num_supports=0", "sop.patch.weight=0"]
+    config = tiny_config(tmp_path, f"sop.eps={eps}", "sop.cls.num_supports=0", "sop.patch.weight=0")
+
+    def with_anchors(count: int) -> Config:
+        return replace(config, sop=replace(config.sop, cls=replace(config.sop.cls, num_anchors=count)))
+
     for images in range(1, 20):
         with pytest.raises(ConfigError, match=r"sop\.cls\.num_anchors = 40 ") as caught:
-            fit_memory(tiny_config(tmp_path, *overrides, "sop.cls.num_anchors=40"), "cls", images)
+            fit_memory(with_anchors(40), "cls", images)
         proposed = re.search(r"at most (\d+), and (\d+) is a good number", str(caught.value))
         if proposed is None:
             needed = int(re.search(r"use (\d+) images", str(caught.value))[1])
             assert images < needed
             proposed, images = [None, needed, needed], needed
         for anchors in (int(proposed[1]), int(proposed[2])):
-            config = tiny_config(tmp_path, *overrides, f"sop.cls.num_anchors={anchors}")
-            assert fit_memory(config, "cls", images)[0] >= anchors >= 2
+            assert fit_memory(with_anchors(anchors), "cls", images)[0] >= anchors >= 2
 
 
 def test_a_loss_switched_off_has_no_memory(tmp_path, shards):
@@ -484,8 +496,7 @@ def test_resume_is_exact(tmp_path, shards, setting):
         assert all(torch.equal(one[key], two[key]) for key in one), file
 
 
-@pytest.mark.parametrize("stop", [3, 4, 6])
-@pytest.mark.parametrize("make", [tiny_config, conv_config])
+@pytest.mark.parametrize(("make", "stop"), [(tiny_config, 3), (tiny_config, 4), (tiny_config, 6), (conv_config, 4)])
 def test_resume_is_exact_before_at_and_after_the_end_of_the_projectors_warm_up(tmp_path, shards, make, stop):
     warm = ("optim.projector_warmup_epochs=1", "optim.warmup_epochs=0.5", "optim.layer_decay=0.6")
     overrides = (f"data.train={shards}", "train.epochs=2", *warm)
@@ -541,14 +552,14 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, shards, caplog):
 
 def command(config: Path, run: Path, shards: Path, *overrides: str) -> list[str]:
     return [
-        sys.executable, "-m", "sop_faiss.cli.train", str(config), f"data.train={shards}", "train.epochs=10",
+        str(config), f"data.train={shards}", "train.epochs=10",
         "train.checkpoint_every_steps=2", *overrides, "--output", str(run), "--resume",
     ]  # fmt: skip
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+def wait_for_step(run: Path, step: int, process: BaseProcess) -> None:
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and process.is_alive():
         if any(line["step"] >= step for line in read_metrics(run)):
             return
         time.sleep(0.02)
@@ -556,50 +567,43 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
 
 
 def test_killed_runs_go_on_as_if_nothing_had_happened(tmp_path, shards):
-    config = tiny_config_file(tmp_path)
-    subprocess.run(command(config, tmp_path / "whole", shards), check=True, capture_output=True)
+    config, log = tiny_config_file(tmp_path), tmp_path / "log"
+    assert forked.end(forked.start(command(config, tmp_path / "whole", shards), log)) == [0], log.read_text()
+    again = command(config, tmp_path / "killed", shards)
     for step in (3, 17):
-        process = subprocess.Popen(command(config, tmp_path / "killed", shards), stderr=subprocess.DEVNULL)
-        wait_for_step(tmp_path / "killed", step, process)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    done = subprocess.run(command(config, tmp_path / "killed", shards), check=True, capture_output=True, text=True)
-    assert json.loads(done.stdout)["finished"] is True
+        processes = forked.start(again, log)
+        wait_for_step(tmp_path / "killed", step, processes[0])
+        assert forked.kill(processes) == [-signal.SIGKILL]
+    log.with_suffix(".out").unlink()
+    assert forked.end(forked.start(again, log)) == [0], log.read_text()
+    assert json.loads(log.with_suffix(".out").read_text())["finished"] is True
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
 
 
+def stopped_by(number: signal.Signals, folder: Path, shards: Path, step: int) -> tuple[int | None, str, str]:
+    """Exit status, stdout and stderr of a run that gets a signal after a step."""
+    (process,) = forked.start(
+        command(tiny_config_file(folder), folder / "run", shards, "train.epochs=2000"), folder / "log"
+    )
+    wait_for_step(folder / "run", step, process)
+    os.kill(process.pid, number)
+    (status,) = forked.end([process])
+    stopped_at = int(find_checkpoint(folder / "run").name.removeprefix("step_"))
+    assert read_metrics(folder / "run")[-1]["step"] == stopped_at
+    return status, (folder / "log.out").read_text(), (folder / "log").read_text()
+
+
 def test_sigterm_saves_and_exits_75(tmp_path, shards):
-    arguments = command(tiny_config_file(tmp_path), tmp_path / "run", shards, "train.epochs=2000")
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    wait_for_step(tmp_path / "run", 2, process)
-    process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 75
+    status, stdout, stderr = stopped_by(signal.SIGTERM, tmp_path, shards, 2)
+    assert status == 75
     assert json.loads(stdout)["finished"] is False
     assert stderr.endswith("stopped by a signal: continue with the same command and --resume\n")
-    stopped_at = int(find_checkpoint(tmp_path / "run").name.removeprefix("step_"))
-    assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
-
-
-INTERRUPTIBLE = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run in a shell's background
-from sop_faiss.cli.train import main
-main(sys.argv[1:])
-"""
 
 
 def test_ctrl_c_saves_and_exits_130(tmp_path, shards):
-    arguments = command(tiny_config_file(tmp_path), tmp_path / "run", shards, "train.epochs=2000")
-    words = [sys.executable, "-c", INTERRUPTIBLE, *arguments[3:]]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        wait_for_step(tmp_path / "run", 3, process)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130 and stdout == "" and "Traceback" not in stderr
+    status, stdout, stderr = stopped_by(signal.SIGINT, tmp_path, shards, 3)
+    assert status == 130 and stdout == "" and "Traceback" not in stderr
     assert stderr.splitlines()[-1] == "interrupted: the run is saved, continue with --resume" and "error" not in stderr
-    stopped_at = int(find_checkpoint(tmp_path / "run").name.removeprefix("step_"))
-    assert read_metrics(tmp_path / "run")[-1]["step"] == stopped_at
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_a_dump(tmp_path, shards, monkeypatch):

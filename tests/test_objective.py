@@ -22,10 +22,10 @@ from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
 from sop_faiss.verbs.training.train import run_training
+from tests.forked import launch
 from tests.images import write_shards
 from tests.rivals import KINDS, opened
 from tests.runs import conv_config, tiny_config
-from tests.test_distributed import launch
 
 RIVALS = [kind for kind in KINDS if kind != "sop"]
 PACKAGE = Path(state_module.__file__).parent
@@ -172,7 +172,7 @@ def test_every_objective_resumes_exactly(tmp_path, shards, kind):
 
 @pytest.mark.distributed
 def test_two_ranks_train_every_objective_as_one_does(tmp_path, shards):
-    launch(["-m", "tests.rival_ranks", str(tmp_path), str(shards)], 2)
+    launch(tmp_path / "log", ["-m", "tests.rival_ranks"], tmp_path, shards)
 
 
 @pytest.mark.parametrize("kind", ["massl", "dino", "ibot", "distill"])

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +46,7 @@ from sop_faiss.verbs.training import train
 from sop_faiss.verbs.training.online_scores import OnlineEvaluation, open_evaluation
 from sop_faiss.verbs.training.train import describe_run, run_training
 from sop_faiss.verbs.training.training_images import open_training_images
+from tests import forked
 from tests.images import write_folder, write_shards
 from tests.runs import networks_of, tiny_config, tiny_config_file
 from tests.test_cli_retrieve import graded_gnd, plain_gnd, write_set
@@ -479,14 +479,15 @@ def test_killed_runs_with_scores_in_the_background(tmp_path, shards):
     config = tiny_config_file(tmp_path)
     overrides = ("evaluate.every_steps=1", "data.holdout_share=0.25", "evaluate.test=holdout", "evaluate.k=5")
     always = (*overrides, "evaluate.background=always")
-    subprocess.run(command(config, tmp_path / "whole", shards, *overrides), check=True, capture_output=True)
+    log, again = tmp_path / "log", command(config, tmp_path / "killed", shards, *always)
+    assert forked.end(forked.start(command(config, tmp_path / "whole", shards, *overrides), log)) == [0]
     for step in (3, 8, 13, 17):
-        process = subprocess.Popen(command(config, tmp_path / "killed", shards, *always), stderr=subprocess.DEVNULL)
-        wait_for_step(tmp_path / "killed", step, process)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    done = subprocess.run(command(config, tmp_path / "killed", shards, *always), check=True, capture_output=True)
-    told = json.loads(done.stdout)
+        processes = forked.start(again, log)
+        wait_for_step(tmp_path / "killed", step, processes[0])
+        assert forked.kill(processes) == [-signal.SIGKILL]
+    log.with_suffix(".out").unlink()
+    assert forked.end(forked.start(again, log)) == [0], log.read_text()
+    told = json.loads(log.with_suffix(".out").read_text())
     assert told["finished"] is True and told["best_step"] > 0
     assert by_step(tmp_path / "killed") == by_step(tmp_path / "whole")
 

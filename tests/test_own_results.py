@@ -14,6 +14,7 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
 from sop_faiss.model.encoders.load import load_encoder
+from sop_faiss.verbs import doctor
 from sop_faiss.verbs.output_paths import check_outputs, is_own_result
 from tests.encoders import write_run
 from tests.images import write_folder
@@ -64,6 +65,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def here(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(made)
+    answer = {"problems": [], "devices": [], "faiss_gpus": 0, "openmp": []}
+    monkeypatch.setattr(doctor, "run_probe", lambda *_: answer)  # a process that imports all; see test_verbs_doctor.py
     for file in made.glob("a.*"):
         file.unlink()
     return made

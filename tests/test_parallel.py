@@ -8,16 +8,16 @@ import torch
 from sop_faiss.distributed import checksum
 from sop_faiss.train.parallel import share_student
 from sop_faiss.train.state import RunState
+from tests.forked import launch
 from tests.images import write_shards
 from tests.runs import tiny_config
-from tests.test_distributed import launch
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_ways_to_share_the_student_train_alike(tmp_path):
     shards = write_shards(tmp_path / "shards", classes=2, per_class=12, size=20)
-    launch(["-m", "tests.parallel_ranks", str(tmp_path), str(shards)], 2)
+    launch(tmp_path / "log", ["-m", "tests.parallel_ranks"], tmp_path, shards)
 
 
 def test_one_rank_shares_nothing(tmp_path):

@@ -20,9 +20,9 @@ from sop_faiss.model.checkpoint import find_checkpoint, read_tensors
 from sop_faiss.train.checkpoints import saver as saving
 from sop_faiss.train.checkpoints.saver import CheckpointSaver
 from sop_faiss.train.state import RunState
+from tests.forked import launch
 from tests.images import write_shards
 from tests.runs import tiny_config, tiny_config_file
-from tests.test_distributed import launch
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
 
@@ -228,5 +228,5 @@ except SystemExit as end:
 
 @pytest.mark.distributed
 def test_a_full_disk_ends_all_ranks_cleanly(tmp_path: Path, shards: Path) -> None:
-    launch(["-c", FULL_AT_8 + NO_THREAD_LEFT, *arguments(tmp_path, shards)], 2, status=1)
+    launch(tmp_path / "log", ["-c", FULL_AT_8 + NO_THREAD_LEFT], *arguments(tmp_path, shards), status=1)
     assert find_checkpoint(tmp_path / "run").name == "step_00000004"

@@ -192,10 +192,10 @@ def test_sidecars_of_other_kinds(shard: Path, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_nothing_is_written_where_nothing_may_be(shard: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> Any:
+    def refuse(path: Path, content: str) -> Any:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(sidecar, "atomic_file", refuse)
+    monkeypatch.setattr(sidecar, "write_file", refuse)
     assert load_index(shard) == walk_shard(shard)
     assert [path.name for path in shard.parent.iterdir()] == ["x.tar"]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -154,7 +156,7 @@ def packaged_suites() -> dict[str, Path]:
 
 def packaged_settings() -> dict[str, dict[str, Any]]:
     """Return what each packaged configuration sets, by its name and the field's dotted name."""
-    return {name: dict(_flat(read_mapping(path))) for name, path in sorted(packaged_configs().items())}
+    return {name: flatten(read_mapping(path)) for name, path in sorted(packaged_configs().items())}
 
 
 def config_summary(path: Path) -> str:
@@ -305,13 +307,17 @@ def config_of(content: dict[str, Any], origin: str) -> Config:
     return _built({origin: translate(content)})
 
 
+@functools.cache
+def _defaults() -> DictConfig:
+    return OmegaConf.structured(Config)  # takes twice the time of copying it
+
+
 def _built(layers: dict[str, dict[str, Any]]) -> Config:
     """Build the defaults with layers of values over them; a layer's key says where it comes from."""
-    merged = OmegaConf.structured(Config)
-    _make_writable(merged)
+    merged = copy.deepcopy(_defaults())
     for origin, content in _of_one_objective(layers).items():
         _reject_unknown_keys(content, origin)
-        merged = _merged(merged, _with_phases(content), origin)
+        _merge(merged, _with_phases(content), origin)
     origins = " with ".join(layers)
     try:
         built = OmegaConf.to_object(merged)
@@ -352,14 +358,13 @@ def _of_one_objective(layers: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
     return kept
 
 
-def _merged(base: DictConfig, content: dict[str, Any], origin: str) -> DictConfig:
+def _merge(base: DictConfig, content: dict[str, Any], origin: str) -> None:
     try:
-        merged: Any = OmegaConf.merge(base, content)
+        OmegaConf.unsafe_merge(base, content)
     except OmegaConfBaseException:
         name, value = _culprit(base, content)
         written = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
         raise ConfigError(f"{origin}: {name} = {shown(written)}: {wanted(name)}") from None
-    return merged
 
 
 def _culprit(base: DictConfig, content: dict[str, Any], prefix: str = "") -> tuple[str, Any]:
@@ -375,15 +380,6 @@ def _culprit(base: DictConfig, content: dict[str, Any], prefix: str = "") -> tup
     return prefix.rstrip("."), content
 
 
-def _make_writable(node: DictConfig) -> None:
-    """Make nodes writable, as merging needs: those of frozen dataclasses are read-only."""
-    OmegaConf.set_readonly(node, False)
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, DictConfig):
-            _make_writable(child)
-
-
 def to_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML that `load_config` reads."""
     return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
@@ -396,12 +392,10 @@ def flat_settings(config: Config) -> dict[str, Any]:
 
 def flatten(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return sections of fields as dotted fields; names that are dotted already stay."""
-    return dict(_flat(content))
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    flat: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            flat |= {f"{key}.{name}": each for name, each in flatten(value).items()}
         else:
-            yield f"{prefix}{key}", value
+            flat[key] = value
+    return flat

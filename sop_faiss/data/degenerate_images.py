@@ -25,7 +25,6 @@ def describe_degenerate_images(
     """Say what is wrong with the first images of a run: all of one brightness, or all the same.
 
     Args:
-        source: the images.
         positions: the images that are trained on.
         seed: of the run, whose first epoch begins with the images that are checked, 16 at most.
         max_pixels: larger images are left out, as are bad ones.

@@ -10,7 +10,7 @@ those with a share of the attention of DINO's ViT-S/16.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -189,16 +189,6 @@ def right_predictions(
     """
     drops = Drops(source, max_bad_fraction)
     own = share_of_rank(len(source))
-    device = next(encoder.parameters()).device
-
-    def prepare(position: int) -> tuple[UInt8[np.ndarray, "h w 3"], ...] | DataError:
-        seen, judged = encoder.preprocess, distortions.judge.preprocess
-        try:
-            encoded = source.read(position)
-            decoded = decode_image(encoded, top_value=seen.top_value)
-            return seen.apply(decoded), judged.apply(decoded)
-        except DataError as error:
-            return error
 
     def own_rows() -> dict[int, Float32[np.ndarray, " points"]]:
         rows: dict[int, Float32[np.ndarray, " points"]] = {}
@@ -211,19 +201,12 @@ def right_predictions(
                     rows[position] = (classes == labels[position]).astype(np.float32)
                 waiting.clear()
 
-        for done, (position, images) in enumerate(
-            zip(own, map_ordered(prepare, own, default_workers()), strict=True), start=1
-        ):
-            if isinstance(images, DataError):
-                drops.add(position, images)
+        for done, (position, found) in enumerate(_distorted(encoder, source, own, distortions), start=1):
+            if isinstance(found, DataError):
+                drops.add(position, found)
                 continue
-            pixels, judged = images
-            image = encoder.preprocess.normalize(torch.from_numpy(pixels)[None].to(device))[0]
-            features = features_of_normalized(encoder, encoder.preprocess, distortions.apply(image, judged, position))
-            names = [f"{source.keys[position]} ({kind} {value:g})" for kind, value in distortions.points]
-            require_usable(features, names)
-            waiting[position] = finished_features(encoder, features, names)
-            if len(waiting) * len(features) >= _ROWS:
+            waiting[position] = found
+            if len(waiting) * len(found) >= _ROWS:
                 classify()
             if progress is not None:
                 progress(done * len(source) // len(own), len(source))
@@ -236,3 +219,29 @@ def right_predictions(
     if not found:
         raise DataError(f"{source.description} has no usable image{drops.summary()}")
     return np.stack([found[position] for position in sorted(found)])
+
+
+def _distorted(
+    encoder: Encoder, source: ImageSource, positions: Sequence[int], distortions: Distortions
+) -> Iterator[tuple[int, Float32[np.ndarray, "points d"] | DataError]]:
+    """Yield the features of each image at all points, or why the image is unusable."""
+    seen, judged_by = encoder.preprocess, distortions.judge.preprocess
+    device = next(encoder.parameters()).device
+
+    def prepare(position: int) -> tuple[UInt8[np.ndarray, "h w 3"], ...] | DataError:
+        try:
+            decoded = decode_image(source.read(position), top_value=seen.top_value)
+            return seen.apply(decoded), judged_by.apply(decoded)
+        except DataError as error:
+            return error
+
+    for position, images in zip(positions, map_ordered(prepare, positions, default_workers()), strict=True):
+        if isinstance(images, DataError):
+            yield position, images
+            continue
+        pixels, judged = images
+        image = seen.normalize(torch.from_numpy(pixels)[None].to(device))[0]
+        features = features_of_normalized(encoder, seen, distortions.apply(image, judged, position))
+        names = [f"{source.keys[position]} ({kind} {value:g})" for kind, value in distortions.points]
+        require_usable(features, names)
+        yield position, finished_features(encoder, features, names)

@@ -29,7 +29,7 @@ from safetensors.numpy import load, save
 
 from sop_faiss import distributed
 from sop_faiss.errors import FeatureError, SopError
-from sop_faiss.files import atomic_file, read_json, require_name, write_json
+from sop_faiss.files import read_json, require_name, write_file, write_json
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.paths import path_state
@@ -106,8 +106,7 @@ class FeatureCache:
             write_json(self.folder / KEY_FILE, self._key)
         images = np.stack([np.frombuffer(image, np.uint8) for image, _ in self._new])
         content = save({"images": images, "features": np.stack([feature for _, feature in self._new])})
-        with atomic_file(self.folder / f"part-{hashlib.sha256(content).hexdigest()}.safetensors") as temporary:
-            temporary.write_bytes(content)
+        write_file(self.folder / f"part-{hashlib.sha256(content).hexdigest()}.safetensors", content)
         self._new.clear()
 
     def _read(self) -> None:

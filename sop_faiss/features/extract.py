@@ -85,10 +85,7 @@ def extract_features(
 
     Args:
         encoder: runs on the device it is on; its `cache` and `whitening` are used.
-        source: the images.
-        options: batch size and the like.
         preprocess: another than the encoder's own, such as `encoder.preprocess.keeping_aspect(512)`.
-        progress: called with the number of images read.
 
     Raises:
         DataError: too many images are unusable, or none is left (`NothingUsableError`).

@@ -99,11 +99,7 @@ def parse_bytes(text: str) -> int:
 
 
 def build_index(
-    store: FeatureStore,
-    out: Path,
-    options: IndexOptions | None = None,
-    *,
-    progress: ProgressCallback | None = None,
+    store: FeatureStore, out: Path, options: IndexOptions | None = None, *, progress: ProgressCallback | None = None
 ) -> IndexManifest:
     """Write the index directory of a feature store: `index.faiss`, `ids.parquet`, `manifest.json`.
 
@@ -147,15 +143,11 @@ def build_index(
             is_near = near_by_vectors(queries, nearest, store.features, plan.present)
             measured = measure(index, queries, k, is_near, options.recall)
         _add(index, store.features, plan.held_out, progress)
-        rows = plan.order
-        keys, sources, members = (
-            [column[row] for row in rows] for column in (store.keys, store.sources, store.members)
-        )
-        ids = IdTable(keys, sources, members, None if store.labels is None else store.labels[rows])
+        ids = IdTable(store.keys, store.sources, store.members, store.labels).take(plan.order)
         of_encoder = facts_of_encoder(store, lambda rows: store.features[rows])
         search = {"effort": index.search_setting, **measured, "why": why, **of_encoder}
         described = replace(store_as_index(store, factory), search=search)
-        states = None if store.states is None else store.states.take(rows)
+        states = None if store.states is None else store.states.take(plan.order)
         manifest = write_index(
             directory, described, index.write, ids, states, dropped_images(store.manifest.get("dropped"))
         )
@@ -212,11 +204,9 @@ def build_index_of_images(
 
     Args:
         encoder: on the device that it runs on.
-        source: the images.
         out: the index directory.
         options: which kind of index; None for the defaults.
         extraction: batch size and the like; images that are left out are counted in the manifest.
-        progress: called with images done and their total.
 
     Raises:
         SopError: as `build_index` and `extract_features`; faults of `out` or `options` are found before any work.
@@ -226,10 +216,7 @@ def build_index_of_images(
     options.check(encoder.feature_dim)
     with kept_until_whole(encoder, out):
         store = extract_features(
-            encoder,
-            source,
-            replace(extraction or ExtractionOptions(), across_ranks=True),
-            progress=progress,
+            encoder, source, replace(extraction or ExtractionOptions(), across_ranks=True), progress=progress
         )
         return distributed.decide(lambda: build_index(store, out, options))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError, DataError, IndexMismatchError
 from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.file_states import FileState, FileStates
@@ -35,7 +34,6 @@ def add_to_index(directory: Path, store: FeatureStore, *, encoder_spec: dict[str
     Lists and codes stay as they were trained: after many additions of another kind build the index again.
 
     Args:
-        directory: of the index.
         store: features of the same encoder, prepared and pooled in the same way.
         encoder_spec: how the encoder is opened from now on; None: as the index remembers, or else the store.
 
@@ -71,7 +69,6 @@ def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
     The index remembers which files they were, so that a sync does not add them again.
 
     Args:
-        directory: of the index.
         keys: of the images.
 
     Raises:
@@ -171,7 +168,6 @@ def follow_folder(
     Images that are not of the folder stay as they are.
 
     Args:
-        directory: of the index.
         seen: its manifest when the changes were found.
         changes: of the folder.
         store: features of the images that were added or changed, without those that cannot be used; None: of none.
@@ -219,7 +215,8 @@ def followed(
 ) -> IndexContents:
     """Return what an index is after it has followed a folder, without its vectors; arguments as of `follow_folder`."""
     source, positions, elsewhere = changes.source, changes.kept_positions, changes.elsewhere
-    names = _keys_beside(source, {index.ids.keys[row] for row in elsewhere})
+    taken = {index.ids.keys[row] for row in elsewhere}  # by images from elsewhere: then the key is the file's name
+    names = {key: source.member_of(at) if key in taken else key for at, key in enumerate(source.keys)}
     keys, members = [names[source.keys[at]] for at in positions], [source.member_of(at) for at in positions]
     labels, states = None if source.labels is None else source.labels[positions], changes.kept_states
     if store is not None:
@@ -250,11 +247,6 @@ def followed(
     order = np.argsort(rows, kind="stable")
     manifest = replace(joined.manifest, folder=described.folder)
     return IndexContents(manifest, joined.ids.take(order), None, joined.states.take(order), joined.left_out)
-
-
-def _keys_beside(source: FileSource, taken: set[str]) -> dict[str, str]:
-    """Return each image's key in the index: its own, or its file's name where an image from elsewhere has that key."""
-    return {key: source.member_of(at) if key in taken else key for at, key in enumerate(source.keys)}
 
 
 def require_same_space(ours: FeatureSpace, theirs: FeatureSpace, our_name: str, their_name: str) -> None:

@@ -83,12 +83,7 @@ def build_on_cluster(
 
 
 def build_by_tasks(
-    store: Path,
-    out: Path,
-    options: IndexOptions | None = None,
-    *,
-    run: Run,
-    progress: ProgressCallback | None = None,
+    store: Path, out: Path, options: IndexOptions | None = None, *, run: Run, progress: ProgressCallback | None = None
 ) -> IndexManifest:
     """Build as `build_on_cluster` does, by any means of running tasks."""
     options = options or IndexOptions()
@@ -109,7 +104,8 @@ def build_by_tasks(
     place.mkdir(parents=True, exist_ok=True)
     with locked_directory(place):
         sizes = [int(part["rows"]) for part in store_manifest["files"]]
-        trained, queries = _train(run, store, sizes, plan, index, place, _digest_of(store_manifest, factory))
+        key = work.digest([part["sha256"] for part in store_manifest["files"]], factory)  # of all that training takes
+        trained, queries = _train(run, store, sizes, plan, index, place, key)
         parts = _plan_parts(store, store_manifest, sizes, plan, factory, place, trained, queries)
         counts = []
         for done, rows in enumerate(run(work.index_part, [(part,) for part in parts]), start=1):
@@ -133,11 +129,6 @@ def build_by_tasks(
         shutil.rmtree(place, ignore_errors=True)
     log_encoder_doubts(manifest)
     return manifest
-
-
-def _digest_of(store_manifest: dict[str, Any], factory: str) -> str:
-    """Return a checksum of all that a trained index depends on."""
-    return work.digest([part["sha256"] for part in store_manifest["files"]], factory)
 
 
 def _train(

@@ -43,11 +43,7 @@ class DuplicateGroup:
 
 
 def find_duplicates(
-    index: FeatureIndex,
-    threshold: float,
-    *,
-    images_root: Path | None = None,
-    progress: ProgressCallback | None = None,
+    index: FeatureIndex, threshold: float, *, images_root: Path | None = None, progress: ProgressCallback | None = None
 ) -> list[DuplicateGroup]:
     """Find all groups of images that are joined by pairs of at least this similarity; the largest first, then by row.
 
@@ -56,7 +52,6 @@ def find_duplicates(
     links, is counted once and is not a duplicate of itself; the log says how many names are left out.
 
     Args:
-        index: what to look through.
         threshold: cosine, -1 to 1, from which on a pair is alike.
         images_root: where the index's images are now; where they were when it was built, if None.
         progress: called with images looked up and their total.
@@ -81,8 +76,6 @@ def find_duplicates(
         groups = [np.setdiff1d(rows, sorted(repeated)) for rows in groups]
     groups = sorted((rows for rows in groups if len(rows) > 1), key=lambda rows: (-len(rows), int(rows[0])))
     return [_describe(index, rows, files) for rows in groups]
-
-    return [_describe(index, rows) for rows in _groups(lowest)]
 
 
 def _groups(lowest: Int64[np.ndarray, " n"]) -> list[Int64[np.ndarray, " m"]]:

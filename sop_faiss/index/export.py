@@ -33,7 +33,6 @@ def export_parquet(
         index: what to write; `FeatureIndex.open`.
         path: the Parquet file; it replaces one that is there.
         block_rows: rows in memory at a time, and of a row group of the file.
-        progress: called with rows written and their total.
 
     Raises:
         OSError: the disk is full or the place cannot be written.

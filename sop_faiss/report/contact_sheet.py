@@ -157,7 +157,6 @@ def write_contact_sheet(
 
     Args:
         path: the HTML file; its folder is created.
-        title: of the page.
         strips: rows of the page, in order.
         subtitle: one or two sentences below the title.
         legend: how to read a row.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.report.contact_sheet import SheetTable
 
 __all__ = ["write_markdown"]
@@ -17,5 +17,4 @@ def write_markdown(path: Path, title: str, tables: Sequence[SheetTable]) -> None
     for table in tables:
         lines += ["", table.caption, "", "| " + " | ".join(table.columns) + " |", "|---" * len(table.columns) + "|"]
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table.rows]
-    with atomic_file(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_file(path, "\n".join(lines) + "\n")

@@ -42,7 +42,6 @@ def draw_matches(pairs: Sequence[MatchedPair], title: str) -> bytes:
 
     Args:
         pairs: one or more.
-        title: above them.
     """
     heights = [_canvas(pair)[0].shape[0] / _canvas(pair)[0].shape[1] for pair in pairs]
     width = 2 * _INCHES

@@ -52,8 +52,6 @@ def write_card(
 
     Args:
         facts: of the export.
-        config: of the run.
-        preprocess: of the encoder.
         metrics: the lines of `metrics.jsonl`; those without a loss are scores.
     """
     parts = [

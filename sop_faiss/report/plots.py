@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sop_faiss.errors import DataError
-from sop_faiss.files import GENERATOR, atomic_file
+from sop_faiss.files import GENERATOR, write_file
 from sop_faiss.paths import path_state
 
 __all__ = ["COLORS", "STYLE", "Curve", "colors_of", "draw_curve", "finish_axes", "plot_training", "read_curves"]
@@ -65,10 +65,7 @@ _PANELS = (
     ),
     _Panel(
         "teacher entropy / ln K",
-        (
-            _Line("teacher_entropy_cls_over_lnK", "[CLS]", "-"),
-            _Line("teacher_entropy_patch_over_lnK", "patches", "--"),
-        ),
+        (_Line("teacher_entropy_cls_over_lnK", "[CLS]", "-"), _Line("teacher_entropy_patch_over_lnK", "patches", "--")),
         1.0,
         "",
     ),
@@ -138,7 +135,6 @@ def plot_training(
     Args:
         runs: name in the legend -> run directory or metrics file, or several (seeds), drawn in the name's color.
         path: where to write the PNG, atomically; if None, it is only returned.
-        title: above the figure.
 
     Returns:
         The PNG.
@@ -150,7 +146,8 @@ def plot_training(
         name: [read_curves(place) for place in ([places] if isinstance(places, str | Path) else places)]
         for name, places in runs.items()
     }
-    panels = [panel for panel in _PANELS if any(_has_panel(seed, panel) for seeds in curves.values() for seed in seeds)]
+    known = {key for seeds in curves.values() for seed in seeds for key in seed}
+    panels = [panel for panel in _PANELS if any(line.key in known for line in panel.lines)]
     if not panels:
         raise DataError(f"{', '.join(map(repr, runs)) or 'no run'}: no metrics to draw yet, train some steps first")
     colors = colors_of(len(curves))
@@ -166,13 +163,8 @@ def plot_training(
         stream = io.BytesIO()
         figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
     if path is not None:
-        with atomic_file(path) as temporary:
-            temporary.write_bytes(stream.getvalue())
+        write_file(path, stream.getvalue())
     return stream.getvalue()
-
-
-def _has_panel(seed: dict[str, Curve], panel: _Panel) -> bool:
-    return any(line.key in seed for line in panel.lines)
 
 
 def _draw_panel(axes: Axes, panel: _Panel, runs: Sequence[Sequence[dict[str, Curve]]], colors: Sequence[str]) -> None:

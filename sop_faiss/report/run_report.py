@@ -74,21 +74,18 @@ def write_run_report(path: Path, page: RunPage, progress: ProgressCallback | Non
         "values": _show_values(page.panels),
         "left_out": page.panels_left_out,
         "sections": [
-            _show_section(section, list(itertools.islice(shown, len(section.strips)))) for section in page.images
+            {
+                "title": section.title,
+                "text": section.text,
+                "problem": section.problem,
+                "strips": list(itertools.islice(shown, len(section.strips))),
+            }
+            for section in page.images
         ],
         "settings": page.settings,
         "footer": page.footer,
     }
     write_page(path, TEMPLATE, values)
-
-
-def _show_section(section: ImageSection, strips: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "title": section.title,
-        "text": section.text,
-        "problem": section.problem,
-        "strips": strips,
-    }
 
 
 def _show_panels(panels: Sequence[Panel]) -> list[dict[str, Any]]:

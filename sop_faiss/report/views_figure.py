@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from sop_faiss.data.views.crops import CropBox
-from sop_faiss.files import GENERATOR, atomic_file
+from sop_faiss.files import GENERATOR, write_file
 
 __all__ = ["ViewedImage", "overlay_mask", "plot_views"]
 
@@ -67,7 +67,6 @@ def plot_views(images: Sequence[ViewedImage], path: Path, title: str) -> None:
     Args:
         images: with equal numbers of views; one or more.
         path: where to write the PNG, atomically.
-        title: above the figure.
 
     Raises:
         OSError: the place cannot be written.
@@ -121,8 +120,7 @@ class _Page:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             self.figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
-        with atomic_file(path) as temporary:
-            temporary.write_bytes(stream.getvalue())
+        write_file(path, stream.getvalue())
 
 
 def _draw_row(page: _Page, image: ViewedImage, top: float, with_heads: bool) -> None:

@@ -16,14 +16,7 @@ from fastapi.responses import HTMLResponse, Response
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.report.page import page_part
-from sop_faiss.serve.answers import (
-    ImageDetails,
-    ImageFacts,
-    ImagePage,
-    IndexFacts,
-    Problem,
-    SearchAnswer,
-)
+from sop_faiss.serve.answers import ImageDetails, ImageFacts, ImagePage, IndexFacts, Problem, SearchAnswer
 from sop_faiss.serve.api_page import api_page
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.responses import SecureApp, answer_problems_in_one_line, is_loopback
@@ -84,7 +77,6 @@ def create_app(index: FeatureIndex, encoder: Encoder | None = None, options: Ser
     Args:
         index: the index to search.
         encoder: the one with which the index was built; None: only images of the index can be queries.
-        options: where to listen, and limits.
 
     Raises:
         IndexMismatchError: the encoder is not the index's.

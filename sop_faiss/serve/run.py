@@ -42,7 +42,6 @@ def serve(
     Args:
         directory: made by `sop-index build`.
         encoder: another way to open the index's encoder; None: as the index remembers.
-        options: where to listen, and limits.
         with_encoder: open it. Without one, as of an index that remembers none, only its own images can be queries.
         ready: called with the page's address as soon as it can be opened.
 

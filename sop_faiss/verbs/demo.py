@@ -166,7 +166,6 @@ def scenes_demo(out: Path, stage: Stage) -> DemoResult:
 
     Args:
         out: folder for everything; one of an earlier demo is replaced.
-        stage: shows what is going on.
 
     Raises:
         CheckpointError: the pretrained encoder is not installed.

@@ -21,10 +21,7 @@ STDOUT = Path("-")
 _IMAGES = "*"
 """In a folder that is read: its images, but nothing else."""
 _ALL_IMAGE_SUFFIXES = (*IMAGE_SUFFIXES, *HEIF_SUFFIXES)
-_DATA_SUFFIXES = (
-    *_ALL_IMAGE_SUFFIXES,
-    *(".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl"),
-)
+_DATA_SUFFIXES = (*_ALL_IMAGE_SUFFIXES, *(".tar", ".parquet", ".safetensors", ".pth", ".pt", ".bin", ".faiss", ".pkl"))
 """Suffixes of data files, for messages."""
 _DATA_FILES = ("features-*.parquet", "*.tar", "state.json")
 """A directory with such a file belongs together with its manifest: nothing is written into it."""

@@ -68,7 +68,6 @@ def photos_demo(images: str, out: Path, stage: Stage) -> PhotosResult:
     Args:
         images: SRC of the images.
         out: folder for everything; one of an earlier demo is replaced.
-        stage: shows what is going on.
 
     Raises:
         ConfigError: `out` holds something else.

@@ -19,14 +19,7 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.class_numbers import whole_numbers
 from sop_faiss.data.images.heif import HEIF_REMEDY, HEIF_SUFFIXES
-from sop_faiss.data.images.keys import (
-    IMAGE_SUFFIXES,
-    UNREAD_SUFFIXES,
-    is_hidden,
-    split_name,
-    unique_keys,
-    utf8_names,
-)
+from sop_faiss.data.images.keys import IMAGE_SUFFIXES, UNREAD_SUFFIXES, is_hidden, split_name, unique_keys, utf8_names
 from sop_faiss.data.shards.shard_source import common_folder
 from sop_faiss.errors import DataError
 from sop_faiss.paths import path_state, plain_path

@@ -110,7 +110,6 @@ def find_near(signatures: Sequence[Signature], *, large_group: int = _LARGE_GROU
     """Find groups of near duplicates, joined by near pairs; positions are sorted in a group, groups by their first.
 
     Args:
-        signatures: of the images.
         large_group: images that share a part of their hash are compared with each other up to this many; more are
             split again, which is faster.
     """

@@ -34,7 +34,6 @@ def fetch_ahead(
     open the context after all worker processes were started. If it is left without an error, the threads have ended.
 
     Args:
-        source: the images.
         positions: returns the images that will be read, in order; called only if shards may have to be fetched.
         threads: how many shards are fetched at a time.
     """

@@ -108,7 +108,6 @@ def open_remote_shards(description: str, addresses: Sequence[str], settings: Dat
     Args:
         description: the source as the user named it, without secrets.
         addresses: of the shards, or their paths.
-        settings: of the cache.
 
     Raises:
         DataError: the shards do not fit into the cache, are damaged, or have no image.

@@ -49,7 +49,6 @@ def walk_shard(path: Path, name: str = "") -> ShardIndex:
     label, and `KEY.label.cls` to `KEY.input.jpg` if these are the only two.
 
     Args:
-        path: of the shard.
         name: its name in messages; its path if empty.
 
     Raises:

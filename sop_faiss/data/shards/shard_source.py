@@ -20,14 +20,7 @@ from sop_faiss.data.shards.sidecar import load_index
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
 
-__all__ = [
-    "MANIFEST_NAME",
-    "ShardSource",
-    "common_folder",
-    "join_shards",
-    "name_classes",
-    "open_shards",
-]
+__all__ = ["MANIFEST_NAME", "ShardSource", "common_folder", "join_shards", "name_classes", "open_shards"]
 
 MANIFEST_NAME = "manifest.json"
 _OPEN_FILES_LIMIT = 256  # per source and process
@@ -142,7 +135,6 @@ def open_shards(description: str, paths: Sequence[Path], *, ignore_sidecars: boo
 
     Args:
         description: the source as the user named it.
-        paths: of the shards.
         ignore_sidecars: walk the headers even of shards that have a sidecar.
 
     Raises:

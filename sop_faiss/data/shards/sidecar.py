@@ -25,7 +25,7 @@ from sop_faiss.data.images.keys import SHARD_SUFFIXES
 from sop_faiss.data.shards.shard_index import LINK, ShardIndex, walk_shard
 from sop_faiss.data.shards.tar import BLOCK_BYTES
 from sop_faiss.errors import DataError, SopError
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 
 __all__ = [
     "LONGEST_SIDECAR_BYTES",
@@ -86,8 +86,7 @@ def write_sidecar(shard: Path, index: ShardIndex) -> None:
     if len(text) > LONGEST_SIDECAR_BYTES:
         return
     try:
-        with atomic_file(sidecar_of(shard)) as temporary:
-            temporary.write_text(text, encoding="ascii")
+        write_file(sidecar_of(shard), text)
     except (OSError, SopError):
         _log_unwritable(shard.parent)
 

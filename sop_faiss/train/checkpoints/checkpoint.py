@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sop_faiss.config import TrainConfig
 from sop_faiss.errors import CheckpointError
-from sop_faiss.files import atomic_directory, atomic_file, remove_leftovers, sha256_file, write_json
+from sop_faiss.files import atomic_directory, remove_leftovers, sha256_file, write_file, write_json
 from sop_faiss.model.checkpoint import FORMAT, checkpoint_directories, read_tensors
 from sop_faiss.model.tensor_files import writing_tensors
 from sop_faiss.train.parallel import copy_weights, like
@@ -49,8 +49,7 @@ def write_checkpoint(run: Path, step: int, tensors: dict[str, dict[str, Tensor]]
     """
     path = run / "checkpoints" / f"step_{step:08d}"
     _write(path, step, tensors, state)
-    with atomic_file(run / "latest") as temporary:  # for people; `find_checkpoint` looks for complete checkpoints
-        temporary.write_text(path.name + "\n", encoding="utf-8")
+    write_file(run / "latest", path.name + "\n")  # for people; `find_checkpoint` looks for complete checkpoints
     return path
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 
 __all__ = ["keep_lines_until", "read_lines"]
 
@@ -39,5 +39,4 @@ def keep_lines_until(path: Path, step: int, measured_step: int | None = None) ->
         for line in read_lines(path)
         if 0 < step >= line["step"] and (line["step"] != measured_step or "loss" in line)
     ]
-    with atomic_file(path) as temporary:
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    write_file(path, "".join(json.dumps(line) + "\n" for line in kept))

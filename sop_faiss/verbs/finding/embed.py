@@ -69,13 +69,10 @@ def embed(
     """Write the feature store of the images of a source.
 
     Args:
-        encoder: which encoder.
         data: SRC: shards, a folder of images, or a list.
         out: the store's directory, new or empty; checked before anything is computed.
-        options: batch size and the like.
         result_json: where the caller will write the measurement; checked before anything is computed.
         force: let it replace a file that is not a result; see `check_outputs`.
-        progress: called with the number of images read.
 
     Raises:
         SopError: the output is occupied, or as `encoder_of_spec`, `open_source` and `extract_features`.
@@ -158,12 +155,7 @@ def _shifted(progress: ProgressCallback | None, before: int, total: int) -> Prog
 
 
 def _measurement(
-    data: str,
-    encoder: EncoderSpec,
-    options: EmbedOptions,
-    manifest: dict[str, Any],
-    images: int,
-    seconds: float,
+    data: str, encoder: EncoderSpec, options: EmbedOptions, manifest: dict[str, Any], images: int, seconds: float
 ) -> dict[str, Any]:
     return result_content(
         command="sop-embed",

@@ -80,12 +80,7 @@ def build(
         if distributed.is_main():
             _log.info("no encoder is named: %s is used; name another with `model`", DEFAULT_ENCODER)
     return build_index_of_images(
-        encoder_of_spec(encoder),
-        source,
-        out,
-        options,
-        extraction=extraction or _LEAVING_OUT,
-        progress=progress,
+        encoder_of_spec(encoder), source, out, options, extraction=extraction or _LEAVING_OUT, progress=progress
     )
 
 
@@ -115,7 +110,6 @@ def add(
     """Add a feature store, or images, to an index.
 
     Args:
-        index: the index directory.
         features: a feature store.
         encoder: another way to open the index's encoder, which is remembered then; None: as the index remembers.
         data: SRC: shards, a folder of images, or a list; instead of `features`.

@@ -80,13 +80,11 @@ def write_duplicates_page(
     links never are. The page makes lists of what is marked.
 
     Args:
-        path: the HTML file.
         index: what was looked through.
         groups: what was found, largest first.
         threshold: that pairs reach.
         images_root: where the index's images are now; where they were when it was built, if None.
         footer: how it was made.
-        progress: called with images read and their total.
     """
     images = index_images(index, images_root)
     strips = [_strip(index, images, group) for group in groups[:_MOST_GROUPS]]

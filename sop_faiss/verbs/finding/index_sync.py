@@ -80,7 +80,6 @@ def sync(
     is as it was before, or complete; features that were computed are kept for the next call.
 
     Args:
-        index: the index directory.
         folder: the images; None: the folder that the index was built of. It is recorded.
         encoder: another way to open the index's encoder, which is recorded; None: as the index remembers.
         dry_run: find what is to be done, and change nothing.

@@ -101,7 +101,6 @@ def tune(
         images: how many are compared at most.
         labels: whether labels count; False where folders are not what is searched for, as those of a phone.
         force: let it replace a file that is not a result; see `check_outputs`.
-        stage: shows the progress.
 
     Raises:
         ConfigError: an option is impossible.

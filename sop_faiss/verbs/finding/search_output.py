@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.index.images import IndexImages, data_name, index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.progress import ProgressCallback
@@ -82,8 +82,7 @@ def as_csv(result: SearchResult, images: IndexImages) -> str:
 
 def write_search_csv(path: Path, result: SearchResult, images: IndexImages) -> None:
     """Write `as_csv` to a file, atomically."""
-    with atomic_file(path) as temporary:
-        temporary.write_bytes(as_csv(result, images).encode())
+    write_file(path, as_csv(result, images))
 
 
 def as_strips(
@@ -126,9 +125,7 @@ def write_search_page(
     """Write the search as a page of images; of many queries some, spread from the best to the worst.
 
     Args:
-        path: the HTML file.
         index: what was searched.
-        result: what was found.
         images_root: where the index's images are now; where they were when it was built, if None.
         by_label: mark neighbors with the label of their query as right, others as wrong.
         title: of the page; the name of the data set, if empty.
@@ -136,7 +133,6 @@ def write_search_page(
         footer: how it was made.
         summary: tables above the images.
         charts: plots above the images.
-        progress: called with images read and their total.
     """
     shown, rule = spread_queries(result, queries, by_label=by_label)
     strips = as_strips(index, shown, images_root, by_label=by_label)
@@ -179,7 +175,6 @@ def spread_queries(result: SearchResult, count: int, *, by_label: bool = True) -
     largest mean similarity.
 
     Args:
-        result: what was found.
         count: most queries to choose, 1 or more; no more than these are left in their order.
         by_label: whether classes count.
 

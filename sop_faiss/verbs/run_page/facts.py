@@ -97,7 +97,6 @@ def say_verdict(panels: Sequence[Panel], state: Mapping[str, Any]) -> str:
     """Say whether training beat step 0, or why that is not known.
 
     Args:
-        panels: of the run.
         state: of its last checkpoint, empty without one.
     """
     verdict = verdict_of(state)

@@ -62,7 +62,6 @@ def open_run_images(config: Config, digest: str | None, data: str | None = None)
     """Open the images that a run was trained on.
 
     Args:
-        config: of the run.
         digest: of the images, from its checkpoint; None without a checkpoint.
         data: where the images are now, if they were moved.
 

@@ -46,8 +46,6 @@ def neighbor_section(
     """Find the nearest of a sample of the training images, by the checkpoint's teacher.
 
     Args:
-        config: of the run.
-        checkpoint: its directory.
         images: of the run.
         gallery: largest number of images that are searched.
         progress: called with the number of images read and their total.

@@ -28,8 +28,6 @@ def sample_of_checkpoint(config: Config, checkpoint: Path, images: int) -> Proto
     """Draw the first prototypes of the step after a checkpoint, from its memory, searched on the CPU.
 
     Args:
-        config: of the run.
-        checkpoint: its directory.
         images: number of training images.
 
     Raises:

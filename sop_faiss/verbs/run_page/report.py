@@ -66,10 +66,6 @@ def report_run(
     """Write a run's page; the run may still be training.
 
     Args:
-        run: its directory.
-        out: the HTML file.
-        stage: shows the progress of each stage.
-        options: of the images.
         footer: how the page was made.
 
     Raises:

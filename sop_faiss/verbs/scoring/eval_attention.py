@@ -38,9 +38,7 @@ def draw_looks(source: str, spec: EncoderSpec, *, limit: int = 8, progress: Prog
 
     Args:
         source: SRC of images; those shown are spread evenly over it.
-        spec: which encoder.
         limit: the most images.
-        progress: called with the number of images seen.
 
     Raises:
         ConfigError: the limit is impossible, or the encoder makes no tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from sop_faiss.bootstrap import bootstrap_interval, mean_difference
 from sop_faiss.evaluate.backgrounds import find_sets, find_training_images
 from sop_faiss.evaluate.feature_sets import fill_stores, open_feature_set, require_encoder_or_stores
-from sop_faiss.evaluate.labeled_sets import LabeledSets
+from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.evaluate.logistic import logistic_regression
 from sop_faiss.evaluate.logistic_choices import LogisticChoices
 from sop_faiss.features.extract import ExtractionOptions
@@ -49,9 +50,6 @@ def evaluate_backgrounds(
     Args:
         data: ImageNet-9 in the layout of the backgrounds challenge.
         train: SRC of labeled images, or the directory of a feature store; None: `original/train` of `data`.
-        encoder: which encoder.
-        options: penalties and the like.
-        progress: called with the number of images read.
         fitting_progress: called with the fits done.
 
     Raises:
@@ -63,15 +61,7 @@ def evaluate_backgrounds(
     started = time.perf_counter()
     found = find_sets(data)
     train = find_training_images(data) if train is None else train
-    train_set = open_feature_set(train)
-    tests = [open_feature_set(folder) for folder in found.values()]
-    for test in tests:
-        LabeledSets(train_set, test, _WHAT)  # that the classes are the same is known before any work
-    require_encoder_or_stores([train_set, *tests], encoder)
-    made = encoder_of_spec(encoder)
-    extraction = replace(options.extraction, across_ranks=True)
-    filled = fill_stores([train_set, *tests], made, extraction=extraction, progress=progress)
-    features = [LabeledSets(filled[0], test, _WHAT).features(None) for test in filled[1:]]
+    features = _features(train, list(found.values()), encoder, options.extraction, progress)
     scores = logistic_regression(
         features[0].train_features,
         features[0].train_labels,
@@ -107,3 +97,20 @@ def evaluate_backgrounds(
         time.perf_counter() - started,
         {"intervals": {name: [interval.low, interval.high] for name, interval in intervals.items()}},
     )
+
+
+def _features(
+    train: str,
+    tests: Sequence[str],
+    encoder: EncoderSpec,
+    extraction: ExtractionOptions,
+    progress: ProgressCallback | None,
+) -> list[LabeledFeatures]:
+    """Extract the training set once, and each test set."""
+    sets = [open_feature_set(source) for source in (train, *tests)]
+    for test in sets[1:]:
+        LabeledSets(sets[0], test, _WHAT)  # that the classes are the same is known before any work
+    require_encoder_or_stores(sets, encoder)
+    extraction = replace(extraction, across_ranks=True)
+    filled = fill_stores(sets, encoder_of_spec(encoder), extraction=extraction, progress=progress)
+    return [LabeledSets(filled[0], test, _WHAT).features(None) for test in filled[1:]]

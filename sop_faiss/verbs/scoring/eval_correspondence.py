@@ -71,8 +71,6 @@ def match_images(
     Args:
         first: an image.
         second: another.
-        spec: which encoder.
-        options: what to draw.
 
     Returns:
         The result, without a score since the truth is unknown, and the figure.
@@ -109,9 +107,6 @@ def match_views(
 
     Args:
         source: SRC of images; one is enough.
-        spec: which encoder.
-        options: what to match and to draw.
-        progress: called with the number of images done.
 
     Returns:
         The result, whose shares are means over images, and the figure of the first images.

@@ -46,8 +46,6 @@ def evaluate_logistic(
         train: SRC of labeled images, or the directory of a feature store.
         test: as `train`.
         encoder: which encoder; None where both are feature stores.
-        options: penalties and the like.
-        progress: called with the number of images read.
         fitting_progress: called with the fits done.
 
     Raises:

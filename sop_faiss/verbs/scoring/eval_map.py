@@ -72,8 +72,6 @@ def draw_map(
     Args:
         sources: SRC of images, or feature stores of the same images, one for each encoder.
         encoder: of images; None where all are stores.
-        options: method and the like.
-        progress: called with the number of images read.
 
     Raises:
         ConfigError: an option is impossible, or the encoder is missing or idle.

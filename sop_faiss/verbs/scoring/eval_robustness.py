@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,8 +66,6 @@ def evaluate_robustness(
     Args:
         train: SRC of labeled images, or the directory of a feature store.
         test: SRC of labeled images.
-        encoder: which encoder.
-        options: points of the curves and the like.
         progress: called with the number of training images read.
         distorting_progress: called with the number of test images done.
 
@@ -83,8 +82,6 @@ def evaluate_robustness(
     choices.check()
     started = time.perf_counter()
     sets, source = _open_sets(train, test, choices)
-    if choices.k > sets.train_count:
-        raise ConfigError(f"`k={choices.k}`, but {sets.train_count} training images vote: wanted at most as many")
     made = encoder_of_spec(encoder)
     judge = made if options.salient_by is None else encoder_of_spec(options.salient_by)
     patches, grids = choices.for_side(made.preprocess.crop)
@@ -119,15 +116,19 @@ def evaluate_robustness(
         "test_images": len(right),
         "test_dropped": len(source) - len(right),
         "classes": len(np.unique(filled.labels)),
-        "preprocess": made.preprocess.to_dict(),
-        "pooling": made.pooling,
     }
+    result = _result(test, made, protocol, intervals, time.perf_counter() - started)
+    return result, _figure(made, source, distortions, intervals, result) if options.figure else None
+
+
+def _result(
+    test: str, made: Encoder, protocol: dict[str, Any], intervals: dict[Point, Interval], seconds: float
+) -> TaskResult:
+    protocol |= {"preprocess": made.preprocess.to_dict(), "pooling": made.pooling}
     named = {"name": made.name, "fingerprint": made.fingerprint}
     metrics = {_name(point): interval.mean for point, interval in intervals.items()}
     details = {"intervals": {_name(point): [each.low, each.high] for point, each in intervals.items()}}
-    seconds = time.perf_counter() - started
-    result = TaskResult("sop-eval robustness", test, protocol, metrics, named, seconds, details)
-    return result, _figure(made, source, distortions, intervals, result) if options.figure else None
+    return TaskResult("sop-eval robustness", test, protocol, metrics, named, seconds, details)
 
 
 def _open_sets(train: str, test: str, choices: RobustnessChoices) -> tuple[LabeledSets, ImageSource]:
@@ -137,7 +138,10 @@ def _open_sets(train: str, test: str, choices: RobustnessChoices) -> tuple[Label
     source = _some(require_images(test_set, _WHAT), choices.most_test)
     if train_set.source is not None:
         train_set = replace(train_set, source=_some(train_set.source, choices.most_train))
-    return LabeledSets(train_set, replace(test_set, source=source), _WHAT), source
+    sets = LabeledSets(train_set, replace(test_set, source=source), _WHAT)
+    if choices.k > sets.train_count:
+        raise ConfigError(f"`k={choices.k}`, but {sets.train_count} training images vote: wanted at most as many")
+    return sets, source
 
 
 def _some(source: ImageSource, most: int | None) -> ImageSource:

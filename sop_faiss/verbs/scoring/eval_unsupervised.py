@@ -47,8 +47,6 @@ def evaluate_unsupervised(
         train: SRC of labeled images, or the directory of a feature store.
         test: as `train`.
         encoder: which encoder; None where both are feature stores.
-        options: number of clusters and the like.
-        progress: called with the number of images read.
 
     Raises:
         ConfigError: there are more clusters than training images.

@@ -49,11 +49,7 @@ class VideoOptions:
 
 
 def evaluate_video(
-    data: Path,
-    encoder: EncoderSpec,
-    options: VideoOptions | None = None,
-    *,
-    progress: ProgressCallback | None = None,
+    data: Path, encoder: EncoderSpec, options: VideoOptions | None = None, *, progress: ProgressCallback | None = None
 ) -> TaskResult:
     """Follow the objects of each video's first frame, and compare their masks with the annotated ones.
 
@@ -62,8 +58,6 @@ def evaluate_video(
     Args:
         data: a folder laid out as DAVIS-2017.
         encoder: which encoder; `size` is not its own but of the frames, in `options`.
-        options: protocol, and where to write masks.
-        progress: called with the number of frames done.
 
     Raises:
         ConfigError: a choice is impossible or does not apply.
@@ -113,7 +107,6 @@ def score_folder(data: Path, masks: Path, *, progress: ProgressCallback | None =
     Args:
         data: a folder laid out as DAVIS-2017.
         masks: folder of a folder for each sequence, with an indexed PNG for each frame.
-        progress: called with the number of frames done.
 
     Returns:
         The metrics and details of `evaluate_video`.

@@ -57,8 +57,6 @@ def evaluate_knn(
         train: SRC of labeled images, or the directory of a feature store.
         test: as `train`.
         encoder: which encoder; None where both are feature stores.
-        options: numbers of neighbors and the like.
-        stage: shows the progress of the extraction, and of each baseline.
 
     Raises:
         ConfigError: the encoder is missing or idle, or an option is impossible: baselines need images.

@@ -49,8 +49,6 @@ def evaluate_linear(
         train: SRC of labeled images, or the directory of a feature store.
         test: as `train`.
         encoder: which encoder; None where both are feature stores.
-        options: learning rates and the like.
-        progress: called with the number of images read.
         training_progress: called with the epochs trained.
 
     Raises:

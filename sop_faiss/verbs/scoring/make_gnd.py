@@ -10,7 +10,7 @@ import numpy as np
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.ground_truth import encode_ground_truth, make_ground_truth
 from sop_faiss.evaluate.plain_sets import read_plain_set
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.verbs.output_paths import check_outputs
 
 __all__ = ["GndSummary", "write_ground_truth"]
@@ -37,7 +37,6 @@ def write_ground_truth(dataset: str, data_root: Path | None, out: Path, *, force
     Args:
         dataset: the directory or the CSV file.
         data_root: the directory that holds it.
-        out: where to write.
         force: replace what is there, also inside a store, index, shard folder, run or export.
 
     Raises:
@@ -50,8 +49,7 @@ def write_ground_truth(dataset: str, data_root: Path | None, out: Path, *, force
     place = (data_root if data_root is not None else Path()) / dataset
     plain = read_plain_set(place)
     truth = make_ground_truth(plain.content, place)
-    with atomic_file(out) as temporary:
-        temporary.write_bytes(encode_ground_truth(plain.content))
+    write_file(out, encode_ground_truth(plain.content))
     counts = np.array([len(query.lists["ok"]) for query in truth.queries])
     return GndSummary(
         queries=len(counts),

@@ -10,7 +10,7 @@ from typing import Any, cast
 from sop_faiss.config import flat_settings, load_run_config, to_yaml
 from sop_faiss.config.study import StudyConfig, load_study
 from sop_faiss.errors import ConfigError, SopError
-from sop_faiss.files import atomic_file, read_json, refuse_occupied
+from sop_faiss.files import read_json, refuse_occupied, write_file
 from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from sop_faiss.verbs.study.plan import PlannedRun
 
@@ -116,8 +116,7 @@ class StudyFolder:
 
     def write_study(self, study: StudyConfig) -> None:
         """Write the study."""
-        with atomic_file(self.study_file) as temporary:
-            temporary.write_text(study.to_yaml(), encoding="utf-8")
+        write_file(self.study_file, study.to_yaml())
 
     def _require_same(self, study: StudyConfig) -> None:
         before = load_study(self.study_file)
@@ -146,8 +145,7 @@ class StudyFolder:
     def write_plans(self, runs: Sequence[PlannedRun]) -> None:
         """Write the planned configuration of each run."""
         for planned in runs:
-            with atomic_file(self.plan(planned.name)) as temporary:
-                temporary.write_text(to_yaml(planned.config), encoding="utf-8")
+            write_file(self.plan(planned.name), to_yaml(planned.config))
 
     def _require_same_run(self, planned: PlannedRun) -> None:
         file = self.plan(planned.name)

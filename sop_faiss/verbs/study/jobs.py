@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sop_faiss.files import atomic_file
+from sop_faiss.files import atomic_file, write_file
 from sop_faiss.index.cluster import ray_tasks
 
 __all__ = ["Ended", "Job", "run_on_cluster", "run_on_this_machine", "write_slurm"]
@@ -152,8 +152,7 @@ def write_slurm(script: Path, jobs: Sequence[Job], commands: Path, at_once: int,
         OSError: a file cannot be written.
     """
     lines = [f"{shlex.join(job.command)} >> {shlex.quote(str(job.log.absolute()))} 2>&1" for job in jobs]
-    with atomic_file(commands) as temporary:
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_file(commands, "".join(f"{line}\n" for line in lines))
     for job in jobs:
         job.log.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(script) as temporary:

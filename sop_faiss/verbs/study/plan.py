@@ -76,7 +76,6 @@ def plan_runs(
     """Plan every run, all arms with the first seed first, so that an early look at the results shows each arm.
 
     Args:
-        study: what is asked for.
         configs: what `arm_configs` returns.
         step_seconds: seconds per step of each arm, which a budget of minutes needs.
 
@@ -89,17 +88,13 @@ def plan_runs(
         _planned(
             study,
             arm,
-            _with_seed(configs[arm.name], seed),
+            replace(configs[arm.name], train=replace(configs[arm.name].train, seed=seed)),
             images,
             None if step_seconds is None else step_seconds[arm.name],
         )
         for seed in study.seeds
         for arm in study.arms()
     ]
-
-
-def _with_seed(config: Config, seed: int) -> Config:
-    return replace(config, train=replace(config.train, seed=seed))
 
 
 def _planned(

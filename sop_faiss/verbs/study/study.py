@@ -70,10 +70,8 @@ def run_study(
     """Make every run that is missing, and write the results of all: `study.parquet`, `study.md` and `study.html`.
 
     Args:
-        study: what is asked for.
         out: its directory: new, empty, or of the same study, which is continued.
         where: where the runs train.
-        title: of the page.
         compare: arm that the others are compared with; None: the first.
         progress: called with the steps made by all runs and their total.
         footer: returns how and when the page was made.

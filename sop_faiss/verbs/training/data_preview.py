@@ -39,7 +39,6 @@ def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) 
 
     Args:
         config: of the run; `data.train` names the images.
-        out: the PNG to write.
         images: number of images; all if there are fewer.
         epoch: of the views, from 0.
 
@@ -56,9 +55,7 @@ def draw_preview(config: Config, out: Path, *, images: int = 4, epoch: int = 0) 
     source, trained = open_indexed_images(config, "a preview")
     count = min(images, len(trained))
     few = replace(
-        config,
-        train=replace(config.train, batch_size=count, accumulate=1),
-        views=replace(config.views, color="cpu"),
+        config, train=replace(config.train, batch_size=count, accumulate=1), views=replace(config.views, color="cpu")
     )
     batches = Batches(source, trained, few, mask_unit(config))
     batch = batches.make(epoch * batches.steps_per_epoch)

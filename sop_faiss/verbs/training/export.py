@@ -66,7 +66,6 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
     Args:
         run: a run directory, a checkpoint in it, or its best/.
         out: a new or empty directory; it is written completely, or not at all.
-        options: teacher or student, and the graphs.
 
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or timm does not rebuild the network.

@@ -101,7 +101,6 @@ def open_evaluation(
     """Open what the evaluate section names; None where nothing is to be scored.
 
     Args:
-        config: of the run.
         source: its training images.
         trained: positions of those that are trained on.
         held_out: positions of those left out.

@@ -30,7 +30,6 @@ def profile_data(
     """Run the stream without training, and measure where its time goes.
 
     Args:
-        config: of the run.
         steps: number of batches to make, from the first of the run, or of its last phase if views change their sizes.
         step_seconds: assumed durations of a training step.
         progress: called with the number of batches made and their total.

@@ -12,7 +12,7 @@ from sop_faiss.config import Config, flat_settings, load_run_config, to_yaml
 from sop_faiss.data.degenerate_images import describe_degenerate_images
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.files import atomic_file, refuse_occupied, remove_leftovers
+from sop_faiss.files import refuse_occupied, remove_leftovers, write_file
 from sop_faiss.model.backbones.first_layer import whiten_first_layer
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
 from sop_faiss.model.initial_weights import load_initial_weights, resolve_init
@@ -141,8 +141,7 @@ def _open_run(output: Path, config: Config, checkpoint: Path | None, lock: RunLo
         lock.acquire()
         if (output / "config.yaml").exists():
             raise ConfigError(f"output {output} was filled by another process just now: choose another")
-    with atomic_file(output / "config.yaml") as temporary:
-        temporary.write_text(to_yaml(config), encoding="utf-8")
+    write_file(output / "config.yaml", to_yaml(config))
     clear_leftovers(output, 0 if checkpoint is None else int(checkpoint.name.removeprefix("step_")))
 
 
@@ -157,7 +156,6 @@ def run_training(
     """Train, from the start or from the last checkpoint.
 
     Args:
-        config: of the run.
         output: the run directory; new or empty unless `resume`.
         resume: continue from the newest complete checkpoint there; in an empty directory, start.
         progress: called with the number of steps done and their total.

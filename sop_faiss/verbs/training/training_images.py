@@ -59,7 +59,6 @@ def open_indexed_images(config: Config, wanted_by: str) -> tuple[ImageSource, In
     """Open the images with random access; return them and the positions that are trained on.
 
     Args:
-        config: of the run.
         wanted_by: what needs random access, for the message.
 
     Raises:
