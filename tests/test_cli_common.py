@@ -24,7 +24,7 @@ from sop_faiss import errors
 from sop_faiss.cli import common
 from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written, with_options
 from sop_faiss.cli.encoder_options import EncoderCommand
-from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, WorkerDiedError, one_line
+from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, SavedError, WorkerDiedError, one_line
 from sop_faiss.model.encoders.spec import EncoderSpec
 
 COMMANDS = ("data", "demo", "doctor", "embed", "export", "index", "knn", "linear", "report", "retrieve", "train")
@@ -47,6 +47,7 @@ def run(error: BaseException) -> tuple[int, str, str]:
         (DataError("two\nlines  and \x1b[31mcolor"), 1, "error: two lines and ?[31mcolor\n"),
         (CheckpointError("x"), 1, "error: x\n"),
         (RunStoppedError("collapse at step 7"), 3, "error: collapse at step 7\n"),
+        (SavedError("stopped by a signal"), 75, "stopped by a signal\n"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.tar"), 1, "error: No space left on device: out.tar\n"),
         (PermissionError(errno.EACCES, "Permission denied"), 1, "error: Permission denied\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),

@@ -65,8 +65,8 @@ def test_the_wheel_holds_everything_and_no_more(wheel):
     for module in (ROOT / "cli").glob("*.py"):
         assert f"sop_faiss/cli/{module.name}" in names
     for folder in ("configs", "studies"):
-        for config in (ROOT / folder).glob("*.yaml"):
-            assert f"sop_faiss/{folder}/{config.name}" in names
+        for config in (ROOT / folder).rglob("*.yaml"):
+            assert f"sop_faiss/{config.relative_to(ROOT)}" in names
     assert not [name for name in names if not name.startswith(("sop_faiss/", "sop_faiss-"))]
 
 
