@@ -66,7 +66,6 @@ def small_images(
         source: all of its images must be readable.
         side: in pixels, at most 64.
         top_value: white in deep grayscale images, see `Preprocess`.
-        progress: called with the number of images read.
 
     Raises:
         DataError: an image cannot be read any more.
@@ -114,7 +113,6 @@ def measure_baselines(
         encoder: whose network gets random weights.
         score_features: returns the metrics of features of the two sets.
         score_encoder: returns those of an encoder.
-        stage: shows the progress of each.
 
     Raises:
         SopError: as the two raise, or an image cannot be read any more.

@@ -114,7 +114,6 @@ def setting_features(
         settings: as of `possible_settings`.
         views: of two random crops of each image instead of the image.
         seed: of the crops.
-        progress: called with the number of images done.
 
     Raises:
         ConfigError: the encoder does not take images of one of these sizes.

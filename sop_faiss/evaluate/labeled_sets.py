@@ -109,7 +109,6 @@ class LabeledSets:
 
         Args:
             encoder: which encoder; None where both sets are feature stores.
-            progress: called with the number of images read.
 
         Raises:
             DataError: the part names images that are not there.

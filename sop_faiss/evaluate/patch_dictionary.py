@@ -61,7 +61,6 @@ class PatchDictionary:
 
         Args:
             images: RGB, all of one size, wider than a patch.
-            progress: called with the number of images done.
         """
         found = np.empty((len(images), self.dimension), np.float32)
         for start in range(0, len(images), _BLOCK):

@@ -176,12 +176,10 @@ def right_predictions(
 
     Args:
         encoder: of the features.
-        source: the images.
         labels: class of each.
         distortions: what is done to them.
         predict: classes of unit features.
         max_bad_fraction: share of images that may be unusable.
-        progress: called with the number of images done.
 
     Raises:
         DataError: too many images are unusable.

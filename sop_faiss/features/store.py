@@ -175,14 +175,10 @@ class FeatureStore:
             features[row : row + len(rows)] = feature_matrix(rows, manifest["dimension"])
             row += len(rows)
             columns.append(rows.drop_columns(["feature"]))
-        table = pa.concat_tables(columns)
-        keys = table["key"].to_pylist()
-        _check_features(features, keys, manifest["feature_dtype"])
+        store = _of_columns(pa.concat_tables(columns), features, manifest)
+        _check_features(features, store.keys, manifest["feature_dtype"])
         if manifest["feature_dtype"] != "float32":
             features /= np.linalg.norm(features, axis=1, keepdims=True)
-        labels, manifest = _labels(table, manifest)
-        store = cls(keys, labels, table["source"].to_pylist(), table["member"].to_pylist(), features, manifest)
-        store._check_columns()
         return store
 
 
@@ -204,21 +200,21 @@ def read_names(directory: Path) -> FeatureStore:
         raise FeatureError(
             f"{directory} is damaged ({str(error).splitlines()[0]}): copy it again or embed again"
         ) from None
-    features = np.empty((len(table), 0), np.float32)
-    keys, sources, members = (table[name].to_pylist() for name in ("key", "source", "member"))
-    labels, manifest = _labels(table, manifest)
-    store = FeatureStore(keys, labels, sources, members, features, manifest)
-    store._check_columns()
-    return store
+    return _of_columns(table, np.empty((len(table), 0), np.float32), manifest)
 
 
-def _labels(table: pa.Table, manifest: dict[str, Any]) -> tuple[Int64[np.ndarray, " n"] | None, dict[str, Any]]:
-    """Return the labels, and the manifest without class names that are integers: those are the labels."""
+def _of_columns(table: pa.Table, features: Float32[np.ndarray, "n d"], manifest: dict[str, Any]) -> FeatureStore:
+    """Return the store without class names that are integers: those are the labels."""
     stored = table["label"].fill_null(-1).to_numpy().astype(np.int64)
     names = manifest.get("class_names")
     names = [str(name) for name in names] if isinstance(names, list) else None
     labels, class_names = number_classes(stored if (stored >= 0).any() else None, names)
-    return labels, {**manifest, "class_names": class_names} if names is not None else manifest
+    if names is not None:
+        manifest = {**manifest, "class_names": class_names}
+    keys, sources, members = (table[name].to_pylist() for name in ("key", "source", "member"))
+    store = FeatureStore(keys, labels, sources, members, features, manifest)
+    store._check_columns()
+    return store
 
 
 def _parts(count: int, rows: int) -> Iterator[tuple[int, int]]:

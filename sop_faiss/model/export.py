@@ -60,7 +60,6 @@ def timm_config(model: nn.Module, config: Config, preprocess: Preprocess, weight
 
     Args:
         model: of timm.
-        config: of the run.
         preprocess: of its encoder.
         weights_sha256: of model.safetensors.
     """

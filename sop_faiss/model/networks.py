@@ -209,7 +209,6 @@ def build_student_and_teacher(config: Config, make_heads: Callable[[int], nn.Mod
     The backbone's weights are those of `seeded_backbone` with the same seed.
 
     Args:
-        config: of the run.
         make_heads: `Objective.heads`.
 
     Raises:

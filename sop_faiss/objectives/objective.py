@@ -191,7 +191,6 @@ def studied(
 
     Args:
         networks: of the run.
-        config: of the run.
         global_views: normalized.
         local_views: normalized.
         masks: of the global views.

@@ -56,7 +56,6 @@ def open_term(config: Config, name: str, device: torch.device, images: int) -> T
     """Make a term's memory, filled with random unit vectors, and its prototype maker.
 
     Args:
-        config: of the run.
         name: `cls` or `patch`.
         device: where the memory is stored and searched.
         images: number of training images.
@@ -105,7 +104,6 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
     """Return the rows of a term's memory, and whether rows of an anchor's own image are left out of its supports.
 
     Args:
-        config: of the run.
         name: `cls` or `patch`.
         images: number of training images.
 
@@ -161,7 +159,6 @@ def keeps_neighbors(config: Config, name: str, capacity: int, device: torch.devi
     """Return whether a term's memory keeps its rows' neighbors from step to step, according to `neighbors.refresh`.
 
     Args:
-        config: of the run.
         name: `cls` or `patch`.
         capacity: rows of the memory; see `fit_memory`.
         device: where it is stored.
@@ -189,7 +186,6 @@ def sizes_of_terms(config: Config, device: torch.device, images: int) -> dict[st
     """Return the rows of the memories, and the bytes that they and their searches take on each rank.
 
     Args:
-        config: of the run.
         device: of a rank.
         images: number of training images.
 

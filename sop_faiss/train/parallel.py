@@ -34,7 +34,6 @@ def share_student(
 
     Args:
         student: in place on this rank's device; with FSDP2 its parameters become shards.
-        config: of the run.
         device: of this rank.
         autocast_dtype: precision of the backbone; None: float32.
 

@@ -189,7 +189,6 @@ def encoder_of_backbone(
 
     Args:
         backbone: of the student or the teacher.
-        config: of the run.
         name: what it is, for people.
         pooling: over the last block; empty: the backbone's own.
         mirrored: add the feature of the mirrored image.

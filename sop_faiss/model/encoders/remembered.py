@@ -116,7 +116,6 @@ def recalled_spec(
 
     Args:
         remembered: of a manifest, which may be anyone's.
-        directory: of the index.
         given: options without a `model`.
         choice: the file in the directory that remembers it, for messages, if that is not an index.
 

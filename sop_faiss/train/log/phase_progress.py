@@ -17,7 +17,6 @@ def steps_stage(stage: Stage, config: Config, steps_per_epoch: int) -> Iterator[
 
     Args:
         stage: announces a stage.
-        config: of the run.
         steps_per_epoch: optimizer updates per pass over the data.
 
     Yields:
