@@ -154,24 +154,34 @@ class FeatureIndex:
                 f"encoder {self.manifest.encoder['name']} ({difference.values}): {remedy}, or build the index again"
             )
 
-    def search(self, x: ImageInput | Iterable[ImageInput], k: int, *, encoder: Encoder | None = None) -> Neighbors:
+    def search(
+        self,
+        x: ImageInput | Iterable[ImageInput],
+        k: int,
+        *,
+        encoder: Encoder | None = None,
+        among: Int64[np.ndarray, " m"] | None = None,
+    ) -> Neighbors:
         """Find the k nearest images of each query; exact for a `Flat` index, else see `manifest.search` for its recall.
 
         Args:
             x: features: one of unit norm (d,) or one per row (q, d), of this index's encoder; any float dtype, any
                 strides, any device. Norms are checked, not repaired (`require_unit_rows`). Or images, as
                 `Encoder.encode` takes them: paths, bytes of files, PIL images, arrays or tensors of three or more axes.
-            k: how many neighbors; 1 <= k <= len(self).
+            k: how many neighbors; 1 <= k <= len(self), or the number of rows in `among`.
             encoder: the one that the index was built with, for images; None: as the index remembers it, opened once.
+            among: search among these rows only, rising and without repeats (`rows_where`). Few rows are all compared.
 
         Raises:
-            ConfigError: k is out of range, or there is no encoder for images.
+            ConfigError: k or `among` is out of range, or there is no encoder for images.
             FeatureError: x has another shape or dtype, is not finite, or not of unit norm.
             IndexMismatchError: the encoder is not the index's.
             DataError: an image cannot be read.
         """
-        require_k(k, len(self))  # before images are encoded
-        return self._named(self._vectors.search(self._as_queries(x, encoder), k))
+        if among is not None and (np.diff(self._as_rows(among)) <= 0).any():
+            raise ConfigError("`among` is not in rising order, or repeats a row: wanted the rows of `rows_where`")
+        require_k(k, len(self) if among is None else len(among))  # before images are encoded
+        return self._named(self._vectors.search(self._as_queries(x, encoder), k, among))
 
     def search_above(
         self, x: ImageInput | Iterable[ImageInput], similarity: float, *, encoder: Encoder | None = None
@@ -233,7 +243,7 @@ class FeatureIndex:
             answers.append(NearestRows(found.similarities[:, others], found.rows[:, others]))
         return answers
 
-    def _as_rows(self, rows: Sequence[int]) -> Int64[np.ndarray, " m"]:
+    def _as_rows(self, rows: Sequence[int] | Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
         wanted = np.asarray(rows, np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise ConfigError(f"rows {wanted.min()} to {wanted.max()}: wanted 0 to {len(self) - 1}")

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.neighbors.disk.among import search_among
 from sop_faiss.neighbors.disk.faiss_files import load, reason, save
 from sop_faiss.neighbors.disk.gpu_lists import FilledByGpus, learning_on_gpus
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
@@ -151,23 +152,29 @@ class ApproximateIndex:
             return np.empty((0, self.dimension), np.float32)
         return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
 
-    def search(self, queries: Float32[np.ndarray, "q d"], k: int) -> NearestRows:
+    def search(
+        self, queries: Float32[np.ndarray, "q d"], k: int, among: Int64[np.ndarray, " m"] | None = None
+    ) -> NearestRows:
         """Find k rows of large inner product with each query, ties by rising row; never fewer, and never -1.
 
         Where the search setting does not lead to k rows, it is doubled for these queries until it does.
 
         Args:
             queries: finite unit vectors, one per row.
-            k: how many rows; 1 <= k <= count.
+            k: how many rows; 1 <= k <= count, or the number of rows in `among`.
+            among: rows to search among, sorted and without repeats, as of `search_among`; None: all.
 
         Raises:
             ConfigError: k is outside 1..count.
             FeatureError: the dimension differs.
             IndexMismatchError: not all rows of the index can be reached.
         """
-        require_k(k, self.count)
+        require_k(k, self.count if among is None else len(among))
         require_dimension(queries, self.dimension, "index")
         queries = np.ascontiguousarray(queries)
+        if among is not None:
+            settings = [value for value in self.search_settings() if value >= (self._search_setting or value)]
+            return search_among(self._faiss, queries, k, among, settings if self.setting_name else [])
         asked = min(self.count, k + _SPARE_ROWS)
         similarities, rows = self._faiss.search(queries, asked)
         short = np.flatnonzero((rows[:, :k] < 0).any(1))
