@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.features.feature_space import EncoderLike, FeatureSpace
 from sop_faiss.index.encoder_doubts import log_encoder_doubts, random_pairs_cosine
+from sop_faiss.index.packed_texts import RowsOfTexts
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
@@ -118,13 +119,14 @@ class FeatureIndex:
         Raises:
             ConfigError: no image of the index has this key.
         """
-        if not self.has(key):
+        row = self._rows.get(key)
+        if row is None:
             raise ConfigError(f"key {key!r} is not in the index{closest_key(key, self.ids.keys)}")
-        return self._rows[key]
+        return row
 
     def has(self, key: str) -> bool:
         """Return whether an image of the index has this key."""
-        return key in self._rows
+        return self._rows.get(key) is not None
 
     @functools.cached_property
     def _own_encoder(self) -> Encoder:
@@ -133,8 +135,8 @@ class FeatureIndex:
         return encoder_of_index(self)
 
     @functools.cached_property
-    def _rows(self) -> dict[str, int]:
-        return {name: row for row, name in enumerate(self.ids.keys)}
+    def _rows(self) -> RowsOfTexts:
+        return RowsOfTexts(self.ids.keys)
 
     def check_encoder(self, encoder: EncoderLike) -> None:
         """Refuse a query encoder whose features cannot be compared with the index's.
