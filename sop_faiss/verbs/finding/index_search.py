@@ -285,8 +285,10 @@ def search_by_key(
         lines = _search(index, query, k, threshold, _without(narrowing, left_out))
         keys, names = [name_of_all(keys, minus)], names[:1] if len(set(names)) == 1 else [None]
     elif narrowing is not None:
-        searches = [_search(index, index.features([row]), k, threshold, _without(narrowing, [row])) for row in rows]
-        lines = [line for lines in searches for line in lines]
+        lines = []
+        for row in rows:  # a combination of one: features of shortened codes are not of unit norm
+            query = combined_query(index.features([row]))
+            lines += _search(index, query, k, threshold, _without(narrowing, [row]))
     elif k is None and threshold is not None:
         lines = [(found, 0, None) for found in index.search_rows_above(rows, threshold)]
     else:
