@@ -151,7 +151,7 @@ def id_rows(count: int) -> list[Row]:
 @click.command()
 @click.option("--features", type=click.Path(path_type=Path), required=True, help="Folder of the vectors.")
 @click.option("--count", type=int, default=1_000_000, show_default=True, help="Vectors of the gallery.")
-@click.option("--quick", is_flag=True, help="50 queries instead of 200.")
+@click.option("--quick", is_flag=True, help="100 queries instead of 200.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
 @click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
 def main(features: Path, count: int, quick: bool, json_file: Path | None, record: bool) -> None:
@@ -160,8 +160,8 @@ def main(features: Path, count: int, quick: bool, json_file: Path | None, record
         write_mixture(count, 1000, DIMENSION, features)
     gallery, clusters = np.load(features / "gallery.npy", mmap_mode="r"), np.load(features / "clusters.npy")
     queries = np.load(features / "queries.npy")
-    number = 50 if quick else 200
-    tuned_on, queries = queries[-number:], queries[:number]
+    number = 100 if quick else 200
+    tuned_on, queries = queries[number : 3 * number], queries[:number]
     small = choose_factory(len(gallery), DIMENSION, SMALL_BYTES * len(gallery)).factory
     plain = small.replace(small.partition(",")[2], "Flat")
     centers, assigned = learned_lists(gallery, int(plain.partition(",")[0].removeprefix("IVF")), features)

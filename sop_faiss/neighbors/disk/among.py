@@ -21,6 +21,7 @@ _ALL_COMPARED = 20_000
 _SHARE_COMPARED = 0.01
 """Of the rows of a large index, the share up to which all that pass are compared."""
 _BLOCK_ROWS = 4096
+_SPARE_ROWS = 8  # as of a search of all rows
 
 _with_keywords: Any = faiss  # its stubs lack the keywords of its Python classes
 _Found = tuple[Float32[np.ndarray, "q k"], Int64[np.ndarray, "q k"]]
@@ -53,38 +54,40 @@ def search_among(
     """
     count = int(index.ntotal)
     selector = _selecting(rows, count)
-    if len(rows) <= max(_ALL_COMPARED, _SHARE_COMPARED * count):
-        found = _all_compared(index, queries, k, rows, selector)
-    else:
-        settled = _until_settled(index, queries, k, selector, settings)
-        found = _all_compared(index, queries, k, rows, selector) if settled is None else settled
-    similarities, found_rows = found
-    nearest = in_fixed_order(np.asarray(similarities, np.float32), found_rows.astype(np.int64))
-    return NearestRows(np.clip(nearest.similarities, -1, 1), nearest.rows)
+    asked, found = min(len(rows), k + _SPARE_ROWS), None
+    if len(rows) > max(_ALL_COMPARED, _SHARE_COMPARED * count):
+        found = _until_settled(index, queries, asked, k, selector, settings)
+    if found is None:
+        found = _all_compared(index, queries, asked, rows, selector)
+    similarities = np.where(found[1] < 0, -np.inf, found[0]).astype(np.float32)
+    nearest = in_fixed_order(similarities, found[1].astype(np.int64))
+    best, best_rows = (np.ascontiguousarray(each[:, :k]) for each in nearest)
+    return NearestRows(np.clip(best, -1, 1), best_rows)
 
 
 def _until_settled(
-    index: Any, queries: Float32[np.ndarray, "q d"], k: int, selector: Any, settings: list[int]
+    index: Any, queries: Float32[np.ndarray, "q d"], asked: int, k: int, selector: Any, settings: list[int]
 ) -> _Found | None:
-    """Search with rising settings until the rows of a query stay the same; None where FAISS cannot skip rows.
+    """Search with rising settings until the first k rows of a query stay the same; None where FAISS cannot skip rows.
 
     Also None where even the largest setting does not lead to k rows.
     """
-    similarities = np.empty((len(queries), k), np.float32)
-    rows = np.full((len(queries), k), -1, np.int64)
+    similarities = np.empty((len(queries), asked), np.float32)
+    rows = np.full((len(queries), asked), -1, np.int64)
     open_queries = np.arange(len(queries))
     rising: list[int | None] = [*settings[::3], *settings[-1:]]
     for setting in rising or [None]:  # every third is about the double
         try:
-            found = index.search(queries[open_queries], k, params=_parameters(index, selector, setting))
+            found = index.search(queries[open_queries], asked, params=_parameters(index, selector, setting))
         except RuntimeError:
             return None
-        settled = (found[1] >= 0).all(1) & (np.sort(found[1], 1) == np.sort(rows[open_queries], 1)).all(1)
+        first, before = found[1][:, :k], rows[open_queries, :k]
+        settled = (first >= 0).all(1) & (np.sort(first, 1) == np.sort(before, 1)).all(1)
         similarities[open_queries], rows[open_queries] = found
         open_queries = open_queries[~settled]
         if not len(open_queries):
             break
-    return None if (rows < 0).any() else (similarities, rows)
+    return None if (rows[:, :k] < 0).any() else (similarities, rows)
 
 
 def _all_compared(
