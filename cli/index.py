@@ -63,6 +63,12 @@ def main() -> None:
     help="Share of the 10 nearest that a search must find; tuned and measured on images held out.",
 )
 @click.option(
+    "--max-query-ms",
+    type=float,
+    metavar="MS",
+    help="Of one query on one core; auto takes coarser codes until it is met.  [default: not measured]",
+)
+@click.option(
     "--cluster",
     metavar="ADDRESS",
     help="Build --features by tasks on a Ray cluster; ray: that of RAY_ADDRESS, or this machine. See docs/scale.md.",
@@ -78,6 +84,7 @@ def build_command(
     factory: str,
     max_memory: str | None,
     recall: float,
+    max_query_ms: float | None,
     cluster: str | None,
     batch_size: int,
     max_bad_fraction: float,
@@ -102,7 +109,7 @@ def build_command(
     from sop_faiss.verbs.finding.index_build import build
 
     log_to_stderr(logging.INFO)
-    options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall)
+    options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall, max_query_ms)
     verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "images")
     with ranks_of_torchrun() as is_main, progress_reporter(verb, things) as progress:
         manifest = build(

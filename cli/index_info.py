@@ -122,6 +122,8 @@ def _search_text(search: dict[str, Any], factory: str) -> str:
     if search["recall"] is not None:
         found = f"recall@{search['k']} {search['recall']:.3f} on {search['queries']:,} images held out"
         parts.append(f"{found} (wanted {search['target']:g})")
+    if "milliseconds" in search:
+        parts.append(f"{search['milliseconds']:g} ms a query on one core")
     parts.append(search["why"])
     parts += [f"{search[what]:,} {what} since" for what in ("added", "removed") if search.get(what)]
     return "; ".join(parts)

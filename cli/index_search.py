@@ -37,6 +37,17 @@ _FOLDER = NamedPath()
 @click.option("-k", type=int, help="Neighbors of each query.  [default: 10; with --threshold all that reach it]")
 @click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbors of a smaller similarity.")
 @click.option(
+    "--where",
+    metavar="CONDITION",
+    help="Only images whose key, source, member or label pass it, as \"label = 'shoe'\".",
+)
+@click.option("--table", type=_FOLDER, metavar="FILE", help="More columns for --where, by key: .csv or .parquet.")
+@click.option("--unique", type=float, metavar="COSINE", help="Fold a neighbor that is this similar to a nearer one.")
+@click.option("--together", is_flag=True, help="Search by the mean of all queries.")
+@click.option(
+    "--minus", multiple=True, metavar="IMAGE", help="Less this image (with --key: a key); implies --together."
+)
+@click.option(
     "--verify",
     default="all",
     show_default=True,
@@ -65,6 +76,11 @@ def search_command(
     features: Path | None,
     k: int | None,
     threshold: float | None,
+    where: str | None,
+    table: Path | None,
+    unique: float | None,
+    together: bool,
+    minus: tuple[str, ...],
     verify: str,
     json_file: Path | None,
     csv_file: Path | None,
@@ -87,6 +103,8 @@ def search_command(
       sop-index search photos.index query.jpg --html found.html
       sop-index search photos.index --key IMG_0042 -k 20
       sop-index search photos.index --data queries/ --csv found.csv
+      sop-index search photos.index a.jpg b.jpg --minus c.jpg --unique 0.95
+      sop-index search photos.index query.jpg --table shop.csv --where "price < 50 and label <> 'shoe'"
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
     from sop_faiss.features.extract import ExtractionOptions
@@ -97,12 +115,16 @@ def search_command(
 
     check_outputs(
         {"--json": json_file, "--csv": csv_file, "--html": html_file},
-        [index, *images, *source_files(data), *encoder_files(encoder), *([features] if features else [])],
+        [
+            *(index, *images, *source_files(data), *encoder_files(encoder)),
+            *(path for path in (features, table) if path),
+            *(Path(name) for name in minus if not keys),
+        ],
         to_stdout=("--json", "--csv"),
         force=force,
     )
     extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
-    options = SearchOptions(k, threshold, images_root, extraction)
+    options = SearchOptions(k, threshold, images_root, extraction, where, table, unique, together, minus)
     opened = FeatureIndex.open(index, verify=verify)
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)
@@ -144,12 +166,23 @@ def search_command(
             "dropped": result.dropped,
             "queries": as_records(result, places),
         }
+        narrowed = {
+            "where": where,
+            "table": str(table) if table else None,
+            "unique": unique,
+            "together": together or bool(minus),
+            "minus": list(minus),
+        }
+        content |= {name: value for name, value in narrowed.items() if value}
         put_json(json_file, content)
     if STDOUT not in (json_file, csv_file):
         click.echo(_found_text(result, places, by_label))
         say_written("JSON", json_file)
     say_written("CSV", csv_file)
     say_written("page", html_file)
+    if unique is not None:
+        folded = sum(len(found.folded or ()) for query in result.queries for found in query.found)
+        click.echo(f"folded: {folded:,} near-duplicates of neighbors", err=True)
     if result.dropped:
         click.echo(f"left out: {counted(result.dropped)}", err=True)
 
@@ -164,7 +197,8 @@ def _found_text(result: SearchResult, images: IndexImages, by_label: bool) -> st
             mark = marks[found.right] if by_label else ""
             place = one_line(": ".join(filter(None, images.place(found.row))))
             name = named(found.key, found.label)
-            lines.append(f"{found.rank:4d}  {found.similarity:7.4f}  {mark}{name}  {place}")
+            more = f"  (+{len(found.folded):,} alike)" if found.folded else ""
+            lines.append(f"{found.rank:4d}  {found.similarity:7.4f}  {mark}{name}  {place}{more}")
         if not query.found:
             lines.append("      nothing above the threshold")
         blocks.append("\n".join(lines))

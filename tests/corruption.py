@@ -40,7 +40,7 @@ def answers(index: FeatureIndex) -> str:
     found, above = index.search(unit, 9), index.search_above(unit, 0.5)
     lines = [found.rows, found.similarities, found.labels, features, *(each.rows for each in above)]
     told = [line.tolist() for line in lines if line is not None]
-    return json.dumps([told, found.keys, index.ids.sources, index.ids.members, index.manifest.class_names])
+    return json.dumps([told, found.keys, list(index.ids.sources), list(index.ids.members), index.manifest.class_names])
 
 
 def empty(content: bytes, rng: np.random.Generator) -> bytes:

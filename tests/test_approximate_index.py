@@ -182,6 +182,7 @@ def test_what_users_ask_wrongly(rows: np.ndarray) -> None:
         (1_000_000, 10**9, "IVF4096,SQfp16"),
         (1_000_000, 5 * 10**8, "IVF4096,SQ8"),
         (1_000_000, 3 * 10**8, "IVF4096,SQ4"),
+        (1_000_000, 10**8, "IVF4096,RaBitQ,Refine(SQfp16)"),
         (1000, 10**6, "IVF25,SQfp16"),
     ],
 )
@@ -194,7 +195,7 @@ def test_choice(count: int, max_bytes: int | None, factory: str) -> None:
 
 def test_nothing_fits() -> None:
     with pytest.raises(ConfigError, match="allow more memory") as error:
-        choose_factory(1_000_000, 384, 10**8)
+        choose_factory(1_000_000, 384, 6 * 10**7)
     assert "IVF4096,PQ48" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -232,6 +233,53 @@ def test_the_smallest_search_setting_that_is_enough(rows: np.ndarray) -> None:
         recall = tune_search(index, queries, 10, judge, 0.9)
         assert index.search_setting == min(setting for setting, share in recall_by_setting.items() if share >= 0.9)
         assert recall.share == recall_by_setting[index.search_setting] and (recall.k, recall.queries) == (10, 60)
+
+
+RERANKED = ("IVF8,RaBitQ,Refine(SQfp16)", "IVF8,Flat,RFlat", "RR16,IVF8,PQ4x4fs,Refine(Flat)")
+
+
+@pytest.mark.parametrize("factory", RERANKED)
+def test_reranking_kinds_lose_and_take_rows(factory: str, rows: np.ndarray, tmp_path: Path) -> None:
+    index, part = make(factory, rows), np.arange(COUNT) % 3 > 0
+    index.search_setting, index.rerank = 8, 20
+    index.keep(part)
+    kept = rows[part]
+    found = kept[index.search(kept[:40], 1).rows[:, 0]]  # some rows are copies
+    np.testing.assert_allclose(np.einsum("qd,qd->q", found, kept[:40]), 1, atol=1e-3)
+    np.testing.assert_allclose(index.features(np.arange(len(kept))), kept, atol=1e-3)
+    first, second = (make_approximate_index(factory, rows.shape[1]) for _ in range(2))
+    for each, block in ((first, rows[:100]), (second, rows[100:])):
+        each.train(rows)
+        each.add(block)
+    append(first, second)
+    first.search_setting, first.rerank = 8, 20
+    assert first.count == COUNT
+    np.testing.assert_allclose(first.features(np.arange(COUNT)), rows, atol=1e-3)
+    np.testing.assert_array_equal(first.search(rows[90:130], 1).rows[:, 0], np.arange(90, 130))
+
+
+def test_candidates_are_tuned_and_written(rows: np.ndarray, tmp_path: Path) -> None:
+    index = make(RERANKED[0], rows)
+    rng = np.random.default_rng(7)
+    queries = unit_rows(rng, 60, rows.shape[1])
+    nearest = exact_similarities(queries, iter((rows,)), 10)
+    recall = tune_search(index, queries, 10, near_by_vectors(queries, nearest, rows, np.arange(COUNT)), 0.9)
+    assert recall.share >= 0.9 and index.rerank is not None
+    index.write(tmp_path / "index.faiss")
+    opened = read_approximate_index(tmp_path / "index.faiss", RERANKED[0], rows.shape[1], COUNT)
+    assert opened.rerank == index.rerank
+    opened.search_setting = index.search_setting
+    for _ in range(3):  # pages that were let go of are read again
+        found, again = index.search(queries, 10), opened.search(queries, 10)
+        np.testing.assert_array_equal(found.rows, again.rows)
+        np.testing.assert_array_equal(found.similarities, again.similarities)
+
+
+def test_a_rotation_is_not_learned_from_fewer_rows_than_dimensions() -> None:
+    rows = unit_rows(np.random.default_rng(0), 260, 320)
+    for factory in ("OPQ4,PQ4", "OPQ4,IVF2,PQ4,RFlat"):
+        with pytest.raises(ConfigError, match="OPQ"):
+            make_approximate_index(factory, 320).train(rows)
 
 
 # trained once

@@ -21,15 +21,16 @@ from sop_faiss.files import atomic_directory, refuse_occupied
 from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
 from sop_faiss.index.left_out import dropped_images
 from sop_faiss.index.resume_build import forget_training, trained_once
-from sop_faiss.index.row_plan import RECALL_K, plan_rows
+from sop_faiss.index.row_plan import RECALL_K, RowPlan, plan_rows
 from sop_faiss.index.store import IdTable, IndexManifest, write_index
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.auto_factory import (
     IsNear,
-    choose_factory,
+    choices,
     exact_similarities,
     near_by_vectors,
+    query_milliseconds,
     tune_search,
 )
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, check_factory, empty_index
@@ -47,6 +48,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _BLOCK_ROWS = 65_536
+_TIMED = 50
+"""Queries whose time is measured."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ class IndexOptions:
     """Of the index in memory, for `auto`; None: no limit."""
     recall: float = 0.95
     """Share of the 10 nearest rows that a search must find; the search setting (nprobe or efSearch) is tuned to it."""
+    max_query_ms: float | None = None
+    """Of one query on one core. `auto` takes coarser codes, which are faster, until a query takes no longer; another
+    factory is only measured. None: not measured."""
 
     def check(self, dimension: int) -> None:
         """Refuse impossible options before any work.
@@ -68,6 +74,8 @@ class IndexOptions:
         """
         if not 0 < self.recall <= 1:
             raise ConfigError(f"`recall` {self.recall}: wanted more than 0, and at most 1")
+        if self.max_query_ms is not None and not 0 < self.max_query_ms < float("inf"):
+            raise ConfigError(f"`max_query_ms` {self.max_query_ms}: wanted more than 0 milliseconds")
         if self.factory != "auto":
             check_factory(self.factory, dimension)
             if self.max_bytes is not None:
@@ -77,10 +85,13 @@ class IndexOptions:
 
     def choose(self, count: int, dimension: int) -> tuple[str, str]:
         """Choose the factory for this many vectors, and say why."""
+        return self.choices(count, dimension)[0]
+
+    def choices(self, count: int, dimension: int) -> list[tuple[str, str]]:
+        """List the factories to try for this many vectors, and why."""
         if self.factory != "auto":
-            return self.factory, "asked for"
-        choice = choose_factory(count, dimension, self.max_bytes)
-        return choice.factory, choice.why
+            return [(self.factory, "asked for")]
+        return [(each.factory, each.why) for each in choices(count, dimension, self.max_bytes)]
 
 
 _UNITS = {"": 1, "b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -123,29 +134,13 @@ def build_index(
     options = options or IndexOptions()
     refuse_occupied(out)
     store.check()
-    count, dimension = store.features.shape
-    options.check(dimension)
-    factory, why = options.choose(count, dimension)
-    if options.factory == "auto":
-        _log.info("index factory %s: %s", factory, why)
+    options.check(store.features.shape[1])
     with atomic_directory(out) as directory:
-        index = empty_index(factory, dimension)
-        plan = plan_rows(count, index)
-        if isinstance(index, ApproximateIndex):
-            _log.info("learning %s from %d of %d vectors", factory, len(plan.training), count)
-            index = trained_once(index, store.features[plan.training], out)
-        _add(index, store.features, plan.present, progress)
-        measured = not_measured(options.recall)
-        if isinstance(index, ApproximateIndex) and len(plan.held_out):
-            queries, k = store.features[plan.held_out], min(RECALL_K, len(plan.present))
-            blocks = (store.features[plan.present[start:stop]] for start, stop in _blocks(len(plan.present)))
-            nearest = exact_similarities(queries, blocks, k)
-            is_near = near_by_vectors(queries, nearest, store.features, plan.present)
-            measured = measure(index, queries, k, is_near, options.recall)
-        _add(index, store.features, plan.held_out, progress)
+        index, plan, measured = _chosen_index(store, out, options, progress)
+        factory = index.factory
         ids = IdTable(store.keys, store.sources, store.members, store.labels).take(plan.order)
         of_encoder = facts_of_encoder(store, lambda rows: store.features[rows])
-        search = {"effort": index.search_setting, **measured, "why": why, **of_encoder}
+        search = {"effort": index.search_setting, **measured, **of_encoder}
         described = replace(store_as_index(store, factory), search=search)
         states = None if store.states is None else store.states.take(plan.order)
         manifest = write_index(
@@ -154,6 +149,53 @@ def build_index(
     forget_training(out)
     log_encoder_doubts(manifest)
     return manifest
+
+
+def _chosen_index(
+    store: FeatureStore, out: Path, options: IndexOptions, progress: ProgressCallback | None
+) -> tuple[VectorIndex, RowPlan, dict[str, Any]]:
+    """Fill the first index of those to try; with a target for a query's time the first that is fast enough.
+
+    Returns:
+        The index, its rows, and what the manifest says of its search.
+    """
+    choices = options.choices(*store.features.shape)
+    for left, (factory, why) in zip(range(len(choices) - 1, -1, -1), choices, strict=True):
+        if options.factory == "auto":
+            _log.info("index factory %s: %s", factory, why)
+        index, plan, measured = _filled(store, out, factory, options.recall, progress)
+        measured["why"] = why
+        if options.max_query_ms is None:
+            break
+        taken = query_milliseconds(index, store.features[plan.order[-_TIMED:]], min(RECALL_K, index.count))
+        measured["milliseconds"] = round(taken, 3)
+        if taken <= options.max_query_ms:
+            break
+        remedy = "trying coarser codes" if left else "allow more, or ask for a smaller recall"
+        _log.warning("a query of index %s takes %.3g ms, wanted %.3g: %s", factory, taken, options.max_query_ms, remedy)
+    return index, plan, measured
+
+
+def _filled(
+    store: FeatureStore, out: Path, factory: str, target: float, progress: ProgressCallback | None
+) -> tuple[VectorIndex, RowPlan, dict[str, Any]]:
+    """Train and fill an index, and tune its search to a recall before the last rows are added."""
+    count = len(store)
+    index = empty_index(factory, store.features.shape[1])
+    plan = plan_rows(count, index)
+    if isinstance(index, ApproximateIndex):
+        _log.info("learning %s from %d of %d vectors", factory, len(plan.training), count)
+        index = trained_once(index, store.features[plan.training], out)
+    _add(index, store.features, plan.present, progress)
+    measured = not_measured(target)
+    if isinstance(index, ApproximateIndex) and len(plan.held_out):
+        queries, k = store.features[plan.held_out], min(RECALL_K, len(plan.present))
+        blocks = (store.features[plan.present[start:stop]] for start, stop in _blocks(len(plan.present)))
+        nearest = exact_similarities(queries, blocks, k)
+        is_near = near_by_vectors(queries, nearest, store.features, plan.present)
+        measured = measure(index, queries, k, is_near, target)
+    _add(index, store.features, plan.held_out, progress)
+    return index, plan, measured
 
 
 def _blocks(count: int) -> list[tuple[int, int]]:

@@ -92,6 +92,8 @@ def build_by_tasks(
     store_manifest = read_store_manifest(store)
     count, dimension = int(store_manifest["count"]), int(store_manifest["dimension"])
     options.check(dimension)
+    if options.max_query_ms is not None:
+        raise ConfigError("`max_query_ms` is for indices that are built at once: leave it or `cluster` out")
     factory, why = options.choose(count, dimension)
     _log.info("index factory %s: %s", factory, why)
     index = empty_index(factory, dimension)

@@ -27,7 +27,7 @@ class IndexImages:
     def __init__(self, ids: IdTable, root: Path) -> None:
         self._ids = ids
         self.root = root
-        self._files = FileSource(str(root), ids.keys, None, None, root, ids.members)
+        self._files = FileSource(str(root), [], None, None, root, ids.members)
         self._opening = threading.Lock()
         self._open_shard = functools.cache(self._walk_shard)
 

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.features.feature_space import EncoderLike, FeatureSpace
 from sop_faiss.index.encoder_doubts import log_encoder_doubts, random_pairs_cosine
+from sop_faiss.index.packed_texts import RowsOfTexts
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
@@ -118,13 +119,14 @@ class FeatureIndex:
         Raises:
             ConfigError: no image of the index has this key.
         """
-        if not self.has(key):
+        row = self._rows.get(key)
+        if row is None:
             raise ConfigError(f"key {key!r} is not in the index{closest_key(key, self.ids.keys)}")
-        return self._rows[key]
+        return row
 
     def has(self, key: str) -> bool:
         """Return whether an image of the index has this key."""
-        return key in self._rows
+        return self._rows.get(key) is not None
 
     @functools.cached_property
     def _own_encoder(self) -> Encoder:
@@ -133,8 +135,8 @@ class FeatureIndex:
         return encoder_of_index(self)
 
     @functools.cached_property
-    def _rows(self) -> dict[str, int]:
-        return {name: row for row, name in enumerate(self.ids.keys)}
+    def _rows(self) -> RowsOfTexts:
+        return RowsOfTexts(self.ids.keys)
 
     def check_encoder(self, encoder: EncoderLike) -> None:
         """Refuse a query encoder whose features cannot be compared with the index's.
@@ -154,24 +156,34 @@ class FeatureIndex:
                 f"encoder {self.manifest.encoder['name']} ({difference.values}): {remedy}, or build the index again"
             )
 
-    def search(self, x: ImageInput | Iterable[ImageInput], k: int, *, encoder: Encoder | None = None) -> Neighbors:
+    def search(
+        self,
+        x: ImageInput | Iterable[ImageInput],
+        k: int,
+        *,
+        encoder: Encoder | None = None,
+        among: Int64[np.ndarray, " m"] | None = None,
+    ) -> Neighbors:
         """Find the k nearest images of each query; exact for a `Flat` index, else see `manifest.search` for its recall.
 
         Args:
             x: features: one of unit norm (d,) or one per row (q, d), of this index's encoder; any float dtype, any
                 strides, any device. Norms are checked, not repaired (`require_unit_rows`). Or images, as
                 `Encoder.encode` takes them: paths, bytes of files, PIL images, arrays or tensors of three or more axes.
-            k: how many neighbors; 1 <= k <= len(self).
+            k: how many neighbors; 1 <= k <= len(self), or the number of rows in `among`.
             encoder: the one that the index was built with, for images; None: as the index remembers it, opened once.
+            among: search among these rows only, rising and without repeats (`rows_where`). Few rows are all compared.
 
         Raises:
-            ConfigError: k is out of range, or there is no encoder for images.
+            ConfigError: k or `among` is out of range, or there is no encoder for images.
             FeatureError: x has another shape or dtype, is not finite, or not of unit norm.
             IndexMismatchError: the encoder is not the index's.
             DataError: an image cannot be read.
         """
-        require_k(k, len(self))  # before images are encoded
-        return self._named(self._vectors.search(self._as_queries(x, encoder), k))
+        if among is not None and (np.diff(self._as_rows(among)) <= 0).any():
+            raise ConfigError("`among` is not in rising order, or repeats a row: wanted the rows of `rows_where`")
+        require_k(k, len(self) if among is None else len(among))  # before images are encoded
+        return self._named(self._vectors.search(self._as_queries(x, encoder), k, among))
 
     def search_above(
         self, x: ImageInput | Iterable[ImageInput], similarity: float, *, encoder: Encoder | None = None
@@ -233,7 +245,7 @@ class FeatureIndex:
             answers.append(NearestRows(found.similarities[:, others], found.rows[:, others]))
         return answers
 
-    def _as_rows(self, rows: Sequence[int]) -> Int64[np.ndarray, " m"]:
+    def _as_rows(self, rows: Sequence[int] | Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
         wanted = np.asarray(rows, np.int64).reshape(-1)
         if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
             raise ConfigError(f"rows {wanted.min()} to {wanted.max()}: wanted 0 to {len(self) - 1}")

@@ -27,6 +27,7 @@ from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.file_states import FileStates
 from sop_faiss.files import not_json, restore_directory, sha256_file
 from sop_faiss.index.left_out import LEFT_OUT_FILE, LeftOut, parse_left_out, write_left_out
+from sop_faiss.index.packed_texts import PackedTexts
 from sop_faiss.model.encoders.remembered import with_relative_places
 from sop_faiss.paths import path_state
 
@@ -46,6 +47,8 @@ INDEX_FILE = "index.faiss"
 IDS_FILE = "ids.parquet"
 STATES_FILE = "states.parquet"
 MANIFEST_FILE = "manifest.json"
+
+_FEW_ROWS = 1000
 
 FORMAT = "sop_faiss.index"
 FORMAT_VERSIONS = (2, 3)
@@ -67,18 +70,21 @@ _COLUMNS = pa.schema(
 class IdTable:
     """What each row of the index is; all columns have one entry per row."""
 
-    keys: list[str]
+    keys: Sequence[str]
     """Unique names of the images."""
-    sources: list[str]
+    sources: Sequence[str]
     """The shard of each image, relative to the manifest's `root`; empty for an image file."""
-    members: list[str]
+    members: Sequence[str]
     """The tar member, or the image file relative to `root`."""
     labels: Int64[np.ndarray, " n"] | None
     """Class of each image, -1 where it has none; None if no image has one."""
 
     def take(self, rows: Int64[np.ndarray, " m"]) -> IdTable:
         """Return some rows, in this order."""
-        keys, sources, members = ([column[row] for row in rows] for column in (self.keys, self.sources, self.members))
+        columns = (self.keys, self.sources, self.members)
+        if len(rows) > _FEW_ROWS:  # packed texts are unpacked once
+            columns = (list(self.keys), list(self.sources), list(self.members))
+        keys, sources, members = ([column[row] for row in rows.tolist()] for column in columns)
         return IdTable(keys, sources, members, None if self.labels is None else self.labels[rows])
 
     def write(self, path: Path) -> None:
@@ -116,9 +122,9 @@ class IdTable:
             raise IndexMismatchError(f"{path} has rows out of order: build the index again")
         labels = table["label"].fill_null(-1).to_numpy()
         return cls(
-            keys=table["key"].to_pylist(),
-            sources=table["source"].to_pylist(),
-            members=table["member"].to_pylist(),
+            keys=PackedTexts(table["key"]),
+            sources=PackedTexts(table["source"]),
+            members=PackedTexts(table["member"]),
             labels=None if table["label"].null_count == len(table) else labels,
         )
 

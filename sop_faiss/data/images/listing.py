@@ -46,7 +46,7 @@ class FileSource:
     labels: Int64[np.ndarray, " n"] | None
     class_names: list[str] | None
     root: Path
-    members: list[str]
+    members: Sequence[str]
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -18,8 +18,10 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.neighbors.disk.among import search_among
 from sop_faiss.neighbors.disk.faiss_files import load, reason, save
 from sop_faiss.neighbors.disk.gpu_lists import FilledByGpus, learning_on_gpus
+from sop_faiss.neighbors.disk.mapped_pages import MappedPages, pages_for_reranking
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
 
 __all__ = ["ApproximateIndex", "make_approximate_index", "read_approximate_index"]
@@ -48,9 +50,11 @@ class ApproximateIndex:
     Args:
         factory: the FAISS factory string that it was made by.
         index: FAISS's.
+        reranked_by: the pages of its file that it re-ranks by, if any.
     """
 
-    def __init__(self, factory: str, index: Any) -> None:
+    def __init__(self, factory: str, index: Any, reranked_by: MappedPages | None = None) -> None:
+        self._reranked_by = reranked_by
         self.factory = factory
         self._faiss = index
         self._ivf: Any = faiss.try_extract_index_ivf(index)
@@ -93,6 +97,15 @@ class ApproximateIndex:
         return self._ivf is not None or isinstance(self._faiss, faiss.IndexFlatCodes)
 
     @property
+    def rerank(self) -> int | None:
+        """How many times k candidates are compared by finer codes, as of `...,Refine(SQfp16)`; None: there are none."""
+        return int(self._faiss.k_factor) if isinstance(self._faiss, faiss.IndexRefine) else None
+
+    @rerank.setter
+    def rerank(self, times: int) -> None:
+        self._faiss.k_factor = float(times)  # which is written with the index
+
+    @property
     def search_setting(self) -> int | None:
         """How much a search looks at: lists (`nprobe`) or candidates (`efSearch`)."""
         return self._search_setting
@@ -127,6 +140,11 @@ class ApproximateIndex:
         Raises:
             ConfigError: the rows are too few for this factory.
         """
+        if len(rows) < self.dimension and any(isinstance(each, faiss.OPQMatrix) for each in self._transforms()):
+            raise ConfigError(
+                f"index factory {self.factory!r} learns a rotation from {self.dimension} vectors or more, not from "
+                f"{len(rows)}: take one without OPQ, or auto"
+            )
         try:
             with learning_on_gpus(self._ivf, len(rows)):
                 self._faiss.train(np.ascontiguousarray(rows))
@@ -135,6 +153,11 @@ class ApproximateIndex:
                 f"index factory {self.factory!r} cannot be trained on {len(rows)} vectors ({reason(error)}): "
                 "take a smaller one, or auto"
             ) from None
+
+    def _transforms(self) -> list[Any]:
+        layers = [self._faiss, _inside(self._faiss)]
+        chains: list[Any] = [each.chain for each in layers if isinstance(each, faiss.IndexPreTransform)]
+        return [faiss.downcast_VectorTransform(chain.at(place)) for chain in chains for place in range(chain.size())]
 
     def add(self, rows: Float32[np.ndarray, "m d"]) -> None:
         """Append finite unit vectors."""
@@ -151,32 +174,45 @@ class ApproximateIndex:
             return np.empty((0, self.dimension), np.float32)
         return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
 
-    def search(self, queries: Float32[np.ndarray, "q d"], k: int) -> NearestRows:
+    def search(
+        self, queries: Float32[np.ndarray, "q d"], k: int, among: Int64[np.ndarray, " m"] | None = None
+    ) -> NearestRows:
         """Find k rows of large inner product with each query, ties by rising row; never fewer, and never -1.
 
         Where the search setting does not lead to k rows, it is doubled for these queries until it does.
 
         Args:
             queries: finite unit vectors, one per row.
-            k: how many rows; 1 <= k <= count.
+            k: how many rows; 1 <= k <= count, or the number of rows in `among`.
+            among: rows to search among, sorted and without repeats, as of `search_among`; None: all.
 
         Raises:
             ConfigError: k is outside 1..count.
             FeatureError: the dimension differs.
             IndexMismatchError: not all rows of the index can be reached.
         """
-        require_k(k, self.count)
+        require_k(k, self.count if among is None else len(among))
         require_dimension(queries, self.dimension, "index")
         queries = np.ascontiguousarray(queries)
+        if among is not None:
+            settings = [value for value in self.search_settings() if value >= (self._search_setting or value)]
+            found = search_among(self._faiss, queries, k, among, settings if self.setting_name else [])
+            self._release()
+            return found
         asked = min(self.count, k + _SPARE_ROWS)
         similarities, rows = self._faiss.search(queries, asked)
         short = np.flatnonzero((rows[:, :k] < 0).any(1))
         if short.size:
             similarities[short], rows[short] = self._search_wider(queries[short], asked, k)
+        self._release()
         found = in_fixed_order(np.where(rows < 0, -np.inf, similarities).astype(np.float32), rows.astype(np.int64))
         return NearestRows(
             np.clip(np.ascontiguousarray(found.similarities[:, :k]), -1, 1), np.ascontiguousarray(found.rows[:, :k])
         )
+
+    def _release(self) -> None:
+        if self._reranked_by is not None:
+            self._reranked_by.release()
 
     def _search_wider(
         self, queries: Float32[np.ndarray, "q d"], asked: int, k: int
@@ -238,7 +274,9 @@ class ApproximateIndex:
         """
         if self._ivf is not None:
             self._keep_in_lists(rows)
-            self._faiss.ntotal = self._ivf.ntotal
+            if isinstance(self._faiss, faiss.IndexRefine):
+                faiss.downcast_index(self._faiss.refine_index).remove_ids(faiss.IDSelectorBatch(np.flatnonzero(~rows)))
+            self._count_rows()
         elif isinstance(self._faiss, faiss.IndexFlatCodes):
             self._faiss.remove_ids(faiss.IDSelectorBatch(np.flatnonzero(~rows)))
         else:
@@ -256,7 +294,20 @@ class ApproximateIndex:
         """Append the rows of an index for which `takes_codes_of` is true, and empty that index."""
         for each in (self, other):
             each._ivf.set_direct_map_type(_NO_MAP)
-        self._faiss.merge_from(other._faiss, self.count)
+        if isinstance(self._faiss, faiss.IndexRefine):
+            base, finer = (faiss.downcast_index(each) for each in (self._faiss.base_index, self._faiss.refine_index))
+            base.merge_from(faiss.downcast_index(other._faiss.base_index), self.count)
+            finer.merge_from(faiss.downcast_index(other._faiss.refine_index), 0)
+            self._count_rows()
+        else:
+            self._faiss.merge_from(other._faiss, self.count)
+
+    def _count_rows(self) -> None:
+        """Write the number of rows in the lists into the layers around them."""
+        layer = self._faiss
+        while layer is not None:
+            layer.ntotal = self._ivf.ntotal
+            layer = _inside(layer)
 
     def _keep_in_lists(self, rows: Bool[np.ndarray, " n"]) -> None:
         """Remove the other rows from the lists, and number the rest from 0."""
@@ -336,7 +387,7 @@ def read_approximate_index(
         )
     if _layers(index) != _layers(make_approximate_index(factory, dimension)._faiss):
         raise IndexMismatchError(f"{path} is not the index {factory} that its manifest names: build the index again")
-    return ApproximateIndex(factory, index)
+    return ApproximateIndex(factory, index, pages_for_reranking(index, path) if mapped else None)
 
 
 def _layers(index: Any) -> list[tuple[str, int]]:

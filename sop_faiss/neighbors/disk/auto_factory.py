@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import faiss
@@ -12,17 +13,19 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
-from sop_faiss.neighbors.disk.factories import FLAT
+from sop_faiss.neighbors.disk.factories import FLAT, VectorIndex
 from sop_faiss.neighbors.exact import NearestRows
 
 __all__ = [
     "Choice",
     "IsNear",
     "Recall",
+    "choices",
     "choose_factory",
     "exact_similarities",
     "near_by_table",
     "near_by_vectors",
+    "query_milliseconds",
     "tune_search",
 ]
 
@@ -36,6 +39,14 @@ _SLACK = 1.02
 """Lists are not packed without gaps."""
 _CODES = (("Flat", 4.0), ("SQfp16", 2.0), ("SQ8", 1.0), ("SQ4", 0.5))
 """Codes from full vectors to coarse ones, and their bytes per dimension."""
+_ON_DISK = "RaBitQ,Refine(SQfp16)"
+"""One bit per dimension in memory, and float16 on disk for the candidates: where no finer codes fit."""
+_FACTOR_BYTES = 8  # that RaBitQ keeps of each vector
+_RERANKED = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+"""Candidates for each neighbor that are compared by the codes on disk."""
+_LEFT_TO_RERANK = 0.2
+"""Share of what recall may miss that is left to candidates, where lists are chosen first."""
+_TIME_ROUNDS = 3
 _TIE = 1e-6
 """More than a float32 product of unit rows can be off by."""
 
@@ -64,7 +75,12 @@ class Recall:
 
 
 def choose_factory(count: int, dimension: int, max_bytes: int | None = None) -> Choice:
-    """Choose an index that fits into `max_bytes`: exact where that is quick, else IVF with the finest codes that fit.
+    """Choose an index that fits into `max_bytes`: the first of `choices`."""
+    return choices(count, dimension, max_bytes)[0]
+
+
+def choices(count: int, dimension: int, max_bytes: int | None = None) -> list[Choice]:
+    """List the indices that fit into `max_bytes`: exact where that is quick, else IVF, the finest codes first.
 
     Args:
         count: vectors.
@@ -75,22 +91,27 @@ def choose_factory(count: int, dimension: int, max_bytes: int | None = None) -> 
         ConfigError: not even the coarsest codes fit.
     """
     flat_bytes = 4 * count * dimension
+    found = []
     if count <= _EXACT_ROWS and (max_bytes is None or flat_bytes <= max_bytes):
-        return Choice(FLAT, f"an exact search of {count:,} vectors takes milliseconds", flat_bytes)
+        found = [Choice(FLAT, f"an exact search of {count:,} vectors takes milliseconds", flat_bytes)]
     lists = _lists(count)
     reason = f"an exact search would look at all of {count:,} vectors" if count > _EXACT_ROWS else "to save memory"
-    for code, bytes_per_dimension in _CODES:
-        row_bytes = math.ceil(bytes_per_dimension * dimension) + _ID_BYTES
-        size = round(count * row_bytes * _SLACK) + 4 * lists * dimension
+    limit = "" if max_bytes is None else f", the finest that fit into {max_bytes / 1e9:.3g} GB"
+    codes = [(code, f"{code} codes", math.ceil(size * dimension)) for code, size in _CODES]
+    on_disk = f"RaBitQ codes and, on disk, float16 vectors for re-ranking ({2e-9 * count * dimension:.2g} GB)"
+    codes.append((_ON_DISK, on_disk, math.ceil(dimension / 8) + _FACTOR_BYTES))
+    for code, named, row_bytes in codes:
+        size = round(count * (row_bytes + _ID_BYTES) * _SLACK) + 4 * lists * dimension
         if max_bytes is None or size <= max_bytes:
-            limit = "" if max_bytes is None else f", the finest that fit into {max_bytes / 1e9:.3g} GB"
-            why = f"{reason}, so {lists:,} lists; {code} codes ({size / 1e9:.2g} GB{limit})"
-            return Choice(f"IVF{lists},{code}", why, size)
-    raise ConfigError(
-        f"{count:,} vectors of dimension {dimension} do not fit into {max_bytes:,} bytes, their coarsest codes take "
-        f"{size:,}: allow more memory, or name a factory with smaller codes, such as "
-        f"IVF{lists},PQ{_pq_bytes(dimension)}"
-    )
+            why = f"{reason}, so {lists:,} lists; {named} ({size / 1e9:.2g} GB{limit})"
+            found.append(Choice(f"IVF{lists},{code}", why, size))
+    if not found:
+        raise ConfigError(
+            f"{count:,} vectors of dimension {dimension} do not fit into {max_bytes:,} bytes, their coarsest codes "
+            f"take {size:,}: allow more memory, or name a factory with smaller codes, such as "
+            f"IVF{lists},PQ{_pq_bytes(dimension)}"
+        )
+    return found
 
 
 def _lists(count: int) -> int:
@@ -165,6 +186,8 @@ def tune_search(
 ) -> Recall:
     """Set the smallest search setting of an index whose recall reaches the target; the largest where none does.
 
+    Then, of an index that re-ranks, the smallest number of candidates.
+
     Args:
         index: holds n vectors.
         queries: unit vectors that are not in it.
@@ -179,15 +202,37 @@ def tune_search(
     def share() -> float:
         return float(is_near(index.search(queries, k).rows).mean())
 
-    if index.setting_name is not None:
-        settings = index.search_settings()
-        low, high = 0, len(settings) - 1
-        while low < high:  # recall rises with nprobe and efSearch
+    def set_smallest(values: Sequence[int], name: str, wanted: float) -> None:
+        low, high = 0, len(values) - 1
+        while low < high:  # recall rises with nprobe, efSearch and the number of candidates
             middle = (low + high) // 2
-            index.search_setting = settings[middle]
-            if share() >= target:
+            setattr(index, name, values[middle])
+            if share() >= wanted:
                 high = middle
             else:
                 low = middle + 1
-        index.search_setting = settings[low]
+        setattr(index, name, values[low])
+
+    if index.rerank is not None:
+        index.rerank = _RERANKED[-1]
+    if index.setting_name is not None:
+        more = 0 if index.rerank is None else _LEFT_TO_RERANK
+        set_smallest(index.search_settings(), "search_setting", target + more * (1 - target))
+    if index.rerank is not None:
+        set_smallest(_RERANKED, "rerank", target)
     return Recall(share(), k, len(queries))
+
+
+def query_milliseconds(index: VectorIndex, queries: Float32[np.ndarray, "q d"], k: int) -> float:
+    """Measure the median time of one query at a time, on one core."""
+    threads, spent = faiss.omp_get_max_threads(), []
+    faiss.omp_set_num_threads(1)
+    try:
+        for _ in range(_TIME_ROUNDS):
+            for query in queries:
+                started = time.perf_counter()
+                index.search(query[None], k)
+                spent.append(time.perf_counter() - started)
+    finally:
+        faiss.omp_set_num_threads(threads)
+    return 1000 * float(np.median(spent[len(queries) :]))

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from sop_faiss.errors import IndexMismatchError
+from sop_faiss.neighbors.disk.among import only
 from sop_faiss.neighbors.disk.faiss_files import load, save
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
 
@@ -83,7 +84,9 @@ class FlatIndex:
         """
         save(self._faiss, path)
 
-    def search(self, queries: Float32[np.ndarray, "q d"], k: int) -> NearestRows:
+    def search(
+        self, queries: Float32[np.ndarray, "q d"], k: int, among: Int64[np.ndarray, " m"] | None = None
+    ) -> NearestRows:
         """Find the k rows of largest inner product with each query; exact, ties by rising row.
 
         FAISS finds the candidates in float32; they are scored again in float64, which makes a similarity independent
@@ -91,28 +94,31 @@ class FlatIndex:
 
         Args:
             queries: finite unit vectors, one per row.
-            k: how many rows; 1 <= k <= count.
+            k: how many rows; 1 <= k <= count, or the number of rows in `among`.
+            among: rows to search among, sorted and without repeats; None: all.
 
         Raises:
-            ConfigError: k is outside 1..count.
+            ConfigError: k is out of range.
             FeatureError: the dimension differs.
             IndexMismatchError: a stored vector is not finite.
         """
-        require_k(k, self.count)
+        count = self.count if among is None else len(among)
+        require_k(k, count)
         require_dimension(queries, self.dimension, "index")
         queries = np.ascontiguousarray(queries)
-        candidates = min(self.count, k + _SPARE_ROWS)
-        rough, rows = self._faiss.search(queries, candidates)
+        candidates = min(count, k + _SPARE_ROWS)
+        params = None if among is None else only(among, self.count)
+        rough, rows = self._faiss.search(queries, candidates, params=params)
         if rows.size and int(rows.min()) < 0:
             raise IndexMismatchError("the index holds vectors that are not finite: build it again")
         found = in_fixed_order(self._score(queries, rows), rows.astype(np.int64))
         similarities = np.ascontiguousarray(found.similarities[:, :k])
         chosen = np.ascontiguousarray(found.rows[:, :k])
-        if candidates < self.count:
+        if candidates < count:
             # A row left out has a rough similarity of at most the last candidate's.
             uncertain = similarities[:, -1] <= rough.min(axis=1) + _ROUNDING
             for query in np.flatnonzero(uncertain):
-                nearest = self._search_wide(queries[query : query + 1], float(similarities[query, -1]), k)
+                nearest = self._search_wide(queries[query : query + 1], float(similarities[query, -1]), k, params)
                 similarities[query], chosen[query] = nearest.similarities[0], nearest.rows[0]
         return NearestRows(similarities, chosen)
 
@@ -137,9 +143,9 @@ class FlatIndex:
             nearest.append(NearestRows(found.similarities[:, :reached], found.rows[:, :reached]))
         return nearest
 
-    def _search_wide(self, query: Float32[np.ndarray, "1 d"], at_least: float, k: int) -> NearestRows:
+    def _search_wide(self, query: Float32[np.ndarray, "1 d"], at_least: float, k: int, params: Any) -> NearestRows:
         """Find the k best of *every* row that may reach the similarity `at_least`, which k rows are known to reach."""
-        _, _, rows = self._faiss.range_search(query, at_least - _ROUNDING)
+        _, _, rows = self._faiss.range_search(query, at_least - _ROUNDING, params=params)
         rows = np.sort(rows.astype(np.int64))[None]
         found = in_fixed_order(self._score(query, rows), rows)
         return NearestRows(found.similarities[:, :k], found.rows[:, :k])

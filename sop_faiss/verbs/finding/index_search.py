@@ -20,13 +20,16 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
+from sop_faiss.index.narrowed import Narrowing, combined_query, search_narrowed
 from sop_faiss.index.own_encoder import encoder_of_index
+from sop_faiss.index.rows_where import rows_where
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
+from sop_faiss.verbs.finding.as_one import as_one, name_of_all, refuse_minus
 from sop_faiss.verbs.finding.search_result import Found, SearchedQuery, SearchResult
 
 __all__ = [
@@ -53,6 +56,30 @@ class SearchOptions:
     """Where the index's images are now; where they were when it was built, if None."""
     extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
     """How features of images are extracted. Of images named one by one, none may be unreadable."""
+    where: str | None = None
+    """Only images that pass this condition, as of `rows_where`."""
+    table: Path | None = None
+    """More columns for `where`."""
+    unique: float | None = None
+    """Fold a neighbor into a nearer one from this cosine between the two on."""
+    together: bool = False
+    """Search by the mean of all queries."""
+    minus: tuple[str, ...] = ()
+    """Less these image files, or keys if the queries are keys; the queries are one then."""
+
+    def narrowing(self, index: FeatureIndex) -> Narrowing | None:
+        """Find the rows that count; None: all do.
+
+        Raises:
+            SopError: as `rows_where`; an option is impossible.
+        """
+        if self.table is not None and self.where is None:
+            raise ConfigError(f"`table={self.table}` is for a condition on its columns: add `where`, or leave it out")
+        if self.unique is not None:
+            require_cosine(self.unique, "`unique`")
+        if self.where is None and self.unique is None:
+            return None
+        return Narrowing(None if self.where is None else rows_where(index, self.where, self.table), self.unique)
 
 
 def search_index(
@@ -88,21 +115,35 @@ def search_index(
     if encoder is not None and (keys or features is not None):
         needless = "`key` needs no encoder, its features are in the index" if keys else "`features` needs no encoder"
         raise ConfigError(f"{needless}: leave `model` and its options out")
+    refuse_minus(options.minus, list(keys) if keys else [str(image) for image in images], features)
+    k, threshold, together = options.k, options.threshold, options.together or bool(options.minus)
     if keys:
-        return search_by_key(index, keys, options.k, threshold=options.threshold, images_root=options.images_root)
+        narrowing = options.narrowing(index)
+        return search_by_key(
+            *(index, keys, k),
+            threshold=threshold,
+            images_root=options.images_root,
+            narrowing=narrowing,
+            together=together,
+            minus=options.minus,
+        )
+    _check_request(k, len(index), threshold)
+    narrowing = options.narrowing(index)
     if features is not None:
-        _check_request(options.k, len(index), options.threshold)
-        return search_by_features(index, FeatureStore.read(features), options.k, threshold=options.threshold)
-    _check_request(options.k, len(index), options.threshold)
+        store = FeatureStore.read(features)
+        return search_by_features(index, store, k, threshold=threshold, narrowing=narrowing, together=together)
     source = open_images(images) if data is None else open_source(data)
     return search_by_images(
         index,
         encoder_of_index(index, encoder),
         source,
-        options.k,
-        threshold=options.threshold,
+        k,
+        threshold=threshold,
         extraction=replace(options.extraction, max_bad_fraction=0.0) if data is None else options.extraction,
         progress=progress,
+        narrowing=narrowing,
+        together=together,
+        minus=open_images([Path(name) for name in options.minus]) if options.minus else None,
     )
 
 
@@ -132,6 +173,9 @@ def search_by_images(
     threshold: float | None = None,
     extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
+    narrowing: Narrowing | None = None,
+    together: bool = False,
+    minus: ImageSource | None = None,
 ) -> SearchResult:
     """Find the k nearest images of the index for each image of a source.
 
@@ -143,6 +187,9 @@ def search_by_images(
         threshold: leave out neighbors of a smaller similarity.
         extraction: how features are extracted; images that are left out are counted. None: every image must be usable.
         progress: called with images done and their total.
+        narrowing: which images of the index count; None: all.
+        together: search by the mean of all.
+        minus: less these, if together.
 
     Raises:
         IndexMismatchError: the encoder, its preprocessing or its pooling is not the index's.
@@ -153,15 +200,26 @@ def search_by_images(
     index.check_encoder(encoder)
     extraction = extraction or ExtractionOptions(max_bad_fraction=0.0)
     store = extract_features(encoder, source, extraction, progress=progress)
-    lines = _search(index, store.features, k, threshold)
     positions = {key: position for position, key in enumerate(source.keys)}
     reads = [(functools.partial(source.read, positions[key]), place_of(source, positions[key])) for key in store.keys]
     dropped = dict(store.manifest["dropped"]["reasons"])
+    if together:
+        unwanted = (
+            None if minus is None else extract_features(encoder, minus, replace(extraction, max_bad_fraction=0.0))
+        )
+        store, reads = as_one(store, unwanted), reads[:1]
+    lines = _search(index, store.features, k, threshold, narrowing)
     return SearchResult(_judged(index, store, source.class_names, lines, reads, threshold), dropped)
 
 
 def search_by_features(
-    index: FeatureIndex, store: FeatureStore, k: int | None = None, *, threshold: float | None = None
+    index: FeatureIndex,
+    store: FeatureStore,
+    k: int | None = None,
+    *,
+    threshold: float | None = None,
+    narrowing: Narrowing | None = None,
+    together: bool = False,
 ) -> SearchResult:
     """Find the k nearest images of the index for each row of a feature store; no encoder is needed.
 
@@ -170,6 +228,8 @@ def search_by_features(
         store: features of the index's encoder, prepared and pooled in the same way.
         k: how many, 1 <= k <= len(index); None: as `SearchOptions.k`.
         threshold: leave out neighbors of a smaller similarity.
+        narrowing: which images of the index count; None: all.
+        together: search by the mean of all.
 
     Raises:
         IndexMismatchError: the store is of another encoder, preprocessing or pooling.
@@ -179,7 +239,10 @@ def search_by_features(
     _check_request(k, len(index), threshold)
     described = store_as_index(store, index.manifest.factory)
     require_same_space(index.manifest.space, described.space, "the index", "the store")
-    lines = _search(index, store.features, k, threshold)
+    if together:
+        store.check()
+        store = as_one(store)
+    lines = _search(index, store.features, k, threshold, narrowing)
     images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
     reads = [(functools.partial(images.read, row), images.place(row)) for row in range(len(store))]
     return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {})
@@ -192,6 +255,9 @@ def search_by_key(
     *,
     threshold: float | None = None,
     images_root: Path | None = None,
+    narrowing: Narrowing | None = None,
+    together: bool = False,
+    minus: Sequence[str] = (),
 ) -> SearchResult:
     """Find the k nearest *other* images for images of the index itself; no encoder is needed.
 
@@ -201,41 +267,75 @@ def search_by_key(
         k: how many, 1 <= k < len(index); None: as `SearchOptions.k`.
         threshold: leave out neighbors of a smaller similarity.
         images_root: where the images are now; where they were when the index was built, if None.
+        narrowing: which images of the index count; None: all.
+        together: search by the mean of all.
+        minus: less these keys, if together.
 
     Raises:
         ConfigError: a key is not in the index, or k or the threshold is out of range.
     """
     _check_request(k, len(index) - 1, threshold)
     rows = [index.row_of(key) for key in keys]
-    if k is None and threshold is not None:
-        lines = [(found, 0) for found in index.search_rows_above(rows, threshold)]
+    k = min(_K, len(index) - 1) if k is None and threshold is None else k
+    names = [index.label_name(row) for row in rows]
+    lines: list[_Line]
+    if together:
+        left_out = [*rows, *(index.row_of(key) for key in minus)]
+        query = combined_query(index.features(rows), index.features(left_out[len(rows) :]))
+        lines = _search(index, query, k, threshold, _without(narrowing, left_out))
+        keys, names = [name_of_all(keys, minus)], names[:1] if len(set(names)) == 1 else [None]
+    elif narrowing is not None:
+        lines = []
+        for row in rows:  # a combination of one: features of shortened codes are not of unit norm
+            query = combined_query(index.features([row]))
+            lines += _search(index, query, k, threshold, _without(narrowing, [row]))
+    elif k is None and threshold is not None:
+        lines = [(found, 0, None) for found in index.search_rows_above(rows, threshold)]
     else:
-        neighbors = index.search_rows(rows, k or min(_K, len(index) - 1))
-        lines = [(neighbors, number) for number in range(len(rows))]
+        assert k is not None
+        neighbors = index.search_rows(rows, k)
+        lines = [(neighbors, number, None) for number in range(len(rows))]
     images = index_images(index, images_root)
     queries = []
-    for key, row, line in zip(keys, rows, lines, strict=True):
-        name = index.label_name(row)
-        found = _found(index, *line, name, threshold)
-        queries.append(SearchedQuery(key, name, found, functools.partial(images.read, row), images.place(row), True))
+    for key, row, name, line in zip(keys, rows, names, lines, strict=False):  # of queries together, the first one's row
+        read = functools.partial(images.read, row)
+        found = _found(index, line, name, threshold)
+        queries.append(SearchedQuery(key, name, found, read, images.place(row), not together))
     return SearchResult(queries, {})
 
 
+def _without(narrowing: Narrowing | None, rows: Sequence[int]) -> Narrowing:
+    return replace(narrowing or Narrowing(), without=np.unique(np.array(rows, np.int64)))
+
+
+_Line = tuple[Neighbors, int, list[list[int]] | None]
+"""Neighbors of several queries, which line of them is the query's, and the rows that are folded into each neighbor."""
+
+
 def _search(
-    index: FeatureIndex, features: Float32[np.ndarray, "q d"], k: int | None, threshold: float | None
-) -> list[tuple[Neighbors, int]]:
-    """Find the neighbors of each query, and which line of them is the query's."""
-    if k is None and threshold is not None:
-        return [(found, 0) for found in index.search_above(features, threshold)]
-    neighbors = index.search(features, k or min(_K, len(index)))
-    return [(neighbors, number) for number in range(len(features))]
+    index: FeatureIndex,
+    features: Float32[np.ndarray, "q d"],
+    k: int | None,
+    threshold: float | None,
+    narrowing: Narrowing | None = None,
+) -> list[_Line]:
+    """Find the neighbors of each query."""
+    k = min(_K, len(index)) if k is None and threshold is None else k
+    if narrowing is not None:
+        found = search_narrowed(index, features, k, threshold, narrowing)
+        return [(line, 0, None if narrowing.unique is None else folded) for line, folded in found]
+    if k is None:
+        assert threshold is not None
+        return [(line, 0, None) for line in index.search_above(features, threshold)]
+    neighbors = index.search(features, k)
+    return [(neighbors, number, None) for number in range(len(features))]
 
 
 def _judged(
     index: FeatureIndex,
     store: FeatureStore,
     class_names: Sequence[str] | None,
-    lines: Sequence[tuple[Neighbors, int]],
+    lines: Sequence[_Line],
     reads: Sequence[tuple[Callable[[], bytes], Place]],
     threshold: float | None,
 ) -> list[SearchedQuery]:
@@ -247,7 +347,7 @@ def _judged(
         name = None if label is None else str(label)
         if label is not None and class_names is not None and label < len(class_names):
             name = class_names[label]
-        found = _found(index, *lines[number], name if comparable else None, threshold)
+        found = _found(index, lines[number], name if comparable else None, threshold)
         queries.append(SearchedQuery(key, name, found, *reads[number]))
     return queries
 
@@ -262,10 +362,9 @@ def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
         require_cosine(threshold, "threshold")
 
 
-def _found(
-    index: FeatureIndex, neighbors: Neighbors, query: int, wanted: str | None, threshold: float | None
-) -> list[Found]:
+def _found(index: FeatureIndex, line: _Line, wanted: str | None, threshold: float | None) -> list[Found]:
     """Return the neighbors of one query; `wanted` is the class that makes one right, None where that is not known."""
+    neighbors, query, folded = line
     least = -np.inf if threshold is None else threshold
     found = []
     for place, row in enumerate(neighbors.rows[query].tolist()):
@@ -274,5 +373,6 @@ def _found(
             break
         label = None if neighbors.labels is None else index.class_name(int(neighbors.labels[query, place]))
         right = None if wanted is None or label is None else label == wanted
-        found.append(Found(place + 1, row, neighbors.keys[query][place], similarity, label, right))
+        names = None if folded is None else [index.ids.keys[each] for each in folded[place]]
+        found.append(Found(place + 1, row, neighbors.keys[query][place], similarity, label, right, names))
     return found

@@ -60,6 +60,7 @@ def as_records(result: SearchResult, images: IndexImages) -> list[dict[str, Any]
                     "path": place.path,
                     "member": place.member or None,
                 }
+                | ({} if found.folded is None else {"folded": found.folded})
                 for found, place in ((found, images.place(found.row)) for found in query.found)
             ],
         }
@@ -71,12 +72,15 @@ def as_csv(result: SearchResult, images: IndexImages) -> str:
     """Write one CSV line per query and neighbor below a heading; unknown values are empty."""
     stream = io.StringIO(newline="")
     writer = csv.writer(stream)
-    writer.writerow(["query", "query_label", "rank", "row", "key", "similarity", "label", "right", "path", "member"])
+    columns = ["query", "query_label", "rank", "row", "key", "similarity", "label", "right", "path", "member"]
+    is_folded = any(found.folded is not None for query in result.queries for found in query.found)
+    writer.writerow([*columns, "folded"] if is_folded else columns)
     for query in result.queries:
         for found in query.found:
+            folded = [len(found.folded or [])] if is_folded else []
             right = "" if found.right is None else int(found.right)
             values = [found.rank, found.row, found.key, f"{found.similarity:.6f}", found.label, right]
-            writer.writerow([query.key, query.label, *values, *images.place(found.row)])
+            writer.writerow([query.key, query.label, *values, *images.place(found.row), *folded])
     return stream.getvalue()
 
 

@@ -25,6 +25,8 @@ class Found:
     """Class name, or its number where names are not known; None for an image without."""
     right: bool | None
     """Whether it is of the query's class; None where one of the two has none, or the two cannot be compared."""
+    folded: list[str] | None = None
+    """Keys of its near-duplicates that are left out; None where none were looked for."""
 
 
 @dataclass(frozen=True)

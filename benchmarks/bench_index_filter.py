@@ -1,0 +1,190 @@
+"""A million vectors: searches among some of them, and an index of 100 MB with the vectors on disk.
+
+    python benchmarks/bench_index_filter.py --features DIR [--count N] [--quick] [--json FILE] [--record]
+
+`--features` names a folder with `gallery.npy`, `queries.npy` and `clusters.npy`; if it does not exist, a mixture with
+heavy tails is written there (`mixture.py`). The lists are learned once for all kinds and kept there. The search setting
+is tuned on other queries than those that are measured. Rows pass at random, or with their clusters. Times are of one
+query on one core.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import faiss
+import numpy as np
+import pyarrow as pa
+from mixture import write_mixture
+from report import Row, finish, meets
+
+from sop_faiss.index.packed_texts import PackedTexts, RowsOfTexts
+from sop_faiss.neighbors.disk import among
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.disk.auto_factory import choose_factory, near_by_vectors, query_milliseconds, tune_search
+
+DIMENSION, K, TARGET, BLOCK = 384, 10, 0.95, 50_000
+SHARES = (0.001, 0.01, 0.1, 0.5)
+SMALL_BYTES = 100
+"""Of memory for each vector: 100 MB for a million."""
+
+
+def learned_lists(gallery: np.ndarray, lists: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the centers, and the list of each row; learned once."""
+    if not (folder / "assign.npy").is_file():
+        index = make_approximate_index(f"IVF{lists},Flat", DIMENSION)
+        drawn = np.random.default_rng(0).permutation(len(gallery))[: index.training_rows()]
+        index.train(gallery[np.sort(drawn)])
+        quantizer: Any = faiss.downcast_index(index._ivf.quantizer)
+        centers = faiss.rev_swig_ptr(quantizer.get_xb(), lists * DIMENSION).reshape(lists, DIMENSION)
+        found = [quantizer.search(gallery[at : at + BLOCK], 1)[1][:, 0] for at in range(0, len(gallery), BLOCK)]
+        np.save(folder / "centroids.npy", centers)
+        np.save(folder / "assign.npy", np.concatenate(found))
+    return np.load(folder / "centroids.npy"), np.load(folder / "assign.npy")
+
+
+def filled(factory: str, gallery: np.ndarray, centers: np.ndarray, assigned: np.ndarray) -> ApproximateIndex:
+    """Make an index of all rows in the lists that were learned."""
+    index = make_approximate_index(factory, DIMENSION)
+    index._ivf.quantizer.add(centers)
+    index.train(np.ascontiguousarray(gallery[:: max(1, len(gallery) // 65_536)]))
+    inner: Any = index._faiss
+    for at in range(0, len(gallery), BLOCK):
+        rows = np.ascontiguousarray(gallery[at : at + BLOCK])
+        lists, ids = assigned[at : at + BLOCK].copy(), np.arange(at, at + len(rows))
+        index._ivf.add_core(len(rows), faiss.swig_ptr(rows), faiss.swig_ptr(ids), faiss.swig_ptr(lists))
+        if isinstance(inner, faiss.IndexRefine):
+            inner.refine_index.add(rows)
+    index._count_rows()
+    return index
+
+
+def exact(gallery: np.ndarray, queries: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+    """Return the 10 largest similarities of each query with the rows that pass."""
+    best = np.full((len(queries), K), -np.inf, np.float32)
+    rows = np.arange(len(gallery)) if rows is None else rows
+    for at in range(0, len(rows), BLOCK):
+        part = gallery[rows[at : at + BLOCK]]
+        found = faiss.knn(queries, part, min(K, len(part)), metric=faiss.METRIC_INNER_PRODUCT)[0]
+        best = -np.sort(-np.concatenate([best, found], 1), 1)[:, :K]
+    return best
+
+
+def recall(gallery: np.ndarray, queries: np.ndarray, found: np.ndarray, nearest: np.ndarray) -> float:
+    return float(near_by_vectors(queries, nearest, gallery, np.arange(len(gallery)))(found).mean())
+
+
+def filters(clusters: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the rows that pass, by name: at random, and by whole clusters."""
+    rng, count = np.random.default_rng(1), len(clusters)
+    order, numbers = rng.permutation(count), rng.permutation(int(clusters.max()) + 1)
+    by_cluster = np.argsort(numbers[clusters], kind="stable")
+    return {
+        f"{100 * share:g} % {name}": np.sort(ranked[: int(share * count)])
+        for share in SHARES
+        for name, ranked in (("at random", order), ("by cluster", by_cluster))
+    }
+
+
+def filter_rows(name: str, index: ApproximateIndex, gallery: np.ndarray, queries: np.ndarray, sets: Any) -> list[Row]:
+    rows = []
+    for what, (passing, nearest) in sets.items():
+        started = time.perf_counter()
+        found = np.concatenate([index.search(query[None], K, passing).rows for query in queries])
+        spent = 1000 * (time.perf_counter() - started) / len(queries)
+        wrong = int((~np.isin(found, passing)).sum())
+        share, target = recall(gallery, queries, found, nearest), 1.0 if len(passing) <= 0.01 * len(gallery) else TARGET
+        met = share >= target - 1e-9 and wrong == 0
+        detail = {"milliseconds": spent, "rows_that_do_not_pass": wrong, "passing": len(passing)}
+        rows.append(Row(f"{name}: recall@10 among {what}", "brute force", share, f">= {target:g}", met, detail))
+    return rows
+
+
+def resident(path: Path) -> int:
+    """Return the bytes of a mapped file that are in memory."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            ours = line.endswith(str(path))
+        elif ours and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def small_rows(path: Path, factory: str, setting: int, gallery: np.ndarray, queries: np.ndarray, nearest: Any) -> Any:
+    index = read_approximate_index(path, factory, DIMENSION, len(gallery))
+    index.search_setting = setting
+    spent = query_milliseconds(index, queries, K)
+    found = np.concatenate([index.search(query[None], K).rows for query in queries])
+    share, megabytes = recall(gallery, queries, found, nearest), resident(path) / 1e6
+    detail = {"factory": factory, "nprobe": setting, "candidates": K * (index.rerank or 1)}
+    limit = f"<= {SMALL_BYTES * len(gallery) / 1e6:g}"
+    detail |= {"file_megabytes": path.stat().st_size / 1e6}
+    return [
+        Row("small index: recall@10", "brute force", share, ">= 0.95", meets(share, ">= 0.95"), detail),
+        Row("small index: resident MB after all queries", "-", megabytes, limit, meets(megabytes, limit), {}),
+        Row("small index: ms of one query on one core", "-", spent, "<= 5", meets(spent, "<= 5"), {}),
+    ]
+
+
+def id_rows(count: int) -> list[Row]:
+    """Return what the names of images take, with 12 bytes more each where they are looked up."""
+    names = [f"products/season_{row % 40:02d}/image_{row * 7919 % count:08d}" for row in range(count)]
+    columns = [
+        PackedTexts(pa.chunked_array([names])),
+        PackedTexts(pa.chunked_array([[f"{each}.jpg" for each in names]])),
+    ]
+    packed = sum(sys.getsizeof(block) + 100 for column in columns for _, block in column._blocks)
+    found = RowsOfTexts(names[:1000])
+    packed += count * (found._hashes.itemsize + found._order.itemsize) + 8 * count  # and the labels
+    listed = 2 * sum(map(sys.getsizeof, names)) + 16 * count
+    each = packed / count
+    detail = {"lists_of_texts_bytes": listed / count}
+    return [Row("bytes of ids in memory, each image", "-", each, "<= 40", meets(each, "<= 40"), detail)]
+
+
+@click.command()
+@click.option("--features", type=click.Path(path_type=Path), required=True, help="Folder of the vectors.")
+@click.option("--count", type=int, default=1_000_000, show_default=True, help="Vectors of the gallery.")
+@click.option("--quick", is_flag=True, help="100 queries instead of 200.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
+@click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
+def main(features: Path, count: int, quick: bool, json_file: Path | None, record: bool) -> None:
+    """Measure searches among some of a million vectors, and a small index of them."""
+    if not (features / "clusters.npy").is_file():
+        write_mixture(count, 1000, DIMENSION, features)
+    gallery, clusters = np.load(features / "gallery.npy", mmap_mode="r"), np.load(features / "clusters.npy")
+    queries = np.load(features / "queries.npy")
+    number = 100 if quick else 200
+    tuned_on, queries = queries[number : 3 * number], queries[:number]
+    small = choose_factory(len(gallery), DIMENSION, SMALL_BYTES * len(gallery)).factory
+    plain = small.replace(small.partition(",")[2], "Flat")
+    centers, assigned = learned_lists(gallery, int(plain.partition(",")[0].removeprefix("IVF")), features)
+    faiss.omp_set_num_threads(1)
+    for_tuning, nearest = exact(gallery, tuned_on), exact(gallery, queries)
+    sets = {name: (rows, exact(gallery, queries, rows)) for name, rows in filters(clusters).items()}
+    judge = near_by_vectors(tuned_on, for_tuning, gallery, np.arange(len(gallery)))
+    among._ALL_COMPARED = len(gallery) // 50  # of fewer vectors the same share is searched in part
+    rows = id_rows(len(gallery))
+    with tempfile.TemporaryDirectory() as folder:
+        for factory in (small, plain):
+            index = filled(factory, gallery, centers, assigned)
+            reached = tune_search(index, tuned_on, K, judge, TARGET).share
+            print(f"{factory}: nprobe {index.search_setting}, candidates {index.rerank}, recall {reached:.3f}")
+            if factory == small:
+                path = Path(folder) / "index.faiss"
+                index.write(path)
+                assert index.search_setting is not None
+                rows += small_rows(path, factory, index.search_setting, gallery, queries, nearest)
+            rows += filter_rows(factory, index, gallery, queries, sets)
+            del index
+    finish("index filter", rows, json_file=json_file, record=record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Search of an approximate index among some of its rows.
+
+Few rows are all compared. Of more, FAISS skips the others while it searches, and the search setting is doubled until
+the rows that are found stay the same: the nearest of a tenth of the rows are further away than the nearest of all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
+
+__all__ = ["only", "search_among"]
+
+_ALL_COMPARED = 20_000
+"""Rows of which all are compared, in any index."""
+_SHARE_COMPARED = 0.01
+"""Of the rows of a large index, the share up to which all that pass are compared."""
+_BLOCK_ROWS = 4096
+_SPARE_ROWS = 8  # as of a search of all rows
+
+_with_keywords: Any = faiss  # its stubs lack the keywords of its Python classes
+_Found = tuple[Float32[np.ndarray, "q k"], Int64[np.ndarray, "q k"]]
+
+
+def _selecting(rows: Int64[np.ndarray, " m"], count: int) -> Any:
+    """Make FAISS's selector of these rows; it takes a bit for each of the `count` rows of the index."""
+    passes = np.zeros(count, bool)
+    passes[rows] = True
+    return _with_keywords.IDSelectorBitmap(np.packbits(passes, bitorder="little"))
+
+
+def only(rows: Int64[np.ndarray, " m"], count: int) -> Any:
+    """Return FAISS's parameters of a search among these rows, for an index that compares all of its rows."""
+    return _with_keywords.SearchParameters(sel=_selecting(rows, count))
+
+
+def search_among(
+    index: Any, queries: Float32[np.ndarray, "q d"], k: int, rows: Int64[np.ndarray, " m"], settings: list[int]
+) -> NearestRows:
+    """Find k of these rows of large inner product with each query, ties by rising row; never another row, never fewer.
+
+    Args:
+        index: FAISS's, with its own codes compared.
+        queries: finite unit vectors.
+        k: 1 <= k <= m.
+        rows: sorted, without repeats.
+        settings: `nprobe` or `efSearch`, rising from the one of a search of all rows to the largest; empty where the
+            index has none.
+    """
+    count = int(index.ntotal)
+    selector = _selecting(rows, count)
+    asked, found = min(len(rows), k + _SPARE_ROWS), None
+    if len(rows) > max(_ALL_COMPARED, _SHARE_COMPARED * count):
+        found = _until_settled(index, queries, asked, k, selector, settings)
+    if found is None:
+        found = _all_compared(index, queries, asked, rows, selector)
+    similarities = np.where(found[1] < 0, -np.inf, found[0]).astype(np.float32)
+    nearest = in_fixed_order(similarities, found[1].astype(np.int64))
+    best, best_rows = (np.ascontiguousarray(each[:, :k]) for each in nearest)
+    return NearestRows(np.clip(best, -1, 1), best_rows)
+
+
+def _until_settled(
+    index: Any, queries: Float32[np.ndarray, "q d"], asked: int, k: int, selector: Any, settings: list[int]
+) -> _Found | None:
+    """Search with rising settings until the first k rows of a query stay the same; None where FAISS cannot skip rows.
+
+    Also None where even the largest setting does not lead to k rows.
+    """
+    similarities = np.empty((len(queries), asked), np.float32)
+    rows = np.full((len(queries), asked), -1, np.int64)
+    open_queries = np.arange(len(queries))
+    rising: list[int | None] = [*settings[::3], *settings[-1:]]
+    for setting in rising or [None]:  # every third is about the double
+        try:
+            found = index.search(queries[open_queries], asked, params=_parameters(index, selector, setting))
+        except RuntimeError:
+            return None
+        first, before = found[1][:, :k], rows[open_queries, :k]
+        settled = (first >= 0).all(1) & (np.sort(first, 1) == np.sort(before, 1)).all(1)
+        similarities[open_queries], rows[open_queries] = found
+        open_queries = open_queries[~settled]
+        if not len(open_queries):
+            break
+    return None if (rows[:, :k] < 0).any() else (similarities, rows)
+
+
+def _all_compared(
+    index: Any, queries: Float32[np.ndarray, "q d"], k: int, rows: Int64[np.ndarray, " m"], selector: Any
+) -> _Found:
+    """Compare the queries with all of these rows, by the finest codes of the index."""
+    while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine | faiss.IndexHNSW):
+        if isinstance(index, faiss.IndexRefine):
+            index = faiss.downcast_index(index.refine_index)
+        elif isinstance(index, faiss.IndexHNSW):
+            index = faiss.downcast_index(index.storage)
+        else:
+            chain: Any = index.chain
+            for number in range(chain.size()):
+                queries = faiss.downcast_VectorTransform(chain.at(number)).apply(queries)
+            index = faiss.downcast_index(index.index)
+    try:
+        setting = int(index.nlist) if isinstance(index, faiss.IndexIVF) else None
+        found: _Found = index.search(queries, k, params=_parameters(index, selector, setting))
+        if not (found[1] < 0).any():
+            return found
+    except RuntimeError:  # FAISS cannot skip rows in an index of this kind
+        pass
+    return _scored(index, queries, k, rows)
+
+
+def _scored(index: Any, queries: Float32[np.ndarray, "q d"], k: int, rows: Int64[np.ndarray, " m"]) -> _Found:
+    """Compare the queries with the rows as they are reconstructed from their codes."""
+    if isinstance(index, faiss.IndexIVF):
+        index.make_direct_map()
+    best = np.full((len(queries), k), -np.inf, np.float32)
+    best_rows = np.full((len(queries), k), -1, np.int64)
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        part = rows[start : start + _BLOCK_ROWS]
+        scores = np.concatenate([best, queries @ index.reconstruct_batch(part).T], axis=1)
+        names = np.concatenate([best_rows, np.broadcast_to(part, (len(queries), len(part)))], axis=1)
+        ordered = in_fixed_order(scores, names)
+        best, best_rows = ordered.similarities[:, :k], ordered.rows[:, :k]
+    return best, best_rows
+
+
+def _parameters(index: Any, selector: Any, setting: int | None) -> Any:
+    """Return the parameters of one search, for each layer of an index."""
+    if isinstance(index, faiss.IndexPreTransform):
+        inside = _parameters(faiss.downcast_index(index.index), selector, setting)
+        return _with_keywords.SearchParametersPreTransform(index_params=inside)
+    if isinstance(index, faiss.IndexRefine):
+        inside = _parameters(faiss.downcast_index(index.base_index), selector, setting)
+        return _with_keywords.IndexRefineSearchParameters(k_factor=index.k_factor, base_index_params=inside)
+    if isinstance(index, faiss.IndexIVF):
+        return _with_keywords.SearchParametersIVF(sel=selector, nprobe=setting)
+    if isinstance(index, faiss.IndexHNSW):
+        return _with_keywords.SearchParametersHNSW(sel=selector, efSearch=setting)
+    return _with_keywords.SearchParameters(sel=selector)
