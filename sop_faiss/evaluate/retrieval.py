@@ -32,6 +32,7 @@ from sop_faiss.evaluate.metrics import (
     standard_average_precision,
     top_positions,
 )
+from sop_faiss.evaluate.reranking import Reordering
 from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import similarity_rows
 from sop_faiss.unit_rows import require_unit_rows
@@ -176,6 +177,7 @@ def score_retrieval(
     top_count: int = 0,
     distractors: Iterable[Float32[np.ndarray, "_ d"]] | None = None,
     device: str = "cpu",
+    reordering: Reordering | None = None,
 ) -> RetrievalScores:
     """Rank the gallery for every query and score it; exact.
 
@@ -189,6 +191,7 @@ def score_retrieval(
             gallery comes before a distractor of equal similarity. Under `torchrun` each rank brings its own part,
             and all get the scores of the whole.
         device: where distractors are counted; the scores do not depend on it.
+        reordering: a new order of the first images of each ranking, without distractors.
 
     Raises:
         FeatureError: counts do not fit the ground truth, or rows are not finite unit vectors.
@@ -197,9 +200,11 @@ def score_retrieval(
     _check_features(query_features, gallery_features, truth)
     nothing = np.empty(0, dtype=np.int64)
     ranked, tops = [], []
-    for query, similarities in zip(truth.queries, similarity_rows(query_features, gallery_features), strict=True):
-        ranked.append({d.name: _rank(similarities, query, d) for d in protocol.difficulties if d.relevant_to(query)})
-        top = top_positions(similarities, nothing, top_count)
+    rows = similarity_rows(query_features, gallery_features)
+    for number, (query, similarities) in enumerate(zip(truth.queries, rows, strict=True)):
+        ranking = similarities if reordering is None else reordering.moved(number, similarities)
+        ranked.append({d.name: _rank(ranking, query, d) for d in protocol.difficulties if d.relevant_to(query)})
+        top = top_positions(ranking, nothing, top_count)
         tops.append((top, similarities[top]))
     counted = {d.name: sum(d.name in each for each in ranked) for d in protocol.difficulties}
     if not any(counted.values()):
