@@ -12,11 +12,13 @@ from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.rerank_options import rerank_options
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.index.images import IndexImages
+    from sop_faiss.index.rerank.settings import Rerank
     from sop_faiss.verbs.finding.search_result import SearchResult
 
 __all__ = ["search_command"]
@@ -36,6 +38,7 @@ _FOLDER = NamedPath()
 @click.option("--features", type=_FOLDER, metavar="STORE", help="Many queries: a feature store; needs no encoder.")
 @click.option("-k", type=int, help="Neighbors of each query.  [default: 10; with --threshold all that reach it]")
 @click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbors of a smaller similarity.")
+@rerank_options
 @click.option(
     "--verify",
     default="all",
@@ -65,6 +68,7 @@ def search_command(
     features: Path | None,
     k: int | None,
     threshold: float | None,
+    rerank: Rerank | None,
     verify: str,
     json_file: Path | None,
     csv_file: Path | None,
@@ -80,12 +84,14 @@ def search_command(
     INDEX is the directory that sop-index build wrote, IMAGE an image file. The index knows its encoder; --model opens
     it from another place. The similarity is the cosine of the
     features; labels, such as the names of folders, are in brackets. With --threshold and without -k, all neighbors
-    that reach the threshold are found; with both, of the k nearest those that reach it.
+    that reach the threshold are found; with both, of the k nearest those that reach it. --rerank orders the first
+    images again: their similarities no longer fall. --rerank local needs tokens (sop-index build --tokens).
 
     \b
     Examples:
       sop-index search photos.index query.jpg --html found.html
       sop-index search photos.index --key IMG_0042 -k 20
+      sop-index search photos.index query.jpg --rerank global
       sop-index search photos.index --data queries/ --csv found.csv
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
@@ -102,7 +108,7 @@ def search_command(
         force=force,
     )
     extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
-    options = SearchOptions(k, threshold, images_root, extraction)
+    options = SearchOptions(k, threshold, images_root, extraction, rerank)
     opened = FeatureIndex.open(index, verify=verify)
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)
@@ -141,6 +147,7 @@ def search_command(
             "encoder": opened.manifest.encoder,
             "k": 10 if k is None and threshold is None else k,
             "threshold": threshold,
+            **({} if rerank is None else {"rerank": rerank.to_dict()}),
             "dropped": result.dropped,
             "queries": as_records(result, places),
         }

@@ -10,7 +10,7 @@ Source: Shao, Chen, Karpur, Cui, Araujo, Cao, "Global Features are All You Need 
    query itself is not among them, in the code), and a second score is the product with that;
 4. the candidates are ordered by the mean of both scores.
 
-`Departs:` a neighbor of negative similarity has weight 0, so that weights never cancel; SuperGlobal's features have none.
+`Departs:` a neighbor of negative similarity has weight 0, so that weights never cancel.
 """
 
 from __future__ import annotations

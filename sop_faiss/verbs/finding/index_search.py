@@ -21,12 +21,14 @@ from sop_faiss.index.build import store_as_index
 from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
 from sop_faiss.index.own_encoder import encoder_of_index
+from sop_faiss.index.rerank.settings import Rerank
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
+from sop_faiss.verbs.finding.index_rerank import Reranker, open_reranker
 from sop_faiss.verbs.finding.search_result import Found, SearchedQuery, SearchResult
 
 __all__ = [
@@ -53,6 +55,8 @@ class SearchOptions:
     """Where the index's images are now; where they were when it was built, if None."""
     extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
     """How features of images are extracted. Of images named one by one, none may be unreadable."""
+    rerank: Rerank | None = None
+    """How the first images are put into a new order; None: not at all."""
 
 
 def search_index(
@@ -89,10 +93,19 @@ def search_index(
         needless = "`key` needs no encoder, its features are in the index" if keys else "`features` needs no encoder"
         raise ConfigError(f"{needless}: leave `model` and its options out")
     if keys:
-        return search_by_key(index, keys, options.k, threshold=options.threshold, images_root=options.images_root)
+        return search_by_key(
+            index,
+            keys,
+            options.k,
+            threshold=options.threshold,
+            images_root=options.images_root,
+            rerank=options.rerank,
+        )
     if features is not None:
         _check_request(options.k, len(index), options.threshold)
-        return search_by_features(index, FeatureStore.read(features), options.k, threshold=options.threshold)
+        return search_by_features(
+            index, FeatureStore.read(features), options.k, threshold=options.threshold, rerank=options.rerank
+        )
     _check_request(options.k, len(index), options.threshold)
     source = open_images(images) if data is None else open_source(data)
     return search_by_images(
@@ -103,6 +116,7 @@ def search_index(
         threshold=options.threshold,
         extraction=replace(options.extraction, max_bad_fraction=0.0) if data is None else options.extraction,
         progress=progress,
+        rerank=options.rerank,
     )
 
 
@@ -132,6 +146,7 @@ def search_by_images(
     threshold: float | None = None,
     extraction: ExtractionOptions | None = None,
     progress: ProgressCallback | None = None,
+    rerank: Rerank | None = None,
 ) -> SearchResult:
     """Find the k nearest images of the index for each image of a source.
 
@@ -143,6 +158,7 @@ def search_by_images(
         threshold: leave out neighbors of a smaller similarity.
         extraction: how features are extracted; images that are left out are counted. None: every image must be usable.
         progress: called with images done and their total.
+        rerank: as `SearchOptions.rerank`.
 
     Raises:
         IndexMismatchError: the encoder, its preprocessing or its pooling is not the index's.
@@ -151,17 +167,25 @@ def search_by_images(
     """
     _check_request(k, len(index), threshold)
     index.check_encoder(encoder)
+    reranker = open_reranker(index, rerank, threshold)
     extraction = extraction or ExtractionOptions(max_bad_fraction=0.0)
     store = extract_features(encoder, source, extraction, progress=progress)
-    lines = _search(index, store.features, k, threshold)
     positions = {key: position for position, key in enumerate(source.keys)}
+    usable = [positions[key] for key in store.keys]
+    tokens = None if reranker is None else reranker.tokens_of_images(encoder, source, usable)
+    lines = _search(index, store.features, k, threshold, reranker, tokens)
     reads = [(functools.partial(source.read, positions[key]), place_of(source, positions[key])) for key in store.keys]
     dropped = dict(store.manifest["dropped"]["reasons"])
     return SearchResult(_judged(index, store, source.class_names, lines, reads, threshold), dropped)
 
 
 def search_by_features(
-    index: FeatureIndex, store: FeatureStore, k: int | None = None, *, threshold: float | None = None
+    index: FeatureIndex,
+    store: FeatureStore,
+    k: int | None = None,
+    *,
+    threshold: float | None = None,
+    rerank: Rerank | None = None,
 ) -> SearchResult:
     """Find the k nearest images of the index for each row of a feature store; no encoder is needed.
 
@@ -170,16 +194,20 @@ def search_by_features(
         store: features of the index's encoder, prepared and pooled in the same way.
         k: how many, 1 <= k <= len(index); None: as `SearchOptions.k`.
         threshold: leave out neighbors of a smaller similarity.
+        rerank: as `SearchOptions.rerank`; not `local`, which compares images.
 
     Raises:
         IndexMismatchError: the store is of another encoder, preprocessing or pooling.
-        ConfigError: k or the threshold is out of range.
+        ConfigError: k or the threshold is out of range, or `rerank` needs images.
         FeatureError: the store is unusable.
     """
     _check_request(k, len(index), threshold)
+    if rerank is not None and rerank.method == "local":
+        raise ConfigError("`rerank=local` compares parts of images, and `features` has none: name images or keys")
+    reranker = open_reranker(index, rerank, threshold)
     described = store_as_index(store, index.manifest.factory)
     require_same_space(index.manifest.space, described.space, "the index", "the store")
-    lines = _search(index, store.features, k, threshold)
+    lines = _search(index, store.features, k, threshold, reranker)
     images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
     reads = [(functools.partial(images.read, row), images.place(row)) for row in range(len(store))]
     return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {})
@@ -192,6 +220,7 @@ def search_by_key(
     *,
     threshold: float | None = None,
     images_root: Path | None = None,
+    rerank: Rerank | None = None,
 ) -> SearchResult:
     """Find the k nearest *other* images for images of the index itself; no encoder is needed.
 
@@ -201,16 +230,21 @@ def search_by_key(
         k: how many, 1 <= k < len(index); None: as `SearchOptions.k`.
         threshold: leave out neighbors of a smaller similarity.
         images_root: where the images are now; where they were when the index was built, if None.
+        rerank: as `SearchOptions.rerank`.
 
     Raises:
         ConfigError: a key is not in the index, or k or the threshold is out of range.
     """
     _check_request(k, len(index) - 1, threshold)
     rows = [index.row_of(key) for key in keys]
+    reranker = open_reranker(index, rerank, threshold)
     if k is None and threshold is not None:
         lines = [(found, 0) for found in index.search_rows_above(rows, threshold)]
     else:
-        neighbors = index.search_rows(rows, k or min(_K, len(index) - 1))
+        k = k or min(_K, len(index) - 1)
+        neighbors = index.search_rows(rows, k if reranker is None else reranker.wanted(k, len(index) - 1))
+        if reranker is not None:
+            neighbors = reranker.reordered(neighbors, index.features(rows), reranker.tokens_of_rows(rows), k)
         lines = [(neighbors, number) for number in range(len(rows))]
     images = index_images(index, images_root)
     queries = []
@@ -222,12 +256,20 @@ def search_by_key(
 
 
 def _search(
-    index: FeatureIndex, features: Float32[np.ndarray, "q d"], k: int | None, threshold: float | None
+    index: FeatureIndex,
+    features: Float32[np.ndarray, "q d"],
+    k: int | None,
+    threshold: float | None,
+    reranker: Reranker | None = None,
+    tokens: Sequence[Float32[np.ndarray, "t d"]] | None = None,
 ) -> list[tuple[Neighbors, int]]:
     """Find the neighbors of each query, and which line of them is the query's."""
     if k is None and threshold is not None:
         return [(found, 0) for found in index.search_above(features, threshold)]
-    neighbors = index.search(features, k or min(_K, len(index)))
+    k = k or min(_K, len(index))
+    neighbors = index.search(features, k if reranker is None else reranker.wanted(k, len(index)))
+    if reranker is not None:
+        neighbors = reranker.reordered(neighbors, features, tokens, k)
     return [(neighbors, number) for number in range(len(features))]
 
 
