@@ -40,6 +40,11 @@ _FOLDER = NamedPath()
 @click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbors of a smaller similarity.")
 @rerank_options
 @click.option(
+    "--box",
+    metavar="X0,Y0,X1,Y1",
+    help="Search by this part of IMAGE alone: left, top, right, bottom in pixels, or in shares of its sides (0 to 1).",
+)
+@click.option(
     "--verify",
     default="all",
     show_default=True,
@@ -69,6 +74,7 @@ def search_command(
     k: int | None,
     threshold: float | None,
     rerank: Rerank | None,
+    box: str | None,
     verify: str,
     json_file: Path | None,
     csv_file: Path | None,
@@ -92,6 +98,7 @@ def search_command(
       sop-index search photos.index query.jpg --html found.html
       sop-index search photos.index --key IMG_0042 -k 20
       sop-index search photos.index query.jpg --rerank global
+      sop-index search photos.index query.jpg --box 40,60,200,180
       sop-index search photos.index --data queries/ --csv found.csv
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
@@ -99,6 +106,7 @@ def search_command(
     from sop_faiss.index.images import index_images
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
+    from sop_faiss.verbs.finding.query_box import parse_box
     from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
 
     check_outputs(
@@ -108,7 +116,7 @@ def search_command(
         force=force,
     )
     extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
-    options = SearchOptions(k, threshold, images_root, extraction, rerank)
+    options = SearchOptions(k, threshold, images_root, extraction, rerank, None if box is None else parse_box(box))
     opened = FeatureIndex.open(index, verify=verify)
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)
@@ -147,6 +155,7 @@ def search_command(
             "encoder": opened.manifest.encoder,
             "k": 10 if k is None and threshold is None else k,
             "threshold": threshold,
+            **({} if box is None else {"box": box}),
             **({} if rerank is None else {"rerank": rerank.to_dict()}),
             "dropped": result.dropped,
             "queries": as_records(result, places),

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.errors import ConfigError, IndexMismatchError, SopError
 from sop_faiss.files import atomic_directory, locked_directory, read_json, sha256_file, write_json
 from sop_faiss.index.images import IndexImages
 from sop_faiss.index.rerank.settings import TokenSettings
@@ -76,7 +76,7 @@ class TokenStore:
             if len(counts) and (min(starts.min(), counts.min() - 1) < 0 or (starts + counts).max() > len(data)):
                 raise ValueError("images have more tokens than there are")
             TokenSettings(manifest["size"], whitening.matrix.shape[1], manifest["most"])  # checks them
-        except (ConfigError, KeyError, TypeError, ValueError, OSError, SafetensorError, pa.ArrowException) as error:
+        except (SopError, KeyError, TypeError, ValueError, OSError, SafetensorError, pa.ArrowException) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise IndexMismatchError(f"{directory} is damaged ({reason}): remove it, and {_MAKE}") from None
         if manifest["encoder"] != index.manifest.encoder["fingerprint"]:

@@ -34,7 +34,7 @@ class Reranker:
 
     def tokens_of_images(
         self, encoder: Encoder, source: ImageSource, positions: Sequence[int]
-    ) -> list[Float32[np.ndarray, "t d"]] | None:
+    ) -> list[np.ndarray] | None:
         """Return the tokens of query images; None where they are not compared."""
         if self.store is None:
             return None
@@ -42,7 +42,7 @@ class Reranker:
         made = dict(self.store.tokenizer(encoder).tokens(len(positions), lambda at: source.read(positions[at]), names))
         return [made[place].astype(np.float32) for place in range(len(positions))]
 
-    def tokens_of_rows(self, rows: Sequence[int]) -> list[Float32[np.ndarray, "t d"]] | None:
+    def tokens_of_rows(self, rows: Sequence[int]) -> list[np.ndarray] | None:
         """Return the tokens of images of the index; None where they are not compared."""
         return None if self.store is None else [each.astype(np.float32) for each in self.store.of(rows)]
 
@@ -50,7 +50,7 @@ class Reranker:
         self,
         found: Neighbors,
         features: Float32[np.ndarray, "q d"],
-        tokens: Sequence[Float32[np.ndarray, "t d"]] | None,
+        tokens: Sequence[np.ndarray] | None,
         k: int,
     ) -> Neighbors:
         """Return the first k neighbors of the new order; similarities stay cosines, and no longer fall.

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from sop_faiss.data.images.listing import open_files
+from sop_faiss.data.images.listing import FileSource, open_files
 from sop_faiss.data.images.source import ImageSource, Place, open_source, place_of
 from sop_faiss.data.shards.shard_source import common_folder
 from sop_faiss.errors import ConfigError, DataError
@@ -29,6 +29,7 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.finding.index_rerank import Reranker, open_reranker
+from sop_faiss.verbs.finding.query_box import Box, boxed
 from sop_faiss.verbs.finding.search_result import Found, SearchedQuery, SearchResult
 
 __all__ = [
@@ -57,6 +58,8 @@ class SearchOptions:
     """How features of images are extracted. Of images named one by one, none may be unreadable."""
     rerank: Rerank | None = None
     """How the first images are put into a new order; None: not at all."""
+    box: Box | None = None
+    """The part of each image file that is the query, as `parse_box` returns it; None: the complete image."""
 
 
 def search_index(
@@ -92,6 +95,8 @@ def search_index(
     if encoder is not None and (keys or features is not None):
         needless = "`key` needs no encoder, its features are in the index" if keys else "`features` needs no encoder"
         raise ConfigError(f"{needless}: leave `model` and its options out")
+    if options.box is not None and not images:
+        raise ConfigError("`box` is a part of an image file: name one, or leave it out")
     if keys:
         return search_by_key(
             index,
@@ -107,10 +112,13 @@ def search_index(
             index, FeatureStore.read(features), options.k, threshold=options.threshold, rerank=options.rerank
         )
     _check_request(options.k, len(index), options.threshold)
-    source = open_images(images) if data is None else open_source(data)
+    source: ImageSource = open_images(images) if data is None else open_source(data)
+    loaded = encoder_of_index(index, encoder)
+    if options.box is not None:
+        source = boxed(open_images(images), options.box, loaded.preprocess.top_value)
     return search_by_images(
         index,
-        encoder_of_index(index, encoder),
+        loaded,
         source,
         options.k,
         threshold=options.threshold,
@@ -120,7 +128,7 @@ def search_index(
     )
 
 
-def open_images(files: Sequence[Path]) -> ImageSource:
+def open_images(files: Sequence[Path]) -> FileSource:
     """Open image files as a source, in the order given; a file that is named twice counts once.
 
     Raises:
@@ -261,7 +269,7 @@ def _search(
     k: int | None,
     threshold: float | None,
     reranker: Reranker | None = None,
-    tokens: Sequence[Float32[np.ndarray, "t d"]] | None = None,
+    tokens: Sequence[np.ndarray] | None = None,
 ) -> list[tuple[Neighbors, int]]:
     """Find the neighbors of each query, and which line of them is the query's."""
     if k is None and threshold is not None:
