@@ -32,6 +32,9 @@ _OPTIONS = (
         help="Of each of these images.  [default: global 4, diffusion 10]",
     ),
     click.option("--rerank-beta", type=float, metavar="B", help="Of global: weight of a neighbor.  [default: 1]"),
+    click.option(
+        "--rerank-mutual", is_flag=True, help="Of local: count only parts of two images that are each other's best."
+    ),
 )
 
 
@@ -40,9 +43,9 @@ def rerank_options(command: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(command)
     def with_rerank(*args: Any, rerank: str | None, **options: Any) -> R:
-        names = ("depth", "neighbors", "beta")
+        names = ("depth", "neighbors", "beta", "mutual")
         given = {name: options.pop(f"rerank_{name}") for name in names}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in given.items() if value is not None and value is not False}
         if rerank is None:
             if given:
                 raise ConfigError(f"--rerank-{next(iter(given))} says how --rerank works: give --rerank too")

@@ -86,6 +86,6 @@ def reorder_by_tokens(
         asked = {query: made[row] for query, row in enumerate(own_rows.tolist())}
 
     def order(query: int, first: Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
-        return order_by_tokens(asked[query].astype(np.float32), [made[row] for row in first.tolist()])
+        return order_by_tokens(settings, asked[query].astype(np.float32), [made[row] for row in first.tolist()])
 
     return Reordering(settings.depth, order, own_rows)

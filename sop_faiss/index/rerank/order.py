@@ -34,10 +34,10 @@ def order_by_features(
 
 
 def order_by_tokens(
-    query: Float32[np.ndarray, "t d"], candidates: Sequence[np.ndarray], *, mutual: bool = False
+    settings: Rerank, query: Float32[np.ndarray, "t d"], candidates: Sequence[np.ndarray]
 ) -> Int64[np.ndarray, " m"]:
     """Return the places of the candidates in their new order, by `local`; ties keep the old order."""
-    return _falling(local_scores(query, candidates, mutual=mutual))
+    return _falling(local_scores(query, candidates, mutual=settings.mutual))
 
 
 def _falling(scores: np.ndarray) -> Int64[np.ndarray, " m"]:

@@ -57,6 +57,8 @@ class Rerank:
     """Of each candidate, for `global` and `diffusion`; None: 4 and 10."""
     beta: float | None = None
     """Of `global`: weight of a neighbor, times its similarity; None: 1. SuperGlobal has 0.15 and 9 neighbors."""
+    mutual: bool = False
+    """Of `local`: count only pairs of tokens that are each other's best."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -70,6 +72,8 @@ class Rerank:
                 raise ConfigError(
                     f"`rerank_neighbors={self.neighbors}`: wanted 1 or more, and fewer than {self.depth} images"
                 )
+        if self.mutual and self.method != "local":
+            raise ConfigError(f"`rerank_mutual` is not of `rerank={self.method}`: leave it out")
         if self.beta is not None:
             if self.method != "global":
                 raise ConfigError(f"`rerank_beta` is not of `rerank={self.method}`: leave it out")
@@ -91,6 +95,8 @@ class Rerank:
         content: dict[str, Any] = {"method": self.method, "depth": self.depth}
         if self.method != "local":
             content["neighbors"] = self.neighbors_used
+        else:
+            content["mutual"] = self.mutual
         if self.method == "global":
             content["beta"] = self.beta_used
         return content

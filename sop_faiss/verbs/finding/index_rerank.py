@@ -67,7 +67,7 @@ class Reranker:
                 order = order_by_features(self.settings, features[query], self.index.features(rows))
             else:
                 assert self.store is not None
-                order = order_by_tokens(tokens[query], self.store.of(rows))
+                order = order_by_tokens(self.settings, tokens[query], self.store.of(rows))
             places[query, : len(rows)] = order
         places = places[:, :k]
         similarities, rows_ = (np.take_along_axis(each, places, 1) for each in (found.similarities, found.rows))
