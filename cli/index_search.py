@@ -13,6 +13,7 @@ from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.rerank_options import rerank_options
+from sop_faiss.files import atomic_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
@@ -56,6 +57,12 @@ _FOLDER = NamedPath()
     "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbor; - is stdout."
 )
 @click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of images, complete in one file.")
+@click.option(
+    "--explain",
+    type=_FOLDER,
+    metavar="FILE.png",
+    help="Draw where the query matches its first neighbors; needs tokens (sop-index build --tokens).",
+)
 @click.option("--by-label", is_flag=True, help="Mark neighbors with the query's label right (+), others wrong (-).")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
 @batch_size_option
@@ -79,6 +86,7 @@ def search_command(
     json_file: Path | None,
     csv_file: Path | None,
     html_file: Path | None,
+    explain: Path | None,
     by_label: bool,
     images_root: Path | None,
     batch_size: int,
@@ -110,9 +118,10 @@ def search_command(
     from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
 
     check_outputs(
-        {"--json": json_file, "--csv": csv_file, "--html": html_file},
+        {"--json": json_file, "--csv": csv_file, "--html": html_file, "--explain": explain},
         [index, *images, *source_files(data), *encoder_files(encoder), *([features] if features else [])],
         to_stdout=("--json", "--csv"),
+        figures=["--explain"],
         force=force,
     )
     extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
@@ -132,6 +141,12 @@ def search_command(
             progress=progress,
         )
     places = index_images(opened, images_root)
+    if explain is not None:
+        from sop_faiss.verbs.finding.index_explain import draw_explanation
+
+        figure = draw_explanation(opened, encoder, result, places)
+        with atomic_file(explain) as temporary:
+            temporary.write_bytes(figure)
     if csv_file == STDOUT:
         click.echo(for_stdout(as_csv(result, places)), nl=False)
     elif csv_file is not None:
@@ -166,6 +181,7 @@ def search_command(
         say_written("JSON", json_file)
     say_written("CSV", csv_file)
     say_written("page", html_file)
+    say_written("image", explain)
     if result.dropped:
         click.echo(f"left out: {counted(result.dropped)}", err=True)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.index.rerank import local
-from sop_faiss.index.rerank.local import local_scores
+from sop_faiss.index.rerank.local import local_scores, token_shares
 
 
 def tokens_of(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -59,3 +59,11 @@ def test_what_has_no_weight_does_not_count() -> None:
     query = tokens_of(np.random.default_rng(2), 4)
     padded = np.concatenate([query, np.zeros((3, 6), np.float32)])
     assert np.allclose(local_scores(query, [padded]), 1, atol=1e-5)
+
+
+def test_shares_of_tokens_add_up_to_the_score() -> None:
+    rng = np.random.default_rng(3)
+    query, other = tokens_of(rng, 7), tokens_of(rng, 4)
+    shares = token_shares(query, other)
+    assert [len(each) for each in shares] == [7, 4]
+    assert np.isclose((shares[0].sum() + shares[1].sum()) / 2, local_scores(query, [other])[0], atol=1e-6)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32, Int64
 
-__all__ = ["local_scores"]
+__all__ = ["local_scores", "token_shares"]
 
 _LEAST_NORM = np.float32(1e-12)
 _BLOCK_TOKENS = 65_536
@@ -41,6 +41,16 @@ def local_scores(
         scores[start:stop] = _block_scores(unit, weights, candidates[start:stop], mutual)
         start = stop
     return scores
+
+
+def token_shares(
+    query: Float32[np.ndarray, "t d"], other: Float32[np.ndarray, "u d"]
+) -> tuple[Float32[np.ndarray, " t"], Float32[np.ndarray, " u"]]:
+    """Return what each token of either image adds to their score: half the sum of both is that of `local_scores`."""
+    unit, weights = _parted(query)
+    others, other_weights = _parted(other)
+    products = np.maximum(others @ unit.T, 0)
+    return weights * products.max(axis=0) ** 2, other_weights * products.max(axis=1) ** 2
 
 
 def _block_scores(

@@ -68,7 +68,7 @@ class TokenStore:
                 if path.stat().st_size != wanted["bytes"] or (name != TOKENS and sha256_file(path) != wanted["sha256"]):
                     raise ValueError(f"{name} was changed")
             table = pq.read_table(directory / IMAGES)
-            columns = [table[name].to_pylist() for name in ("key", "sha256")]
+            keys, digests = (table[name].to_pylist() for name in ("key", "sha256"))
             starts, counts = (table[name].to_numpy().astype(np.int64) for name in ("start", "count"))
             tensors = load_file(directory / WHITENING)
             whitening = TokenWhitening(tensors["mean"], tensors["matrix"])
@@ -83,13 +83,13 @@ class TokenStore:
             raise IndexMismatchError(
                 f"{directory} has tokens of another encoder than the index: remove it, and {_MAKE}"
             )
-        by_key = {key: place for place, key in enumerate(columns[0])}
+        by_key = {key: place for place, key in enumerate(keys)}
         places = np.array([by_key.get(key, -1) for key in index.ids.keys], np.int64)
         known = read_states(index.directory, index.manifest).digests
         for row in np.flatnonzero(places >= 0).tolist():
-            if known[row] and known[row].hex() != columns[1][places[row]]:
+            if known[row] and known[row].hex() != digests[places[row]]:
                 places[row] = -1
-        return cls(directory, manifest, *columns, starts, counts, whitening, data, places)
+        return cls(directory, manifest, keys, digests, starts, counts, whitening, data, places)
 
     def require_complete(self, index: FeatureIndex) -> None:
         """Check that every image of the index has tokens.

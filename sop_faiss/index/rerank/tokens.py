@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float16, Float32
+import torch
+from jaxtyping import Float16, Float32, UInt8
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.ordered_map import default_workers, map_ordered
@@ -18,7 +20,7 @@ from sop_faiss.model.encoders.forward import batches_of_equal_shape, exact_infer
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["TokenWhitening", "Tokenizer", "learn_tokenizer", "token_preprocess", "tokens_of_images"]
+__all__ = ["SeenTokens", "TokenWhitening", "Tokenizer", "learn_tokenizer", "token_preprocess", "tokens_of_images"]
 
 _BATCH = 8
 _LEARNED_IMAGES = 500
@@ -79,6 +81,29 @@ class Tokenizer:
             yield position, self.whitening.apply(tokens, self.most)
             if progress is not None:
                 progress(done, count)
+
+    def seen(self, encoded: bytes, name: str) -> SeenTokens:
+        """Return an image with all its tokens in row-major order, to show where it matches another.
+
+        Raises:
+            DataError: the image cannot be read.
+        """
+        pixels = self.preprocess.apply(decode_image(encoded, top_value=self.preprocess.top_value))
+        device = next(self.encoder.parameters()).device
+        with exact_inference(self.encoder):
+            found = self.encoder.tokens(self.preprocess.normalize(torch.from_numpy(pixels)[None].to(device)))[1]
+        tokens = found.patches[0].float().cpu().numpy()
+        if not np.isfinite(tokens).all():
+            raise FeatureError(f"the tokens of {name} are not finite: the encoder's weights are wrong")
+        return SeenTokens(pixels, self.whitening.apply(tokens, len(tokens)).astype(np.float32), found.grid)
+
+
+class SeenTokens(NamedTuple):
+    """An image as the encoder sees it, with all its tokens."""
+
+    pixels: UInt8[np.ndarray, "h w 3"]
+    tokens: Float32[np.ndarray, "n d"]
+    grid: tuple[int, int]
 
 
 def token_preprocess(encoder: Encoder, settings: TokenSettings) -> Preprocess:
