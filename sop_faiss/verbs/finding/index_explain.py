@@ -36,8 +36,10 @@ def draw_explanation(
         SopError: as `TokenStore.open` and `encoder_of_index`.
     """
     if len(result.queries) != 1 or not result.queries[0].found:
-        found = sum(bool(query.found) for query in result.queries)
-        raise ConfigError(f"`explain` draws one query and its neighbors, not {found} of {len(result.queries)} queries")
+        answered = sum(bool(query.found) for query in result.queries)
+        raise ConfigError(
+            f"`explain` draws one query and its neighbors; {answered} of {len(result.queries)} queries have any"
+        )
     query = result.queries[0]
     tokenizer = TokenStore.open(index).tokenizer(encoder_of_index(index, encoder))
     first = tokenizer.seen(query.read(), query.key)
