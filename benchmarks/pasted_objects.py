@@ -14,6 +14,7 @@ import argparse
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -34,7 +35,7 @@ _LEAST_AREA = 8_000
 
 def objects_of(coco: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the largest object of each image: the pixels of its box, and its mask there; the largest first."""
-    largest = {}
+    largest: dict[Path, dict[str, Any]] = {}
     for split in ("train", "val"):
         content = json.loads((coco / "annotations" / f"instances_{split}.json").read_text())
         files = {each["id"]: coco / "images" / split / each["file_name"] for each in content["images"]}

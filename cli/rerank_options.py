@@ -35,6 +35,9 @@ _OPTIONS = (
     click.option(
         "--rerank-mutual", is_flag=True, help="Of local: count only parts of two images that are each other's best."
     ),
+    click.option(
+        "--rerank-one-way", is_flag=True, help="Of local: count the query's parts only, for things in parts of images."
+    ),
 )
 
 
@@ -43,12 +46,14 @@ def rerank_options(command: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(command)
     def with_rerank(*args: Any, rerank: str | None, **options: Any) -> R:
-        names = ("depth", "neighbors", "beta", "mutual")
+        names = ("depth", "neighbors", "beta", "mutual", "one_way")
         given = {name: options.pop(f"rerank_{name}") for name in names}
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         if rerank is None:
             if given:
-                raise ConfigError(f"--rerank-{next(iter(given))} says how --rerank works: give --rerank too")
+                raise ConfigError(
+                    f"--rerank-{next(iter(given)).replace('_', '-')} says how --rerank works: give --rerank too"
+                )
             return command(*args, rerank=None, **options)
         from sop_faiss.index.rerank.settings import Rerank
 

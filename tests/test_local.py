@@ -38,6 +38,16 @@ def loop_score(query: np.ndarray, other: np.ndarray, mutual: bool) -> float:
     return total / 2
 
 
+def test_one_way_counts_the_query_alone() -> None:
+    rng = np.random.default_rng(4)
+    query = tokens_of(rng, 6)
+    inside = np.concatenate([query * np.float32(0.3), tokens_of(rng, 30)])
+    assert np.isclose(local_scores(query, [inside], one_way=True)[0], 1, atol=1e-5)
+    both, other = local_scores(query, [inside])[0], tokens_of(rng, 5)
+    assert both < 0.95
+    assert np.isclose(local_scores(query, [other], one_way=True)[0], token_shares(query, other)[0].sum(), atol=1e-5)
+
+
 @pytest.mark.parametrize("mutual", [False, True])
 @pytest.mark.parametrize("block", [1, 9, 65_536])
 def test_equal_to_loops(mutual: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sop_faiss.index.rerank.settings import Rerank
 
 
 def test_settings_of_other_methods_are_not_in_a_result() -> None:
-    assert Rerank("local").to_dict() == {"method": "local", "depth": 400, "mutual": False}
+    assert Rerank("local").to_dict() == {"method": "local", "depth": 400, "mutual": False, "one_way": False}
     assert Rerank("diffusion").to_dict() == {"method": "diffusion", "depth": 400, "neighbors": 10}
     assert Rerank("global", beta=0.0).to_dict() == {"method": "global", "depth": 400, "neighbors": 4, "beta": 0.0}
 
@@ -30,6 +30,7 @@ def test_settings_of_other_methods_are_not_in_a_result() -> None:
         ({"method": "global", "beta": float("nan")}, "rerank_beta=nan"),
         ({"method": "global", "beta": -1.0}, "rerank_beta"),
         ({"method": "global", "mutual": True}, "rerank_mutual"),
+        ({"method": "diffusion", "one_way": True}, "rerank_one_way"),
     ],
 )
 def test_what_is_refused(settings: dict[str, Any], named: str) -> None:

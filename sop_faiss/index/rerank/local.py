@@ -21,7 +21,7 @@ _BLOCK_TOKENS = 65_536
 
 
 def local_scores(
-    query: Float32[np.ndarray, "t d"], candidates: Sequence[np.ndarray], *, mutual: bool = False
+    query: Float32[np.ndarray, "t d"], candidates: Sequence[np.ndarray], *, mutual: bool = False, one_way: bool = False
 ) -> Float32[np.ndarray, " m"]:
     """Score images by how well their tokens match those of a query, from 0 to 1; larger is better.
 
@@ -29,6 +29,7 @@ def local_scores(
         query: its tokens, each a unit vector times the root of its weight.
         candidates: the same of each image; float16 or float32.
         mutual: count only pairs of tokens that are each other's nearest.
+        one_way: count the query's tokens only, and not what else is in an image: for queries that are parts.
     """
     unit, weights = _parted(query)
     scores = np.zeros(len(candidates), np.float32)
@@ -38,7 +39,7 @@ def local_scores(
     while start < len(candidates):
         before = ends[start] - counts[start]
         stop = max(start + 1, int(np.searchsorted(ends, before + _BLOCK_TOKENS, side="right")))
-        scores[start:stop] = _block_scores(unit, weights, candidates[start:stop], mutual)
+        scores[start:stop] = _block_scores(unit, weights, candidates[start:stop], mutual, one_way)
         start = stop
     return scores
 
@@ -54,7 +55,11 @@ def token_shares(
 
 
 def _block_scores(
-    unit: Float32[np.ndarray, "t d"], weights: Float32[np.ndarray, " t"], candidates: Sequence[np.ndarray], mutual: bool
+    unit: Float32[np.ndarray, "t d"],
+    weights: Float32[np.ndarray, " t"],
+    candidates: Sequence[np.ndarray],
+    mutual: bool,
+    one_way: bool,
 ) -> Float32[np.ndarray, " m"]:
     counts: Int64[np.ndarray, " m"] = np.array([len(each) for each in candidates])
     starts = np.cumsum(counts) - counts
@@ -66,6 +71,8 @@ def _block_scores(
         both = (products >= back[:, None]) & (products >= np.repeat(best, counts, axis=0))
         best = best * np.logical_or.reduceat(both, starts, axis=0)
         back = back * both.any(axis=1)
+    if one_way:
+        return np.asarray(best**2 @ weights)
     return np.asarray((best**2 @ weights + np.add.reduceat(other_weights * back**2, starts)) / 2)
 
 

@@ -37,7 +37,7 @@ def order_by_tokens(
     settings: Rerank, query: Float32[np.ndarray, "t d"], candidates: Sequence[np.ndarray]
 ) -> Int64[np.ndarray, " m"]:
     """Return the places of the candidates in their new order, by `local`; ties keep the old order."""
-    return _falling(local_scores(query, candidates, mutual=settings.mutual))
+    return _falling(local_scores(query, candidates, mutual=settings.mutual, one_way=settings.one_way))
 
 
 def _falling(scores: np.ndarray) -> Int64[np.ndarray, " m"]:

@@ -59,6 +59,8 @@ class Rerank:
     """Of `global`: weight of a neighbor, times its similarity; None: 1. SuperGlobal has 0.15 and 9 neighbors."""
     mutual: bool = False
     """Of `local`: count only pairs of tokens that are each other's best."""
+    one_way: bool = False
+    """Of `local`: count the tokens of the query only: for queries that are a part of what is looked for."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -72,8 +74,9 @@ class Rerank:
                 raise ConfigError(
                     f"`rerank_neighbors={self.neighbors}`: wanted 1 or more, and fewer than {self.depth} images"
                 )
-        if self.mutual and self.method != "local":
-            raise ConfigError(f"`rerank_mutual` is not of `rerank={self.method}`: leave it out")
+        for name in ("mutual", "one_way"):
+            if getattr(self, name) and self.method != "local":
+                raise ConfigError(f"`rerank_{name}` is not of `rerank={self.method}`: leave it out")
         if self.beta is not None:
             if self.method != "global":
                 raise ConfigError(f"`rerank_beta` is not of `rerank={self.method}`: leave it out")
@@ -96,7 +99,7 @@ class Rerank:
         if self.method != "local":
             content["neighbors"] = self.neighbors_used
         else:
-            content["mutual"] = self.mutual
+            content |= {"mutual": self.mutual, "one_way": self.one_way}
         if self.method == "global":
             content["beta"] = self.beta_used
         return content
