@@ -18,10 +18,13 @@ from sop_faiss.cli.index_output import counted, max_bad_option, say_left_out
 from sop_faiss.cli.index_search import search_command
 from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.index_sync import sync_command
+from sop_faiss.cli.index_tokens import make_tokens_of, tokens_command
 from sop_faiss.cli.index_tune import tune_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options, source_argument
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.ranks import ranks_of_torchrun
+from sop_faiss.cli.rerank_options import token_options, token_settings
+from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.spec import EncoderSpec
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ def main() -> None:
     default=0.95,
     help="Share of the 10 nearest that a search must find; tuned and measured on images held out.",
 )
+@click.option("--tokens", "with_tokens", is_flag=True, help="Make tokens, too, for search --rerank local.")
+@token_options
 @click.option(
     "--max-query-ms",
     type=float,
@@ -85,6 +90,9 @@ def build_command(
     max_memory: str | None,
     recall: float,
     max_query_ms: float | None,
+    with_tokens: bool,
+    token_size: int | None,
+    token_count: int | None,
     cluster: str | None,
     batch_size: int,
     max_bad_fraction: float,
@@ -109,6 +117,9 @@ def build_command(
     from sop_faiss.verbs.finding.index_build import build
 
     log_to_stderr(logging.INFO)
+    if with_tokens and features is not None:
+        raise ConfigError("--tokens are made of images, and --features has none: build of images")
+    tokens = token_settings(token_size, token_count, with_tokens, "--tokens")
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall, max_query_ms)
     verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "images")
     with ranks_of_torchrun() as is_main, progress_reporter(verb, things) as progress:
@@ -124,11 +135,14 @@ def build_command(
         )
     if not is_main:
         return
+    if with_tokens:
+        make_tokens_of(out, encoder, None, tokens)
     say_left_out(read_left_out(out, manifest), out)
     click.echo(one_line(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}"))
 
 
 main.add_command(tune_command)
+main.add_command(tokens_command)
 main.add_command(search_command)
 main.add_command(info_command)
 main.add_command(duplicates_command)

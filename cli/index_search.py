@@ -12,11 +12,14 @@ from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.rerank_options import rerank_options
+from sop_faiss.files import atomic_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
     from sop_faiss.index.images import IndexImages
+    from sop_faiss.index.rerank.settings import Rerank
     from sop_faiss.verbs.finding.search_result import SearchResult
 
 __all__ = ["search_command"]
@@ -36,6 +39,12 @@ _FOLDER = NamedPath()
 @click.option("--features", type=_FOLDER, metavar="STORE", help="Many queries: a feature store; needs no encoder.")
 @click.option("-k", type=int, help="Neighbors of each query.  [default: 10; with --threshold all that reach it]")
 @click.option("--threshold", type=float, metavar="COSINE", help="Leave out neighbors of a smaller similarity.")
+@rerank_options
+@click.option(
+    "--box",
+    metavar="X0,Y0,X1,Y1",
+    help="Search by this part of IMAGE alone: left, top, right, bottom in pixels, or in shares of its sides (0 to 1).",
+)
 @click.option(
     "--where",
     metavar="CONDITION",
@@ -59,6 +68,12 @@ _FOLDER = NamedPath()
     "--csv", "csv_file", type=_FILE, metavar="FILE", help="Write one line per query and neighbor; - is stdout."
 )
 @click.option("--html", "html_file", type=_FOLDER, metavar="FILE", help="Write a page of images, complete in one file.")
+@click.option(
+    "--explain",
+    type=_FOLDER,
+    metavar="FILE.png",
+    help="Draw where the query matches its first neighbors; needs tokens (sop-index build --tokens).",
+)
 @click.option("--by-label", is_flag=True, help="Mark neighbors with the query's label right (+), others wrong (-).")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
 @batch_size_option
@@ -81,10 +96,13 @@ def search_command(
     unique: float | None,
     together: bool,
     minus: tuple[str, ...],
+    rerank: Rerank | None,
+    box: str | None,
     verify: str,
     json_file: Path | None,
     csv_file: Path | None,
     html_file: Path | None,
+    explain: Path | None,
     by_label: bool,
     images_root: Path | None,
     batch_size: int,
@@ -96,12 +114,15 @@ def search_command(
     INDEX is the directory that sop-index build wrote, IMAGE an image file. The index knows its encoder; --model opens
     it from another place. The similarity is the cosine of the
     features; labels, such as the names of folders, are in brackets. With --threshold and without -k, all neighbors
-    that reach the threshold are found; with both, of the k nearest those that reach it.
+    that reach the threshold are found; with both, of the k nearest those that reach it. --rerank orders the first
+    images again: their similarities no longer fall. --rerank local needs tokens (sop-index build --tokens).
 
     \b
     Examples:
       sop-index search photos.index query.jpg --html found.html
       sop-index search photos.index --key IMG_0042 -k 20
+      sop-index search photos.index query.jpg --rerank global
+      sop-index search photos.index query.jpg --box 40,60,200,180
       sop-index search photos.index --data queries/ --csv found.csv
       sop-index search photos.index a.jpg b.jpg --minus c.jpg --unique 0.95
       sop-index search photos.index query.jpg --table shop.csv --where "price < 50 and label <> 'shoe'"
@@ -111,20 +132,25 @@ def search_command(
     from sop_faiss.index.images import index_images
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
+    from sop_faiss.verbs.finding.query_box import parse_box
     from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
 
     check_outputs(
-        {"--json": json_file, "--csv": csv_file, "--html": html_file},
+        {"--json": json_file, "--csv": csv_file, "--html": html_file, "--explain": explain},
         [
             *(index, *images, *source_files(data), *encoder_files(encoder)),
             *(path for path in (features, table) if path),
             *(Path(name) for name in minus if not keys),
         ],
         to_stdout=("--json", "--csv"),
+        figures=["--explain"],
         force=force,
     )
     extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
-    options = SearchOptions(k, threshold, images_root, extraction, where, table, unique, together, minus)
+    part = None if box is None else parse_box(box)
+    options = SearchOptions(
+        *(k, threshold, images_root, extraction, where, table, unique, together, minus), rerank=rerank, box=part
+    )
     opened = FeatureIndex.open(index, verify=verify)
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)
@@ -140,6 +166,12 @@ def search_command(
             progress=progress,
         )
     places = index_images(opened, images_root)
+    if explain is not None:
+        from sop_faiss.verbs.finding.index_explain import draw_explanation
+
+        figure = draw_explanation(opened, encoder, result, places)
+        with atomic_file(explain) as temporary:
+            temporary.write_bytes(figure)
     if csv_file == STDOUT:
         click.echo(for_stdout(as_csv(result, places)), nl=False)
     elif csv_file is not None:
@@ -163,6 +195,8 @@ def search_command(
             "encoder": opened.manifest.encoder,
             "k": 10 if k is None and threshold is None else k,
             "threshold": threshold,
+            **({} if box is None else {"box": box}),
+            **({} if rerank is None else {"rerank": rerank.to_dict()}),
             "dropped": result.dropped,
             "queries": as_records(result, places),
         }
@@ -183,6 +217,7 @@ def search_command(
     if unique is not None:
         folded = sum(len(found.folded or ()) for query in result.queries for found in query.found)
         click.echo(f"folded: {folded:,} near-duplicates of neighbors", err=True)
+    say_written("image", explain)
     if result.dropped:
         click.echo(f"left out: {counted(result.dropped)}", err=True)
 

@@ -14,6 +14,7 @@ from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
+from sop_faiss.cli.rerank_options import rerank_options, token_options, token_settings
 from sop_faiss.cli.tables import print_baselines, print_table
 from sop_faiss.files import atomic_file
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -21,6 +22,7 @@ from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, g
 
 if TYPE_CHECKING:
     from sop_faiss.bootstrap import Interval
+    from sop_faiss.index.rerank.settings import Rerank
     from sop_faiss.verbs.scoring.retrieve import RetrievalResult
 
 _PATH = NamedPath()
@@ -91,6 +93,8 @@ _PATH = NamedPath()
     show_default=True,
     help="Of --dba: weights similarity^alpha.",
 )
+@rerank_options
+@token_options
 @click.option(
     "--baselines",
     is_flag=True,
@@ -125,6 +129,9 @@ def main(
     query_alpha: float,
     database_neighbors: int,
     database_alpha: float,
+    rerank: Rerank | None,
+    token_size: int | None,
+    token_count: int | None,
     baselines: bool,
     batch_size: int,
     workers: int | None,
@@ -195,7 +202,11 @@ def main(
     )
     extraction = ExtractionOptions(batch_size, workers)
     expansion = Expansion(query_neighbors, query_alpha, database_neighbors, database_alpha)
-    options = RetrieveOptions(square, top, extraction, distractors, expansion, baselines, radius)
+    used = rerank is not None and rerank.method == "local"
+    tokens = token_settings(token_size, token_count, used, "--rerank local")
+    options = RetrieveOptions(
+        *(square, top, extraction, distractors, expansion, baselines, radius), rerank=rerank, tokens=tokens
+    )
     with ranks_of_torchrun() as is_main:
         stage = progress_reporter if is_main else silent_stage
         result = evaluate_retrieval(

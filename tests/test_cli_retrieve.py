@@ -191,6 +191,26 @@ def test_another_ground_truth(plain: Path, tmp_path: Path) -> None:
     assert "1 queries in 12 images" in result.stdout
 
 
+@pytest.mark.parametrize("method", ["global", "local", "diffusion"])
+def test_rerank_changes_only_what_it_says(plain: Path, tmp_path: Path, method: str) -> None:
+    """With a depth of 4 of 12, the images behind stay where they are; the file says how."""
+    tables = []
+    for name, options in (("none", ()), (method, ("--rerank", method, "--rerank-depth", 4))):
+        table = tmp_path / f"{name}.csv"
+        files = ("--json", tmp_path / f"{name}.json", "--per-query", table, "--top", 12)
+        run_ok = run(*RESNET, "--dataset", plain, *options, *files)
+        assert run_ok.exit_code == 0, run_ok.output
+        tables.append(list(csv.DictReader(table.read_text().splitlines())))
+    for before, after in zip(*tables, strict=True):
+        old, new = ([each for name, each in row.items() if name.startswith("top_")] for row in (before, after))
+        assert old[4:] == new[4:]
+        assert sorted(old[:4]) == sorted(new[:4])
+    protocol = json.loads((tmp_path / f"{method}.json").read_text())["protocol"]
+    assert protocol["rerank"]["method"] == method
+    assert protocol["rerank"]["depth"] == 4
+    assert "rerank" not in json.loads((tmp_path / "none.json").read_text())["protocol"]
+
+
 def test_help_shows_an_example_and_a_ground_truth_that_works(tmp_path: Path) -> None:
     result = run("--help")
     assert result.exit_code == 0
@@ -304,6 +324,13 @@ def test_methods_values_stand_beside_ours(graded: Path, tmp_path: Path, monkeypa
         (("--make-gnd", "new.json"), "--model, --random-weights, --size: not used with --make-gnd: leave them out"),
         (("--dba", 12), "--dba 12"),
         (("--distractors", "nowhere"), "nowhere does not exist"),
+        (("--rerank", "best"), "--rerank best"),
+        (("--rerank", "local", "--rerank-beta", 1), "--rerank-beta is not of --rerank local"),
+        (("--rerank-depth", 9), "--rerank-depth says how --rerank works"),
+        (("--rerank", "global", "--token-size", 64), "give --rerank local too"),
+        (("--rerank", "local", "--token-count", 0), "0 tokens of an image"),
+        (("--rerank", "global", "--baselines"), "without distractors, expansion and re-ranking"),
+        (("--rerank", "global", "--distractors", "x"), "distractors are only counted"),
         (("--top", 0), "--top 0"),
         (("--batch-size", 0), "--batch-size 0"),
         (("--workers", -1), "--workers -1"),

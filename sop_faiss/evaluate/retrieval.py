@@ -22,6 +22,7 @@ from sop_faiss.evaluate.ground_truth import GroundTruth, QueryTruth
 from sop_faiss.evaluate.metrics import in_ranking_order, mean_percent, ranks_of_relevant, top_positions
 from sop_faiss.evaluate.neighbor_classes import NEIGHBORS, classify_by_neighbors
 from sop_faiss.evaluate.protocols import PROTOCOLS, Difficulty, Protocol, Ranked, choose_protocol
+from sop_faiss.evaluate.reranking import Reordering
 from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import similarity_rows
 from sop_faiss.unit_rows import require_unit_rows
@@ -83,6 +84,7 @@ def score_retrieval(
     top_count: int = 0,
     distractors: Iterable[Float32[np.ndarray, "_ d"]] | None = None,
     device: str = "cpu",
+    reordering: Reordering | None = None,
 ) -> RetrievalScores:
     """Rank the gallery for every query and score it; exact.
 
@@ -96,6 +98,7 @@ def score_retrieval(
             gallery comes before a distractor of equal similarity. Under `torchrun` each rank brings its own part,
             and all get the scores of the whole.
         device: where distractors are counted; the scores do not depend on it.
+        reordering: a new order of the first images of each ranking, without distractors.
 
     Raises:
         FeatureError: counts do not fit the ground truth, or rows are not finite unit vectors.
@@ -105,10 +108,12 @@ def score_retrieval(
     nothing = np.empty(0, dtype=np.int64)
     kept = top_count if truth.classes is None else max(top_count, NEIGHBORS)
     ranked, tops = [], []
-    for query, similarities in zip(truth.queries, similarity_rows(query_features, gallery_features), strict=True):
+    rows = similarity_rows(query_features, gallery_features)
+    for number, (query, similarities) in enumerate(zip(truth.queries, rows, strict=True)):
+        ranking = similarities if reordering is None else reordering.moved(number, similarities)
         counted = (d for d in protocol.difficulties if protocol.counts_all or d.relevant_to(query))
-        ranked.append({d.name: _rank(similarities, query, d, protocol.ties) for d in counted})
-        top = top_positions(similarities, nothing, kept)
+        ranked.append({d.name: _rank(ranking, query, d, protocol.ties) for d in counted})
+        top = top_positions(ranking, nothing, kept)
         tops.append((top, similarities[top]))
     if not any(d.relevant_to(query) for d in protocol.difficulties for query in truth.queries):
         raise DataError(f"{truth.path}: no query has a relevant image, so there is nothing to measure")

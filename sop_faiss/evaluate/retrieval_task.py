@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.distractors import Distractors, open_distractors
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
+from sop_faiss.evaluate.reranking import Reordering, reorder_by_features, reorder_by_tokens
 from sop_faiss.evaluate.retrieval import Difficulty, Protocol, RetrievalScores, score_retrieval
 from sop_faiss.evaluate.retrieval_set import RetrievalSet
 from sop_faiss.evaluate.task import percents
 from sop_faiss.features.extract import ExtractionOptions, extract_each
+from sop_faiss.index.rerank.settings import Rerank, TokenSettings
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
@@ -49,6 +51,10 @@ class RetrievalTask:
     """Query expansion and database augmentation."""
     extraction: ExtractionOptions = field(default_factory=ExtractionOptions)
     """How features are extracted. Its `max_bad_fraction` is of the distractors; of the data set no image may be bad."""
+    rerank: Rerank | None = None
+    """How the first images of each ranking are put into a new order; None: not at all."""
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    """How tokens are made for local re-ranking."""
 
     def __post_init__(self) -> None:
         self.expansion.check()
@@ -61,6 +67,10 @@ class RetrievalTask:
             raise ConfigError(
                 f"distractors have no class, and protocol {self.rules.name} classifies by the nearest images: leave "
                 "them out (its queries without a class are in the data set)"
+            )
+        if self.rerank is not None and self.distractors is not None:
+            raise ConfigError(
+                "`rerank` needs the first images of a ranking, and distractors are only counted: leave one of them out"
             )
 
     @property
@@ -106,6 +116,7 @@ class RetrievalTask:
         extra = self._open_distractors(encoder, preprocess, progress)
         queries, gallery = self._features(encoder, preprocess, progress)
         gallery, queries = _expanded(queries, gallery, self.expansion, extra)
+        reordering = self._reordering(encoder, queries, gallery, progress)
         scores = score_retrieval(
             queries,
             gallery,
@@ -114,6 +125,7 @@ class RetrievalTask:
             top_count,
             distractors=None if extra is None else extra.own_blocks(),
             device=str(next(encoder.parameters()).device),
+            reordering=reordering,
         )
         whole = self.rules.box == "ignored"
         return scores, {
@@ -128,6 +140,7 @@ class RetrievalTask:
             **self.data.choices,
             **scores.chosen,
             **self.expansion.to_dict(),
+            **self._rerank_choices(),
             "preprocess": preprocess.to_dict(),
             "pooling": encoder.pooling,
             "scales": list(preprocess.scales),
@@ -137,6 +150,27 @@ class RetrievalTask:
     def _without_relevant(self) -> int:
         (difficulty,) = self.rules.difficulties
         return sum(not difficulty.relevant_to(query) for query in self.data.truth.queries)
+
+    def _reordering(
+        self,
+        encoder: Encoder,
+        queries: Float32[np.ndarray, "q d"],
+        gallery: Float32[np.ndarray, "n d"],
+        progress: ProgressCallback | None,
+    ) -> Reordering | None:
+        if self.rerank is None:
+            return None
+        if self.rerank.method != "local":
+            return reorder_by_features(self.rerank, queries, gallery, self.data.query_rows)
+        sources = (self.queries, self.data.gallery)
+        return reorder_by_tokens(self.rerank, self.tokens, encoder, sources, self.data.query_rows, progress)
+
+    def _rerank_choices(self) -> dict[str, Any]:
+        """Return nothing where nothing is re-ranked: results of earlier versions have no such entry."""
+        if self.rerank is None:
+            return {}
+        tokens = {"tokens": asdict(self.tokens)} if self.rerank.method == "local" else {}
+        return {"rerank": self.rerank.to_dict() | tokens}
 
     def _counted(self) -> list[Difficulty]:
         reported = (difficulty for difficulty in self.rules.difficulties if difficulty.name not in _NOT_REPORTED)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from sop_faiss.data.images.listing import open_files
+from sop_faiss.data.images.listing import FileSource, open_files
 from sop_faiss.data.images.source import ImageSource, Place, open_source, place_of
 from sop_faiss.data.shards.shard_source import common_folder
 from sop_faiss.errors import ConfigError, DataError
@@ -22,6 +22,7 @@ from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
 from sop_faiss.index.narrowed import Narrowing, combined_query, search_narrowed
 from sop_faiss.index.own_encoder import encoder_of_index
+from sop_faiss.index.rerank.settings import Rerank
 from sop_faiss.index.rows_where import rows_where
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
@@ -30,6 +31,8 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.finding.as_one import as_one, name_of_all, refuse_minus
+from sop_faiss.verbs.finding.index_rerank import Reranker, open_reranker
+from sop_faiss.verbs.finding.query_box import Box, boxed
 from sop_faiss.verbs.finding.search_result import Found, SearchedQuery, SearchResult
 
 __all__ = [
@@ -81,6 +84,11 @@ class SearchOptions:
             return None
         return Narrowing(None if self.where is None else rows_where(index, self.where, self.table), self.unique)
 
+    rerank: Rerank | None = None
+    """How the first images are put into a new order; None: not at all."""
+    box: Box | None = None
+    """The part of each image file that is the query, as `parse_box` returns it; None: the complete image."""
+
 
 def search_index(
     index: FeatureIndex,
@@ -115,8 +123,11 @@ def search_index(
     if encoder is not None and (keys or features is not None):
         needless = "`key` needs no encoder, its features are in the index" if keys else "`features` needs no encoder"
         raise ConfigError(f"{needless}: leave `model` and its options out")
+    if options.box is not None and not images:
+        raise ConfigError("`box` is a part of an image file: name one, or leave it out")
     refuse_minus(options.minus, list(keys) if keys else [str(image) for image in images], features)
-    k, threshold, together = options.k, options.threshold, options.together or bool(options.minus)
+    k, threshold, rerank = options.k, options.threshold, options.rerank
+    together = options.together or bool(options.minus)
     if keys:
         narrowing = options.narrowing(index)
         return search_by_key(
@@ -126,16 +137,22 @@ def search_index(
             narrowing=narrowing,
             together=together,
             minus=options.minus,
+            rerank=rerank,
         )
     _check_request(k, len(index), threshold)
     narrowing = options.narrowing(index)
     if features is not None:
         store = FeatureStore.read(features)
-        return search_by_features(index, store, k, threshold=threshold, narrowing=narrowing, together=together)
-    source = open_images(images) if data is None else open_source(data)
+        return search_by_features(
+            *(index, store, k), threshold=threshold, narrowing=narrowing, together=together, rerank=rerank
+        )
+    source: ImageSource = open_images(images) if data is None else open_source(data)
+    loaded = encoder_of_index(index, encoder)
+    if options.box is not None:
+        source = boxed(open_images(images), options.box, loaded.preprocess.top_value)
     return search_by_images(
         index,
-        encoder_of_index(index, encoder),
+        loaded,
         source,
         k,
         threshold=threshold,
@@ -144,10 +161,11 @@ def search_index(
         narrowing=narrowing,
         together=together,
         minus=open_images([Path(name) for name in options.minus]) if options.minus else None,
+        rerank=rerank,
     )
 
 
-def open_images(files: Sequence[Path]) -> ImageSource:
+def open_images(files: Sequence[Path]) -> FileSource:
     """Open image files as a source, in the order given; a file that is named twice counts once.
 
     Raises:
@@ -176,6 +194,7 @@ def search_by_images(
     narrowing: Narrowing | None = None,
     together: bool = False,
     minus: ImageSource | None = None,
+    rerank: Rerank | None = None,
 ) -> SearchResult:
     """Find the k nearest images of the index for each image of a source.
 
@@ -190,6 +209,7 @@ def search_by_images(
         narrowing: which images of the index count; None: all.
         together: search by the mean of all.
         minus: less these, if together.
+        rerank: as `SearchOptions.rerank`.
 
     Raises:
         IndexMismatchError: the encoder, its preprocessing or its pooling is not the index's.
@@ -198,9 +218,12 @@ def search_by_images(
     """
     _check_request(k, len(index), threshold)
     index.check_encoder(encoder)
+    reranker = open_reranker(index, rerank, threshold, of_some=narrowing is not None or together)
     extraction = extraction or ExtractionOptions(max_bad_fraction=0.0)
     store = extract_features(encoder, source, extraction, progress=progress)
     positions = {key: position for position, key in enumerate(source.keys)}
+    usable = [positions[key] for key in store.keys]
+    tokens = None if reranker is None else reranker.tokens_of_images(encoder, source, usable)
     reads = [(functools.partial(source.read, positions[key]), place_of(source, positions[key])) for key in store.keys]
     dropped = dict(store.manifest["dropped"]["reasons"])
     if together:
@@ -208,7 +231,7 @@ def search_by_images(
             None if minus is None else extract_features(encoder, minus, replace(extraction, max_bad_fraction=0.0))
         )
         store, reads = as_one(store, unwanted), reads[:1]
-    lines = _search(index, store.features, k, threshold, narrowing)
+    lines = _search(index, store.features, k, threshold, narrowing, reranker, tokens)
     return SearchResult(_judged(index, store, source.class_names, lines, reads, threshold), dropped)
 
 
@@ -220,6 +243,7 @@ def search_by_features(
     threshold: float | None = None,
     narrowing: Narrowing | None = None,
     together: bool = False,
+    rerank: Rerank | None = None,
 ) -> SearchResult:
     """Find the k nearest images of the index for each row of a feature store; no encoder is needed.
 
@@ -230,19 +254,23 @@ def search_by_features(
         threshold: leave out neighbors of a smaller similarity.
         narrowing: which images of the index count; None: all.
         together: search by the mean of all.
+        rerank: as `SearchOptions.rerank`; not `local`, which compares images.
 
     Raises:
         IndexMismatchError: the store is of another encoder, preprocessing or pooling.
-        ConfigError: k or the threshold is out of range.
+        ConfigError: k or the threshold is out of range, or `rerank` needs images.
         FeatureError: the store is unusable.
     """
     _check_request(k, len(index), threshold)
+    if rerank is not None and rerank.method == "local":
+        raise ConfigError("`rerank=local` compares parts of images, and `features` has none: name images or keys")
+    reranker = open_reranker(index, rerank, threshold, of_some=narrowing is not None or together)
     described = store_as_index(store, index.manifest.factory)
     require_same_space(index.manifest.space, described.space, "the index", "the store")
     if together:
         store.check()
         store = as_one(store)
-    lines = _search(index, store.features, k, threshold, narrowing)
+    lines = _search(index, store.features, k, threshold, narrowing, reranker)
     images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
     reads = [(functools.partial(images.read, row), images.place(row)) for row in range(len(store))]
     return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {})
@@ -258,6 +286,7 @@ def search_by_key(
     narrowing: Narrowing | None = None,
     together: bool = False,
     minus: Sequence[str] = (),
+    rerank: Rerank | None = None,
 ) -> SearchResult:
     """Find the k nearest *other* images for images of the index itself; no encoder is needed.
 
@@ -270,12 +299,14 @@ def search_by_key(
         narrowing: which images of the index count; None: all.
         together: search by the mean of all.
         minus: less these keys, if together.
+        rerank: as `SearchOptions.rerank`.
 
     Raises:
         ConfigError: a key is not in the index, or k or the threshold is out of range.
     """
     _check_request(k, len(index) - 1, threshold)
     rows = [index.row_of(key) for key in keys]
+    reranker = open_reranker(index, rerank, threshold, of_some=narrowing is not None or together)
     k = min(_K, len(index) - 1) if k is None and threshold is None else k
     names = [index.label_name(row) for row in rows]
     lines: list[_Line]
@@ -293,7 +324,9 @@ def search_by_key(
         lines = [(found, 0, None) for found in index.search_rows_above(rows, threshold)]
     else:
         assert k is not None
-        neighbors = index.search_rows(rows, k)
+        neighbors = index.search_rows(rows, k if reranker is None else reranker.wanted(k, len(index) - 1))
+        if reranker is not None:
+            neighbors = reranker.reordered(neighbors, index.features(rows), reranker.tokens_of_rows(rows), k)
         lines = [(neighbors, number, None) for number in range(len(rows))]
     images = index_images(index, images_root)
     queries = []
@@ -318,6 +351,8 @@ def _search(
     k: int | None,
     threshold: float | None,
     narrowing: Narrowing | None = None,
+    reranker: Reranker | None = None,
+    tokens: Sequence[np.ndarray] | None = None,
 ) -> list[_Line]:
     """Find the neighbors of each query."""
     k = min(_K, len(index)) if k is None and threshold is None else k
@@ -327,7 +362,9 @@ def _search(
     if k is None:
         assert threshold is not None
         return [(line, 0, None) for line in index.search_above(features, threshold)]
-    neighbors = index.search(features, k)
+    neighbors = index.search(features, k if reranker is None else reranker.wanted(k, len(index)))
+    if reranker is not None:
+        neighbors = reranker.reordered(neighbors, features, tokens, k)
     return [(neighbors, number, None) for number in range(len(features))]
 
 

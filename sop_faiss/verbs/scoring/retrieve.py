@@ -21,6 +21,7 @@ from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_proto
 from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
 from sop_faiss.features.extract import ExtractionOptions
+from sop_faiss.index.rerank.settings import Rerank, TokenSettings
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -47,6 +48,10 @@ class RetrieveOptions:
     """Measure raw pixels, a patch dictionary and the same network with random weights, too."""
     radius: float = RADIUS_METERS
     """Of protocol `place`: in meters, an image that is not farther from the query's place is relevant."""
+    rerank: Rerank | None = None
+    """How the first images of each ranking are put into a new order; None: not at all."""
+    tokens: TokenSettings = field(default_factory=TokenSettings)
+    """How tokens are made for local re-ranking."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +139,16 @@ def evaluate_retrieval(
         stage: shows the progress of the extraction, and of each baseline.
 
     Raises:
-        ConfigError: baselines are asked for together with distractors or an expansion.
+        ConfigError: baselines are asked for together with distractors, an expansion or `rerank`.
         DataError: the data set is incomplete or damaged, or does not fit the protocol.
         SopError: as `encoder_of_spec` and `extract_features`.
     """
     options = options or RetrieveOptions()
     if options.top < 1:
         raise ConfigError(f"`top={options.top}`: wanted 1 or more images per query")
-    if options.baselines and (options.distractors is not None or options.expansion != Expansion()):
-        raise ConfigError("`baselines` are scored without distractors and expansion: leave these out")
+    changed = options.distractors is not None or options.expansion != Expansion() or options.rerank is not None
+    if options.baselines and changed:
+        raise ConfigError("`baselines` are scored without distractors, expansion and re-ranking: leave these out")
     started = time.perf_counter()
     data = open_retrieval_set(dataset, data_root, gnd, protocol, options.radius)
     task = RetrievalTask(
@@ -152,6 +158,8 @@ def evaluate_retrieval(
         options.distractors,
         options.expansion,
         replace(options.extraction, across_ranks=True),
+        options.rerank,
+        options.tokens,
     )
     loaded = encoder_of_spec(encoder)
     with stage("embedding", "images") as progress:

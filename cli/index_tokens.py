@@ -1,0 +1,55 @@
+"""sop-index tokens: the tokens of an index's images, for re-ranking by parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.encoder_options import EncoderCommand
+from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.rerank_options import token_options, token_settings
+from sop_faiss.model.encoders.spec import EncoderSpec
+
+if TYPE_CHECKING:
+    from sop_faiss.index.rerank.settings import TokenSettings
+
+__all__ = ["make_tokens_of", "tokens_command"]
+
+
+@click.command("tokens", cls=EncoderCommand, short_help="Make tokens, for search --rerank local.")
+@click.argument("index", type=NamedPath())
+@optional_encoder_options
+@token_options
+@click.option("--images-root", type=NamedPath(), metavar="DIR", help="Where the index's images are, if they moved.")
+@run_command
+def tokens_command(
+    index: Path, encoder: EncoderSpec | None, token_size: int | None, token_count: int | None, images_root: Path | None
+) -> None:
+    """Make the tokens of all images of INDEX that have none, such as those added since.
+
+    Tokens are in the index's folder: about 13 kB per image. With another --token-size or --token-count all are made
+    again.
+
+    \b
+    Examples:
+      sop-index tokens photos.index --token-size 320
+      sop-index search photos.index query.jpg --rerank local
+    """
+    same = (token_size, token_count) == (None, None)
+    settings = None if same else token_settings(token_size, token_count, True, "")
+    make_tokens_of(index, encoder, images_root, settings)
+
+
+def make_tokens_of(
+    index: Path, encoder: EncoderSpec | None, images_root: Path | None, settings: TokenSettings | None
+) -> None:
+    """Make tokens, and say of how many images."""
+    from sop_faiss.verbs.finding.index_tokens import make_tokens
+
+    with progress_reporter("tokens", "images") as progress:
+        made = make_tokens(index, encoder, settings, images_root=images_root, progress=progress)
+    click.echo(f"tokens of {made:,} images made" if made else "all images have their tokens")

@@ -1,0 +1,1 @@
+"""Put the first images that a search found into a better order."""

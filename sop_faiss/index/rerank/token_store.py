@@ -1,0 +1,218 @@
+"""Tokens beside an index, mapped and read as they are needed; `token_files` has their layout."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Int64
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from sop_faiss.errors import ConfigError, IndexMismatchError, SopError
+from sop_faiss.files import atomic_directory, locked_directory, read_json, sha256_file, write_json
+from sop_faiss.index.images import IndexImages
+from sop_faiss.index.rerank.settings import TokenSettings
+from sop_faiss.index.rerank.token_files import FOLDER, IMAGES, MANIFEST, TOKENS, WHITENING, has_tokens
+from sop_faiss.index.rerank.tokens import Tokenizer, TokenWhitening, learn_tokenizer, token_preprocess
+from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.store import read_states
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["TokenStore", "write_tokens"]
+
+_FORMAT = {"format": "sop_faiss.tokens", "format_version": 1}
+_MAKE = "make them with `sop-index tokens`"
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """The tokens of an index's images; only what is asked for is read."""
+
+    directory: Path
+    manifest: dict[str, Any]
+    keys: list[str]
+    digests: list[str]
+    starts: Int64[np.ndarray, " n"]
+    counts: Int64[np.ndarray, " n"]
+    whitening: TokenWhitening
+    data: np.ndarray
+    """(tokens, dimension), float16, mapped."""
+    places: Int64[np.ndarray, " rows"]
+    """Of each row of the index, its image among `keys`; -1 for one without tokens, or with those of other content."""
+
+    @classmethod
+    def open(cls, index: FeatureIndex) -> TokenStore:
+        """Open the tokens of an index. Bytes of the tokens are not verified, only their number.
+
+        Raises:
+            ConfigError: there are none.
+            IndexMismatchError: they are damaged, or of another encoder.
+        """
+        directory = index.directory / FOLDER
+        if not directory.is_dir():
+            raise ConfigError(f"{index.directory} has no tokens: {_MAKE}")
+        try:
+            manifest = read_json(directory / MANIFEST)
+            if {name: manifest[name] for name in _FORMAT} != _FORMAT:
+                raise ValueError("of another format")
+            for name in (TOKENS, IMAGES, WHITENING):
+                path, wanted = directory / name, manifest["files"][name]
+                if path.stat().st_size != wanted["bytes"] or (name != TOKENS and sha256_file(path) != wanted["sha256"]):
+                    raise ValueError(f"{name} was changed")
+            table = pq.read_table(directory / IMAGES)
+            keys, digests = (table[name].to_pylist() for name in ("key", "sha256"))
+            starts, counts = (table[name].to_numpy().astype(np.int64) for name in ("start", "count"))
+            tensors = load_file(directory / WHITENING)
+            whitening = TokenWhitening(tensors["mean"], tensors["matrix"])
+            data = np.memmap(directory / TOKENS, np.float16, "r").reshape(-1, whitening.matrix.shape[1])
+            if len(counts) and (min(starts.min(), counts.min() - 1) < 0 or (starts + counts).max() > len(data)):
+                raise ValueError("images have more tokens than there are")
+            TokenSettings(manifest["size"], whitening.matrix.shape[1], manifest["most"])  # checks them
+        except (SopError, KeyError, TypeError, ValueError, OSError, SafetensorError, pa.ArrowException) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise IndexMismatchError(f"{directory} is damaged ({reason}): remove it, and {_MAKE}") from None
+        if manifest["encoder"] != index.manifest.encoder["fingerprint"]:
+            raise IndexMismatchError(
+                f"{directory} has tokens of another encoder than the index: remove it, and {_MAKE}"
+            )
+        by_key = {key: place for place, key in enumerate(keys)}
+        places = np.array([by_key.get(key, -1) for key in index.ids.keys], np.int64)
+        known = read_states(index.directory, index.manifest).digests
+        for row in np.flatnonzero(places >= 0).tolist():
+            if known[row] and known[row].hex() != digests[places[row]]:
+                places[row] = -1
+        return cls(directory, manifest, keys, digests, starts, counts, whitening, data, places)
+
+    def require_complete(self, index: FeatureIndex) -> None:
+        """Check that every image of the index has tokens.
+
+        Raises:
+            IndexMismatchError: some have none, such as those that were added since.
+        """
+        missing = np.flatnonzero(self.places < 0)
+        if len(missing):
+            first = index.ids.keys[missing[0]]
+            raise IndexMismatchError(
+                f"{len(missing):,} of {len(index):,} images of {index.directory} have no tokens (first {first!r}): "
+                f"{_MAKE}"
+            )
+
+    def of(self, rows: Sequence[int]) -> list[np.ndarray]:
+        """Read the tokens of rows of the index.
+
+        Raises:
+            IndexMismatchError: they are not finite.
+        """
+        found = []
+        for place in self.places[np.asarray(rows, np.int64)].tolist():
+            start = self.starts[place]
+            found.append(np.array(self.data[start : start + self.counts[place]]))
+        if not all(np.isfinite(each).all() for each in found):
+            raise IndexMismatchError(f"{self.directory / TOKENS} is damaged: remove {self.directory}, and {_MAKE}")
+        return found
+
+    def tokenizer(self, encoder: Encoder) -> Tokenizer:
+        """Return what makes tokens of queries.
+
+        Raises:
+            IndexMismatchError: the encoder is another one, or prepares images in another way.
+        """
+        settings = TokenSettings(self.manifest["size"], most=self.manifest["most"])
+        preprocess = token_preprocess(encoder, settings)
+        if encoder.fingerprint != self.manifest["encoder"] or preprocess.to_dict() != self.manifest["preprocess"]:
+            raise IndexMismatchError(f"{self.directory} has tokens of another encoder than {encoder.name}")
+        return Tokenizer(encoder, preprocess, self.whitening, settings.most)
+
+
+def write_tokens(
+    index: FeatureIndex,
+    encoder: Encoder,
+    images: IndexImages,
+    settings: TokenSettings | None = None,
+    progress: ProgressCallback | None = None,
+) -> int:
+    """Make the tokens of all images of an index that have none, and write them beside it.
+
+    Args:
+        index: whose images.
+        encoder: the index's.
+        images: where they are now.
+        settings: how tokens are made; others than before make all again. None: as before, or the defaults.
+        progress: called with images done and their total.
+
+    Returns:
+        The number of images that were read.
+
+    Raises:
+        DataError: an image is missing or cannot be read.
+        SopError: as `learn_tokenizer`, or another process is changing the index.
+    """
+    index.check_encoder(encoder)
+    old = TokenStore.open(index) if has_tokens(index.directory) else None
+    if settings is not None and old is not None and not _made_with(old, settings):
+        old = None
+    keys = index.ids.keys
+    tokenizer = (
+        learn_tokenizer(encoder, settings or TokenSettings(), len(index), images.read, keys)
+        if old is None
+        else old.tokenizer(encoder)
+    )
+    missing = list(range(len(index))) if old is None else np.flatnonzero(old.places < 0).tolist()
+    if not missing:
+        return 0
+    digests: dict[int, str] = {}
+
+    def read(position: int) -> bytes:
+        encoded = images.read(missing[position])
+        digests[position] = hashlib.sha256(encoded).hexdigest()
+        return encoded
+
+    with locked_directory(index.directory), atomic_directory(index.directory / FOLDER, overwrite=True) as folder:
+        lines: list[tuple[str, str, int, int]] = []
+        done = 0
+        with (folder / TOKENS).open("wb") as stream:
+            for row in [] if old is None else np.flatnonzero(old.places >= 0).tolist():
+                assert old is not None
+                (tokens,) = old.of([row])
+                lines.append((keys[row], old.digests[old.places[row]], done, len(tokens)))
+                stream.write(tokens.tobytes())
+                done += len(tokens)
+            names = [keys[row] for row in missing]
+            for position, made in tokenizer.tokens(len(missing), read, names, progress):
+                lines.append((names[position], digests[position], done, len(made)))
+                stream.write(made.tobytes())
+                done += len(made)
+        size = (old.manifest["size"] if old is not None else None) if settings is None else settings.size
+        _finish(folder, lines, tokenizer, size)
+    return len(missing)
+
+
+def _made_with(store: TokenStore, settings: TokenSettings) -> bool:
+    dimension = store.whitening.matrix.shape[1]  # fewer than asked for where the encoder has fewer
+    known = (store.manifest["size"], store.manifest["most"])
+    return known == (settings.size, settings.most) and dimension <= settings.dimension
+
+
+def _finish(folder: Path, lines: list[tuple[str, str, int, int]], tokenizer: Tokenizer, size: int | None) -> None:
+    """Write the files besides the tokens."""
+    columns = zip(("key", "sha256", "start", "count"), zip(*lines, strict=True), strict=True)
+    pq.write_table(pa.table({name: list(values) for name, values in columns}), folder / IMAGES)
+    whitening = {"mean": tokenizer.whitening.mean, "matrix": np.ascontiguousarray(tokenizer.whitening.matrix)}
+    save_file(whitening, folder / WHITENING)
+    paths = [folder / name for name in (TOKENS, IMAGES, WHITENING)]
+    manifest = _FORMAT | {
+        "encoder": tokenizer.encoder.fingerprint,
+        "preprocess": tokenizer.preprocess.to_dict(),
+        "size": size,
+        "most": tokenizer.most,
+        "files": {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths},
+    }
+    write_json(folder / MANIFEST, manifest)

@@ -1,0 +1,190 @@
+"""Images to the tokens that local re-ranking compares: whitened, the heaviest, in float16."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float16, Float32, UInt8
+
+from sop_faiss.data.images.decode import decode_image
+from sop_faiss.data.ordered_map import default_workers, map_ordered
+from sop_faiss.errors import DataError, FeatureError
+from sop_faiss.index.rerank.settings import TokenSettings
+from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.forward import batches_of_equal_shape, exact_inference
+from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.progress import ProgressCallback
+
+__all__ = ["SeenTokens", "TokenWhitening", "Tokenizer", "learn_tokenizer", "token_preprocess", "tokens_of_images"]
+
+_BATCH = 8
+_LEARNED_IMAGES = 500
+_LEARNED_TOKENS = 100
+"""Of each of these images: the covariance of 50,000 tokens is known well enough for a thousand dimensions."""
+_LEAST_VARIANCE = 1e-6
+"""Directions of a smaller share of the largest variance are rounding."""
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class TokenWhitening:
+    """PCA whitening of unit tokens."""
+
+    mean: Float32[np.ndarray, " D"]
+    matrix: Float32[np.ndarray, "D d"]
+
+    def apply(self, tokens: Float32[np.ndarray, "n D"], most: int) -> Float16[np.ndarray, "m d"]:
+        """Return the heaviest tokens, in row-major order: unit vectors times the root of their weight.
+
+        A weight is the squared norm of a token as a share of those kept. Tokens that are zero have none.
+        """
+        squares = np.einsum("nd,nd->n", tokens, tokens).astype(np.float64)
+        kept = np.sort(np.argsort(-squares, kind="stable")[:most])
+        weights = squares[kept] / max(squares[kept].sum(), _TINY)
+        unit = tokens[kept] / np.maximum(np.sqrt(squares[kept]), _TINY)[:, None]
+        white = (unit - self.mean) @ self.matrix
+        white /= np.maximum(np.linalg.norm(white, axis=1, keepdims=True), _TINY)
+        return (white * np.sqrt(weights)[:, None]).astype(np.float16)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """How tokens are made of an image: two images can be compared only by the same."""
+
+    encoder: Encoder
+    preprocess: Preprocess
+    whitening: TokenWhitening
+    most: int
+
+    def tokens(
+        self, count: int, read: Callable[[int], bytes], names: Sequence[str], progress: ProgressCallback | None = None
+    ) -> Iterator[tuple[int, Float16[np.ndarray, "m d"]]]:
+        """Yield the position and the tokens of each image, those of equal shape together.
+
+        Args:
+            count: of the images.
+            read: their encoded bytes by position.
+            names: of the images, for errors.
+            progress: called with images done and their total.
+
+        Raises:
+            DataError: an image cannot be read.
+            FeatureError: its tokens are not finite.
+        """
+        found = tokens_of_images(self.encoder, self.preprocess, count, read, names)
+        for done, (position, tokens) in enumerate(found, start=1):
+            yield position, self.whitening.apply(tokens, self.most)
+            if progress is not None:
+                progress(done, count)
+
+    def seen(self, encoded: bytes, name: str) -> SeenTokens:
+        """Return an image with all its tokens in row-major order, to show where it matches another.
+
+        Raises:
+            DataError: the image cannot be read.
+        """
+        pixels = self.preprocess.apply(decode_image(encoded, top_value=self.preprocess.top_value))
+        device = next(self.encoder.parameters()).device
+        with exact_inference(self.encoder):
+            found = self.encoder.tokens(self.preprocess.normalize(torch.from_numpy(pixels)[None].to(device)))[1]
+        tokens = found.patches[0].float().cpu().numpy()
+        if not np.isfinite(tokens).all():
+            raise FeatureError(f"the tokens of {name} are not finite: the encoder's weights are wrong")
+        return SeenTokens(pixels, self.whitening.apply(tokens, len(tokens)).astype(np.float32), found.grid)
+
+
+class SeenTokens(NamedTuple):
+    """An image as the encoder sees it, with all its tokens."""
+
+    pixels: UInt8[np.ndarray, "h w 3"]
+    tokens: Float32[np.ndarray, "n d"]
+    grid: tuple[int, int]
+
+
+def token_preprocess(encoder: Encoder, settings: TokenSettings) -> Preprocess:
+    """Return how images are prepared for tokens: whole, unless the encoder takes only its own square.
+
+    Raises:
+        ConfigError: the encoder does not take this size.
+    """
+    plain = replace(encoder.preprocess, scales=(1.0,), mirrored=False)
+    if encoder.model.fixed and settings.size in (None, encoder.model.native_size):
+        return plain
+    chosen = plain.keeping_aspect(settings.size)
+    encoder.check_preprocess(chosen)
+    return chosen
+
+
+def learn_tokenizer(
+    encoder: Encoder,
+    settings: TokenSettings,
+    count: int,
+    read: Callable[[int], bytes],
+    names: Sequence[str],
+) -> Tokenizer:
+    """Learn the whitening of tokens from up to 500 images of a gallery, a seeded draw.
+
+    Args:
+        encoder: whose tokens.
+        settings: size and the like.
+        count: of the images.
+        read: their encoded bytes by position.
+        names: of the images, for errors.
+
+    Raises:
+        ConfigError: the encoder has no tokens, or does not take this size.
+        DataError: an image cannot be read.
+    """
+    generator = np.random.default_rng(0)
+    drawn = np.sort(generator.permutation(count)[:_LEARNED_IMAGES]).tolist()
+    preprocess = token_preprocess(encoder, settings)
+    sample = []
+    images = tokens_of_images(
+        encoder, preprocess, len(drawn), lambda at: read(drawn[at]), [names[each] for each in drawn]
+    )
+    for position, tokens in images:
+        own = np.random.default_rng((0, position)).permutation(len(tokens))[:_LEARNED_TOKENS]
+        sample.append(tokens[own])
+    together = np.concatenate(sample).astype(np.float64)
+    together /= np.maximum(np.linalg.norm(together, axis=1, keepdims=True), _TINY)
+    mean = together.mean(0)
+    variances, directions = np.linalg.eigh((together - mean).T @ (together - mean) / len(together))
+    order = np.argsort(-variances)[: settings.dimension]
+    order = order[variances[order] > _LEAST_VARIANCE * max(float(variances.max()), _TINY)]
+    if not len(order):
+        raise FeatureError(f"all tokens of {encoder.name} are alike: its weights or its preprocessing are wrong")
+    matrix = directions[:, order] / np.sqrt(variances[order])
+    whitening = TokenWhitening(mean.astype(np.float32), matrix.astype(np.float32))
+    return Tokenizer(encoder, preprocess, whitening, settings.most)
+
+
+def tokens_of_images(
+    encoder: Encoder, preprocess: Preprocess, count: int, read: Callable[[int], bytes], names: Sequence[str]
+) -> Iterator[tuple[int, Float32[np.ndarray, "n D"]]]:
+    """Yield the position and all raw tokens of each image; arguments and errors as of `Tokenizer.tokens`."""
+
+    def prepare(position: int) -> tuple[int, np.ndarray]:
+        try:
+            pixels = decode_image(read(position), top_value=preprocess.top_value)
+        except DataError as error:
+            raise DataError(f"{names[position]}: {error}") from None
+        return position, preprocess.apply(pixels)
+
+    device = next(encoder.parameters()).device
+    with (
+        exact_inference(encoder),
+        contextlib.closing(map_ordered(prepare, range(count), default_workers())) as prepared,  # type: ignore[type-var]
+    ):
+        for positions, batch in batches_of_equal_shape(prepared, _BATCH):
+            made = encoder.tokens(preprocess.normalize(batch.to(device)))[1].patches.float().cpu().numpy()
+            for position, tokens in zip(positions, made, strict=True):
+                if not np.isfinite(tokens).all():
+                    raise FeatureError(
+                        f"the tokens of {names[position]} are not finite: the encoder's weights are wrong"
+                    )
+                yield position, tokens

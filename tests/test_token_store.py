@@ -1,0 +1,170 @@
+"""Tokens beside an index: made once, kept through changes, refused when damaged or of others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from sop_faiss.cli.index import main
+from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.index.images import index_images
+from sop_faiss.index.own_encoder import encoder_of_index
+from sop_faiss.index.rerank.settings import Rerank, TokenSettings
+from sop_faiss.index.rerank.token_store import TokenStore, write_tokens
+from sop_faiss.index.search import FeatureIndex
+from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
+from tests.encoders import tiny_config, write_run
+from tests.images import write_folder
+from tests.messages import command_fails
+
+COUNT = 8
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, photos, and an index of them with tokens."""
+    place = tmp_path_factory.mktemp("tokens")
+    write_run(place / "run")
+    write_folder(place / "photos", classes=0, per_class=COUNT)
+    invoke(
+        "build", place / "photos", "--model", place / "run", "--tokens", "--token-count", 9, "--out", place / "index"
+    )
+    return place
+
+
+@pytest.fixture
+def place(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "copy"))
+
+
+def invoke(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def open_store(place: Path) -> tuple[FeatureIndex, TokenStore]:
+    index = FeatureIndex.open(place / "index")
+    return index, TokenStore.open(index)
+
+
+def test_tokens_on_disk_are_those_of_each_image(place: Path) -> None:
+    index, store = open_store(place)
+    store.require_complete(index)
+    images = index_images(index, place / "photos")
+    tokenizer = store.tokenizer(encoder_of_index(index))
+    made = dict(tokenizer.tokens(COUNT, images.read, index.ids.keys))
+    for row, tokens in enumerate(store.of(range(COUNT))):
+        assert len(tokens) == 9
+        assert tokens.dtype == np.float16
+        assert np.abs(tokens.astype(np.float32) - made[row].astype(np.float32)).max() < 2e-3
+
+
+def test_changes_keep_tokens_and_only_new_images_are_read(place: Path) -> None:
+    before = open_store(place)[1].of([3])[0]
+    invoke("remove", place / "index", "0001")
+    write_folder(place / "more", classes=0, per_class=1, seed=5)
+    (place / "more" / "0000.jpg").rename(place / "more" / "more.jpg")
+    invoke("add", place / "index", place / "more")
+    index, store = open_store(place)
+    assert np.array_equal(store.of([index.row_of("0003")])[0], before)
+    with pytest.raises(IndexMismatchError, match=r"1 of 8 .*'more'"):
+        store.require_complete(index)
+    query = place / "photos" / "0003.jpg"
+    assert "sop-index tokens" in command_fails(main, "search", place / "index", query, "--rerank", "local")
+    assert "tokens of 1 images made" in invoke("tokens", place / "index")
+    assert "all images have their tokens" in invoke("tokens", place / "index", "--token-count", 9)
+    index, store = open_store(place)
+    store.require_complete(index)
+    assert np.array_equal(store.of([index.row_of("0003")])[0], before)
+    assert "tokens of 8 images made" in invoke("tokens", place / "index", "--token-count", 5)
+    assert len(open_store(place)[1].of([0])[0]) == 5
+
+
+def test_an_image_with_another_content_needs_new_tokens(place: Path) -> None:
+    write_folder(place / "other", classes=0, per_class=1, seed=9)
+    shutil.copyfile(place / "other" / "0000.jpg", place / "photos" / "0002.jpg")
+    folder = json.loads((place / "index" / "manifest.json").read_text())["folder"]
+    shutil.copyfile(place / "other" / "0000.jpg", Path(folder) / "0002.jpg")
+    invoke("sync", place / "index")
+    index, store = open_store(place)
+    assert [index.ids.keys[row] for row in np.flatnonzero(store.places < 0)] == ["0002"]
+
+
+def test_search_orders_the_first_by_their_tokens(built: Path) -> None:
+    index, store = open_store(built)
+    query, other = built / "photos" / "0003.jpg", built / "photos" / "0006.jpg"
+    plain, first = (
+        search_index(index, images=[query, other], options=SearchOptions(k, rerank=rerank)).queries
+        for k, rerank in ((COUNT, None), (4, Rerank("local", depth=6)))
+    )
+    from sop_faiss.index.rerank.local import local_scores
+
+    for before, after in zip(plain, first, strict=True):
+        rows = [each.row for each in before.found]
+        own = store.of([index.row_of(before.key)])[0].astype(np.float32)
+        scores = local_scores(own, store.of(rows[:6]))
+        assert [each.row for each in after.found] == [rows[at] for at in np.argsort(-scores, kind="stable")][:4]
+        assert after.found[0].key == before.key
+        cosines = {each.row: each.similarity for each in before.found}
+        assert all(each.similarity == cosines[each.row] for each in after.found)
+        assert [each.rank for each in after.found] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("method", ["local", "global", "diffusion"])
+def test_by_key_with_a_depth_above_all(built: Path, method: str) -> None:
+    found = json.loads(invoke("search", built / "index", "--key", "0003", "-k", 7, "--rerank", method, "--json", "-"))
+    keys = [each["key"] for each in found["queries"][0]["neighbors"]]
+    assert sorted(keys) == [f"{number:04d}" for number in range(COUNT) if number != 3]
+    assert found["rerank"]["method"] == method
+
+
+def test_damage_is_one_line(place: Path) -> None:
+    folder = place / "index" / "tokens"
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for name, content in whole.items():
+        for damaged in (content[:-2], b""):
+            (folder / name).write_bytes(damaged)
+            with pytest.raises(IndexMismatchError, match="tokens"):
+                open_store(place)
+        (folder / name).write_bytes(content)
+    nan = np.full(len(whole["tokens.f16"]) // 2, np.nan, np.float16)
+    (folder / "tokens.f16").write_bytes(nan.tobytes())
+    with pytest.raises(IndexMismatchError, match=r"tokens\.f16 is damaged"):
+        open_store(place)[1].of([0])
+    for wrong in ({}, [], {"format": "sop_faiss.tokens", "format_version": 2}):
+        (folder / "manifest.json").write_text(json.dumps(wrong))
+        with pytest.raises(IndexMismatchError):
+            open_store(place)
+
+
+def test_tokens_of_another_encoder_are_refused(place: Path) -> None:
+    write_run(place / "other", tiny_config(embed_dim=16))
+    invoke("build", place / "photos", "--model", place / "other", "--out", place / "second")
+    shutil.copytree(place / "index" / "tokens", place / "second" / "tokens")
+    index = FeatureIndex.open(place / "second")
+    with pytest.raises(IndexMismatchError, match="another encoder"):
+        TokenStore.open(index)
+    shutil.rmtree(place / "second" / "tokens")
+    with pytest.raises(ConfigError, match="no tokens"):
+        search_index(index, keys=["0001"], options=SearchOptions(rerank=Rerank("local")))
+    with pytest.raises(IndexMismatchError):
+        write_tokens(index, encoder_of_index(FeatureIndex.open(place / "index")), index_images(index), TokenSettings())
+
+
+def test_what_cannot_go_together(built: Path, tmp_path: Path) -> None:
+    query = built / "photos" / "0003.jpg"
+    local = ("search", built / "index", "--rerank", "local")
+    assert "--threshold" in command_fails(main, *local, query, "--threshold", 0.5)
+    assert "--rerank-depth says" in command_fails(main, "search", built / "index", query, "--rerank-depth", 9)
+    words = ("build", built / "photos", "--model", built / "run", "--out", tmp_path / "new")
+    assert "give --tokens too" in command_fails(main, *words, "--token-size", 64)
+    assert "--tokens are made of images" in command_fails(
+        main, "build", "--features", tmp_path, "--tokens", "--out", tmp_path / "new"
+    )
+    assert "image size" in command_fails(main, "tokens", built / "index", "--token-size", -1)
