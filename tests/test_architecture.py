@@ -44,6 +44,7 @@ SPANNING_TESTS = {
     "corruption": "index directories as a whole, damaged at random",
     "data_demo": "data/demo.py, which the command of the same name calls",
     "data_preview": "verbs/training/data_preview.py and the command of the same name",
+    "examples": "examples/",
     "gpu": "what needs a CUDA device, of several packages",
     "hostile_data": "bad and changing data on every path by which images are read",
     "kill_series": "training commands killed at many moments",
