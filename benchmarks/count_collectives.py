@@ -48,7 +48,7 @@ SIZES: dict[str, tuple[str, int | None, tuple[str, ...]]] = {
 """Configuration, blocks of a network that is extrapolated, and what differs."""
 IMAGES = 1024  # a step, over all ranks
 WORLDS = (8, 64, 512)
-PLAIN_STEP, LOGGED_STEP = 3, 4
+PLAIN_STEP, LOGGED_STEP = 3, 4  # the first two also rebuild buckets and record prototypes
 SMALL = (
     "data.workers=0",
     "data.threads=1",
@@ -142,13 +142,14 @@ class Count(TorchDispatchMode):
 
 def _place() -> str:
     """Return the line of the package that asks."""
-    frames = [f for f in traceback.extract_stack() if "sop_faiss" in f.filename or "/fsdp/" in f.filename]
-    own = [f for f in frames if "distributed.py" not in f.filename]
-    if not own:
-        return "autograd"
-    inside = "fsdp " if "/fsdp/" in own[-1].filename else ""
-    nearest = [f for f in own if "/fsdp/" not in f.filename][-1:] or own[-1:]
-    return f"{inside}{Path(nearest[0].filename).name}:{nearest[0].lineno}"
+    inside = ""
+    for frame, line in traceback.walk_stack(None):
+        name = frame.f_code.co_filename
+        if "/fsdp/" in name:
+            inside = "fsdp "
+        elif "sop_faiss" in name and not name.endswith("distributed.py"):
+            return f"{inside}{Path(name).name}:{line}"
+    return f"{inside}autograd"
 
 
 class _EnoughError(Exception):
@@ -275,7 +276,7 @@ def row_of(title: str, world: int) -> list[str]:
 
 
 HEADER = (
-    "network | ranks | images a rank | collectives (of parameters, of numbers) | MiB of gradients and parameters | "
+    "network | ranks | images a rank | collectives (of parameters, of 4 KiB or less) | MiB of gradients, parameters | "
     "MiB of rows | waits | more when logged: collectives, waits | 10^12 multiply-adds of search a rank (of the "
     "backbone's) | GiB of student, teacher"
 )

@@ -1,4 +1,4 @@
-"""A step's collectives and waits for the device, as `benchmarks/count_collectives.py` counts them under a fake group."""
+"""The collectives and waits of a step, as `benchmarks/count_collectives.py` counts them under a fake process group."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import torch.distributed as dist
 
 from benchmarks.count_collectives import LOGGED_STEP, PLAIN_STEP, counted, run
 
+SMALL = ("views.local_count=0", "sop.fill=random", "sop.cls.capacity=64", "sop.patch.capacity=64", "model.depth=2")
+
 
 def test_waits_and_collectives_do_not_grow_with_the_ranks() -> None:
-    (few, _), (many, state) = run("digits_demo", 4, "views.local_count=0"), run("digits_demo", 32, "views.local_count=0")
+    (few, _), (many, state) = run("digits_demo", 4, *SMALL), run("digits_demo", 32, *SMALL)
     for step in (PLAIN_STEP - 1, LOGGED_STEP - 1):
         assert few[step].waits == many[step].waits
         assert sum(few[step].collectives.values()) == sum(many[step].collectives.values())
@@ -20,6 +22,5 @@ def test_waits_and_collectives_do_not_grow_with_the_ranks() -> None:
 
 
 def test_a_deeper_network_costs_what_its_blocks_add() -> None:
-    overrides = ("views.local_count=0", "train.parallel=fsdp")
-    four = counted("digits_demo", 4, *overrides, "model.depth=4", depth=None)
-    assert counted("digits_demo", 4, *overrides, depth=4) == four
+    four = counted("digits_demo", 4, *SMALL, "train.parallel=fsdp", "model.depth=4", depth=None)
+    assert counted("digits_demo", 4, *SMALL, depth=4) == four
