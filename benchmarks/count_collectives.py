@@ -86,7 +86,7 @@ class Count(TorchDispatchMode):
     """Counts collectives, and operations whose result the CPU needs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.step = Counted()
         self.steps: list[Counted] = []
         self._tolist = Tensor.tolist
@@ -98,7 +98,7 @@ class Count(TorchDispatchMode):
 
     def __enter__(self) -> Count:
         """Also count `tolist`, which no dispatch sees."""
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         given, count = self._tolist, self
 
         def counted(tensor: Tensor) -> Any:
@@ -106,13 +106,13 @@ class Count(TorchDispatchMode):
                 count.wait("tolist")
             return given(tensor)
 
-        Tensor.tolist = counted  # type: ignore[method-assign]
+        Tensor.tolist = counted  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """See torch."""
         Tensor.tolist = self._tolist  # type: ignore[method-assign]
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def collective(self, name: str, size: int) -> None:
         """Count one, by the size of its largest side."""
