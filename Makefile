@@ -6,7 +6,7 @@ BIN      := $(VENV)/bin
 FOR_USE  := $(VENV)/.installed
 FOR_TEST := $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow lint types setup clean
+.PHONY: demo test test-slow lint types docs setup clean
 .NOTPARALLEL:  # not two installations at once
 
 setup: $(FOR_USE)
@@ -45,6 +45,10 @@ types: $(FOR_TEST)
 	@ln -s $(CURDIR)/sop_faiss/* build/types/sop_faiss/ && ln -s $(CURDIR)/cli $(CURDIR)/configs $(CURDIR)/studies build/types/sop_faiss/
 	cd build/types && $(CURDIR)/$(BIN)/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml -p sop_faiss
 	cd build/types && MYPYPATH=.:$(CURDIR)/benchmarks $(CURDIR)/$(BIN)/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml $(CURDIR)/benchmarks/*.py
+
+# docs/ as a site, in build/site; a link or reference that leads nowhere is an error
+docs: $(FOR_TEST)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 clean:
 	rm -rf demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

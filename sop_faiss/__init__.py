@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sop_faiss.model.encoders.encoder import Encoder
     from sop_faiss.model.encoders.load import load_encoder
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Encoder", "FeatureIndex", "SopError", "__version__", "load_encoder"]
 
 _MODULES = {

@@ -133,7 +133,7 @@ def gather_rows(rows: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
         return rows
     counts = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
     dist.all_gather(counts, torch.tensor([len(rows)], dtype=torch.int64, device=rows.device))
-    lengths = [int(count) for count in counts]
+    lengths: list[int] = torch.cat(counts).tolist()  # one wait for the device, not one for each rank
     padded = rows.new_zeros((max(lengths), *rows.shape[1:]))
     padded[: len(rows)] = rows
     parts = [torch.empty_like(padded) for _ in lengths]
