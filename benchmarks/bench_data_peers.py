@@ -3,9 +3,9 @@
     python benchmarks/bench_data_peers.py [--quick] [--json FILE] [--record]
 
 Peers are those that are installed, of webdataset, litdata, MosaicML streaming, SPDL and energon (`pip install litdata
-mosaicml-streaming spdl megatron-energon`, better in an environment of its own); of one that is not, the reason is in the
-table. Each has the photos in its own format, as its own writer writes them, with the bytes of the JPEGs kept; SPDL reads
-files, energon prepares a copy of the tar files. What is compared:
+mosaicml-streaming spdl megatron-energon`, better in an environment of its own); of one that is not, the reason is in
+the table. Each has the photos in its own format, as its own writer writes them, with the bytes of the JPEGs kept; SPDL
+reads files, energon prepares a copy of the tar files. What is compared:
 
 - **bytes**: every JPEG's bytes, into batches of 64;
 - **two crops**: decode, two random crops of 224 px with flips, no color;
