@@ -2,10 +2,10 @@
 
     python benchmarks/bench_data_peers.py [--quick] [--json FILE] [--record]
 
-Peers are those that are installed, of webdataset, litdata, MosaicML streaming and SPDL (`pip install litdata
-mosaicml-streaming spdl`, better in an environment of its own); of one that is not, the reason is in the table. Each has
-the photos in its own format, as its own writer writes them, with the bytes of the JPEGs kept; SPDL reads files. What is
-compared:
+Peers are those that are installed, of webdataset, litdata, MosaicML streaming, SPDL and energon (`pip install litdata
+mosaicml-streaming spdl megatron-energon`, better in an environment of its own); of one that is not, the reason is in
+the table. Each has the photos in its own format, as its own writer writes them, with the bytes of the JPEGs kept; SPDL
+reads files, energon prepares a copy of the tar files. What is compared:
 
 - **bytes**: every JPEG's bytes, into batches of 64;
 - **two crops**: decode, two random crops of 224 px with flips, no color;
@@ -21,12 +21,14 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,13 @@ from sop_faiss.data.pack import pack
 from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.data.views.multicrop import MultiCrop
 
-PEERS = {"webdataset": "webdataset", "litdata": "litdata", "mosaicml": "mosaicml-streaming", "spdl": "spdl"}
+PEERS = {
+    "webdataset": "webdataset",
+    "litdata": "litdata",
+    "mosaicml": "mosaicml-streaming",
+    "spdl": "spdl",
+    "energon": "megatron-energon",
+}
 """Name -> distribution."""
 TARGETS = {"bytes": "", "two crops": ">= 1.0", "all 12 views": ">= 1.0"}
 CHUNK_BYTES = 16 << 20
@@ -225,14 +233,76 @@ def of_spdl(folder: Path, stage: str) -> Iterable[Any]:
     return batches_of(images())
 
 
+def write_energon(folder: Path, photos: list[Path]) -> None:
+    from megatron.energon.flavors import BaseWebdatasetFactory
+
+    place = folder / "energon"
+    shutil.copytree(folder / "shards", place)
+    tars = sorted(path.name for path in place.glob("*.tar"))
+    BaseWebdatasetFactory.prepare_dataset(place, tars, split_parts_ratio=[("train", 1.0)], workers=1)
+    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    (place / ".nv-meta" / "dataset.yaml").write_text(crude)
+
+
+def of_energon(folder: Path, stage: str) -> Iterable[Any]:
+    from megatron.energon import (
+        Cooker,
+        DefaultTaskEncoder,
+        Sample,
+        WorkerConfig,
+        get_loader,
+        get_train_dataset,
+        stateless,
+    )
+
+    views = Views(stage)
+
+    @dataclass
+    class Photo(Sample):  # type: ignore[misc]
+        encoded: bytes
+
+    @stateless  # type: ignore[misc]
+    def cook(sample: dict[str, Any]) -> Any:
+        return Photo(**{name: sample[name] for name in ("__key__", "__restore_key__")}, encoded=sample["jpg"])
+
+    class Photos(DefaultTaskEncoder):  # type: ignore[misc]
+        decoder = None
+        cookers = (Cooker(cook),)
+
+        @stateless  # type: ignore[misc]
+        def encode_sample(self, sample: Any) -> Any:
+            return views(0, sample.encoded)
+
+        def batch(self, samples: list[Any]) -> Any:
+            return collated(samples)
+
+        def encode_batch(self, batch: Any) -> Any:
+            return batch
+
+    worker = WorkerConfig(rank=0, world_size=1, num_workers=WORKERS)
+    dataset = get_train_dataset(
+        folder / "energon",
+        worker_config=worker,
+        batch_size=BATCH,
+        batch_drop_last=True,
+        shuffle_buffer_size=BUFFER // WORKERS,
+        max_samples_per_sequence=100,
+        task_encoder=Photos(),
+        repeat=False,
+    )
+    loader: Iterable[Any] = get_loader(dataset)
+    return loader
+
+
 LOADERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {
     "ours": ours,
     "webdataset": of_webdataset,
     "litdata": of_litdata,
     "mosaicml": of_mosaicml,
     "spdl": of_spdl,
+    "energon": of_energon,
 }
-WRITERS = {"litdata": write_litdata, "mosaicml": write_mosaicml}
+WRITERS = {"litdata": write_litdata, "mosaicml": write_mosaicml, "energon": write_energon}
 
 
 def measure(name: str, stage: str, folder: Path) -> dict[str, float]:
