@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -200,7 +200,7 @@ def search_command(
             "dropped": result.dropped,
             "queries": as_records(result, places),
         }
-        narrowed = {
+        narrowed: dict[str, Any] = {
             "where": where,
             "table": str(table) if table else None,
             "unique": unique,
