@@ -444,7 +444,7 @@ def test_a_student_comes_to_agree_with_a_teacher_that_stands_still(tmp_path, sha
         "optim.momentum=1.0", "model.drop_path=0", "sop.patch.weight=0", "loss.teacher_temp=0.04",
         "sop.fill=teacher", "optim.base_lr=0.2",
     )  # fmt: skip
-    config = tiny_config(tmp_path, f"data.train={shards}", "train.epochs=30", *still)
+    config = tiny_config(tmp_path, f"data.train={shards}", "train.epochs=15", *still)
     run_training(config, tmp_path / "run")
     lines = read_metrics(tmp_path / "run")
     gaps = [line["loss_cls_over_lnK"] - line["teacher_entropy_cls_over_lnK"] for line in lines]
@@ -568,8 +568,8 @@ def wait_for_step(run: Path, step: int, process: BaseProcess) -> None:
 
 def test_killed_runs_go_on_as_if_nothing_had_happened(tmp_path, shards):
     config, log = tiny_config_file(tmp_path), tmp_path / "log"
-    assert forked.end(forked.start(command(config, tmp_path / "whole", shards), log)) == [0], log.read_text()
-    again = command(config, tmp_path / "killed", shards)
+    whole, again = (command(config, tmp_path / name, shards, "train.epochs=6") for name in ("whole", "killed"))
+    assert forked.end(forked.start(whole, log)) == [0], log.read_text()
     for step in (3, 17):
         processes = forked.start(again, log)
         wait_for_step(tmp_path / "killed", step, processes[0])
