@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -157,7 +157,7 @@ def search_command(
                 progress=progress,
             )
     if json_file is not None:
-        content = {
+        content: dict[str, Any] = {
             "command": "sop-index search",
             "index": str(index),
             "encoder": opened.manifest.encoder,

@@ -22,7 +22,6 @@ from sop_faiss.index.change import require_same_space
 from sop_faiss.index.images import IndexImages, index_images
 from sop_faiss.index.narrowed import Narrowing, combined_query, search_narrowed
 from sop_faiss.index.own_encoder import encoder_of_index
-from sop_faiss.index.rows_where import rows_where
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder
@@ -79,6 +78,8 @@ class SearchOptions:
             require_cosine(self.unique, "`unique`")
         if self.where is None and self.unique is None:
             return None
+        from sop_faiss.index.rows_where import rows_where  # whose parser takes a moment to load
+
         return Narrowing(None if self.where is None else rows_where(index, self.where, self.table), self.unique)
 
 
