@@ -189,7 +189,7 @@ def search_command(
                 progress=progress,
             )
     if json_file is not None:
-        content = {
+        content: dict[str, Any] = {
             "command": "sop-index search",
             "index": str(index),
             "encoder": opened.manifest.encoder,

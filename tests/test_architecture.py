@@ -60,6 +60,7 @@ SPANNING_TESTS = {
     "serve_openapi": "all endpoints against their own description",
     "serve_page": "the served page in a browser",
     "site": "docs/, README.md and mkdocs.yml",
+    "small_indices": "index/build.py and neighbors/disk with vectors on disk, and targets for memory and time",
     "tasks": "evaluate/*_task.py against the command, the online score and the demo that hold the same task",
     "torchrun_commands": "all commands that run on several ranks",
     "wheel": "the package as built",

@@ -66,7 +66,8 @@ def parse_condition(text: str) -> exp.Expr:
         if isinstance(part, exp.Like | exp.ILike):
             more -= {"negate"}
         if type(part) not in _PARTS or more or (isinstance(part, exp.In) and not part.expressions):
-            named = part.sql()[:_SHOWN] if type(part) in _PARTS else part.key.upper()
+            is_shown = type(part) in _PARTS or isinstance(part, exp.Func)
+            named = part.sql()[:_SHOWN].replace("`", "'") if is_shown else part.key.upper()
             raise ConfigError(f"`where={shown}` has {named}, which is not allowed: {_WANTED}")
     if not columns_of(tree):
         raise ConfigError(f"`where={shown}` names no column: {_WANTED}")

@@ -23,7 +23,6 @@ from sop_faiss.index.images import IndexImages, index_images
 from sop_faiss.index.narrowed import Narrowing, combined_query, search_narrowed
 from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.rerank.settings import Rerank
-from sop_faiss.index.rows_where import rows_where
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder
@@ -69,6 +68,10 @@ class SearchOptions:
     """Search by the mean of all queries."""
     minus: tuple[str, ...] = ()
     """Less these image files, or keys if the queries are keys; the queries are one then."""
+    rerank: Rerank | None = None
+    """How the first images are put into a new order; None: not at all."""
+    box: Box | None = None
+    """The part of each image file that is the query, as `parse_box` returns it; None: the complete image."""
 
     def narrowing(self, index: FeatureIndex) -> Narrowing | None:
         """Find the rows that count; None: all do.
@@ -82,12 +85,9 @@ class SearchOptions:
             require_cosine(self.unique, "`unique`")
         if self.where is None and self.unique is None:
             return None
-        return Narrowing(None if self.where is None else rows_where(index, self.where, self.table), self.unique)
+        from sop_faiss.index.rows_where import rows_where  # whose parser takes a moment to load
 
-    rerank: Rerank | None = None
-    """How the first images are put into a new order; None: not at all."""
-    box: Box | None = None
-    """The part of each image file that is the query, as `parse_box` returns it; None: the complete image."""
+        return Narrowing(None if self.where is None else rows_where(index, self.where, self.table), self.unique)
 
 
 def search_index(
