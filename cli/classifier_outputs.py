@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
     from sop_faiss.verbs.scoring.task_result import TaskResult
 
-__all__ = [
-    "ClassifierOutputs",
-    "Trained",
-    "classifier_output_options",
-    "max_bad_option",
-    "report_trained",
-    "say_dropped",
-    "say_left_out",
-    "say_more_values",
-]
-
 R = TypeVar("R")
 _FILE = NamedPath()
 

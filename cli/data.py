@@ -10,8 +10,6 @@ from sop_faiss.cli.data_demo import demo_command
 from sop_faiss.cli.data_pack import pack_command
 from sop_faiss.cli.data_preview import preview_command
 
-__all__ = ["main"]
-
 
 @click.group(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")

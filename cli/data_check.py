@@ -16,8 +16,6 @@ from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.errors import one_line
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, source_files
 
-__all__ = ["check_command"]
-
 
 @click.command("check", short_help="Verify shards and every image in them.")
 @click.argument("shards", callback=refuse_empty)

@@ -11,8 +11,6 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.data.demo import write_digits
 from sop_faiss.data.demo_scenes import write_scenes
 
-__all__ = ["demo_command"]
-
 
 @click.command("demo", short_help="Write a built-in labeled set: digits or scenes.")
 @click.argument("out", type=NamedPath())

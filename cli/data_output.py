@@ -9,8 +9,6 @@ import click
 from sop_faiss.cli.common import with_options
 from sop_faiss.errors import one_line
 
-__all__ = ["SHOWN", "counted", "megabytes", "number", "print_notices", "print_rest", "top_value_option"]
-
 SHOWN = 10
 """Lines of bad images; the rest is in the manifest or the JSON."""
 

@@ -13,8 +13,6 @@ from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.data.pack import DUPLICATES_NAME, SAMPLES_PER_SHARD, PackSummary, pack
 from sop_faiss.errors import one_line
 
-__all__ = ["pack_command"]
-
 
 @click.command("pack", short_help="Images into webdataset shards.")
 @click.argument("src", callback=refuse_empty)

@@ -13,8 +13,6 @@ from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.errors import one_line
 from sop_faiss.verbs.output_paths import check_outputs, source_files
 
-__all__ = ["preview_command"]
-
 
 @click.command("preview", short_help="A figure of the views that training would see.")
 @click.argument("shards", callback=refuse_empty)

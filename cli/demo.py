@@ -11,8 +11,6 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_STOPPED, log_to_stderr, one_line, progress_reporter, run_command
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
 
-__all__ = ["main"]
-
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.version_option(package_name="sop-faiss")

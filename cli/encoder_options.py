@@ -11,8 +11,6 @@ import click
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["EncoderCommand", "batch_size_option", "encoder_options", "workers_option"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -9,8 +9,6 @@ from click.core import ParameterSource
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["refuse_idle", "refuse_without"]
-
 
 def _given() -> dict[str, str]:
     """Return the options and arguments that were given, by the name of the function's parameter."""

@@ -14,8 +14,6 @@ from sop_faiss.cli.optional_encoder import optional_encoder_options, source_argu
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["add_command", "merge_command", "remove_command"]
-
 _FOLDER = NamedPath()
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from sop_faiss.index.duplicates import DuplicateGroup
     from sop_faiss.index.search import FeatureIndex
 
-__all__ = ["duplicates_command"]
-
 _FILE = NamedPath(allow_dash=True)
 _FOLDER = NamedPath()
 _SHOWN_GROUPS, _SHOWN_KEYS = 20, 8

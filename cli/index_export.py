@@ -10,8 +10,6 @@ from sop_faiss.cli.common import one_line, progress_reporter, run_command
 from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.verbs.output_paths import check_outputs
 
-__all__ = ["export_command"]
-
 
 @click.command("export", short_help="Write an index as Parquet, for a vector database.")
 @click.argument("index", type=NamedPath())

@@ -14,8 +14,6 @@ from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.paths import plain_path
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 
-__all__ = ["info_command"]
-
 _FILE = NamedPath(allow_dash=True)
 _FOLDER = NamedPath()
 

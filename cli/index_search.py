@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from sop_faiss.index.rerank.settings import Rerank
     from sop_faiss.verbs.finding.search_result import SearchResult
 
-__all__ = ["search_command"]
-
 _FILE = NamedPath(allow_dash=True)
 _FOLDER = NamedPath()
 

@@ -14,8 +14,6 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["serve_command"]
-
 _FOLDER = NamedPath()
 _EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
 

@@ -13,8 +13,6 @@ from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["sync_command"]
-
 _FOLDER = NamedPath()
 
 

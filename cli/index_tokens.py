@@ -17,8 +17,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 if TYPE_CHECKING:
     from sop_faiss.index.rerank.settings import TokenSettings
 
-__all__ = ["make_tokens_of", "tokens_command"]
-
 
 @click.command("tokens", cls=EncoderCommand, short_help="Make tokens, for search --rerank local.")
 @click.argument("index", type=NamedPath())

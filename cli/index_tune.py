@@ -18,8 +18,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 if TYPE_CHECKING:
     from sop_faiss.verbs.finding.index_tune import Tuned
 
-__all__ = ["tune_command"]
-
 _SHOWN, _SHOWN_CLASSES = 12, 5
 _BY = {
     "labels": "each looks for the others of its class: mAP",

@@ -12,8 +12,6 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.files import write_json
 from sop_faiss.verbs.output_paths import STDOUT
 
-__all__ = ["json_option", "put_json"]
-
 json_option = click.option(
     "--json",
     "json_file",

@@ -11,8 +11,6 @@ import click
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.evaluate.labeled_part import LabeledPart
 
-__all__ = ["labeled_part_options"]
-
 R = TypeVar("R")
 
 _OPTIONS = (

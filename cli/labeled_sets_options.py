@@ -13,8 +13,6 @@ from sop_faiss.cli.common import run_command
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
 from sop_faiss.errors import ConfigError
 
-__all__ = ["labeled_sets_options"]
-
 R = TypeVar("R")
 
 _IMAGES = "labeled images (.tar shards, a folder with class sub-folders, a .csv list)"

@@ -14,8 +14,6 @@ from sop_faiss.cli.path_options import refuse_empty
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["optional_encoder_options", "source_argument"]
-
 R = TypeVar("R")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-__all__ = ["NamedPath", "force_option", "refuse_empty"]
-
 
 class NamedPath(click.Path):
     """A path, as `Path`; an empty one is refused, since it would silently be the current folder."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["ranks_of_torchrun"]
-
 
 @contextlib.contextmanager
 def ranks_of_torchrun() -> Iterator[bool]:

@@ -10,8 +10,6 @@ import click
 
 from sop_faiss.cli.path_options import NamedPath
 
-__all__ = ["recipe_options", "spelled"]
-
 R = TypeVar("R")
 _NAMES = {"learning_rate": "--lr", "learning_rates": "--lr"}
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}

@@ -9,8 +9,6 @@ import click
 from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 
-__all__ = ["main"]
-
 _FILE = NamedPath(allow_dash=True)
 
 

@@ -14,8 +14,6 @@ from sop_faiss.errors import ConfigError
 if TYPE_CHECKING:
     from sop_faiss.index.rerank.settings import TokenSettings
 
-__all__ = ["rerank_options", "token_options", "token_settings"]
-
 R = TypeVar("R")
 _OPTIONS = (
     click.option(

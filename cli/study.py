@@ -24,8 +24,6 @@ from sop_faiss.cli.common import (
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
 
-__all__ = ["main"]
-
 
 class _Command(click.Command):
     """A command whose help lists the packaged studies with the first sentences of their opening comments."""

@@ -16,8 +16,6 @@ from sop_faiss.cli.common import one_line
 if TYPE_CHECKING:
     from sop_faiss.evaluate.baselines import Baseline
 
-__all__ = ["print_baselines", "print_table"]
-
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout: the first column to the left, the others to the right, without markup and line

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from sop_faiss.config import Config
     from sop_faiss.verbs.training.train import TrainingResult
 
-__all__ = ["main"]
-
 
 class _Command(click.Command):
     """A command whose help lists the packaged configurations with the first sentences of their opening comments."""

@@ -15,19 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int64
 
-__all__ = [
-    "LEVEL",
-    "RESAMPLES",
-    "SEED",
-    "Interval",
-    "PairedDifference",
-    "Score",
-    "bootstrap_interval",
-    "bootstrap_of_sums",
-    "mean_difference",
-    "paired_difference",
-]
-
 RESAMPLES = 10_000
 LEVEL = 0.95
 SEED = 0

@@ -17,26 +17,6 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError, SopError
 
-__all__ = [
-    "announced_world_size",
-    "average",
-    "average_",
-    "average_in_rank_order",
-    "checksum",
-    "decide",
-    "derive_seed",
-    "gather_objects",
-    "gather_rows",
-    "generator_digest",
-    "is_main",
-    "join_process_group",
-    "leave_process_group",
-    "local_world_size",
-    "on_all_ranks",
-    "rank",
-    "world_size",
-]
-
 T = TypeVar("T")
 _PATIENCE = datetime.timedelta(hours=4)
 """How long ranks wait for each other: the main rank may score or save for a long time while the others wait."""

@@ -19,27 +19,6 @@ from typing import Any
 from sop_faiss.errors import SopError
 from sop_faiss.paths import path_state, real_path
 
-__all__ = [
-    "DISK_FULL",
-    "GENERATOR",
-    "NO_ROOM",
-    "atomic_directory",
-    "atomic_file",
-    "locked_directory",
-    "not_json",
-    "read_json",
-    "refuse_foreign",
-    "refuse_occupied",
-    "remove_leftovers",
-    "require_name",
-    "require_readable",
-    "require_writable",
-    "restore_directory",
-    "sha256_file",
-    "write_file",
-    "write_json",
-]
-
 GENERATOR = "sop-faiss"
 """The generator that figures and pages name, by which a later command recognizes them."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -7,8 +7,6 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["path_state", "plain_path", "real_path"]
-
 _KINDS = (
     (stat.S_ISDIR, "is a folder"),
     (stat.S_ISREG, "is a file"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-__all__ = ["ProgressCallback", "Stage", "silent_stage"]
-
 ProgressCallback = Callable[[int, int], None]
 """Called as `progress(done, total)` from time to time, `done` rising to `total`; must be cheap and must not raise."""
 

@@ -9,8 +9,6 @@ from jaxtyping import Float32
 
 from sop_faiss.errors import FeatureError
 
-__all__ = ["require_unit_rows"]
-
 UNIT_NORM_TOLERANCE = 1e-3
 """How far a row's norm may be from 1: twice what rounding to float16 can change."""
 

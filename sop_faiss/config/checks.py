@@ -10,8 +10,6 @@ from typing import Any
 
 from sop_faiss.errors import ConfigError, one_line
 
-__all__ = ["require", "require_between", "require_finite", "require_one_of", "require_range", "require_share", "shown"]
-
 _SHOWN_LENGTH = 60  # so that a long value does not hide the rest of a message
 
 

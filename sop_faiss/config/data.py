@@ -13,8 +13,6 @@ from sop_faiss.config.checks import (
     require_share,
 )
 
-__all__ = ["DataConfig", "MasksConfig", "ViewsConfig"]
-
 
 @dataclass(frozen=True)
 class DataConfig:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from sop_faiss.config.checks import require, require_finite, require_one_of
 from sop_faiss.config.method import SopConfig
 
-__all__ = ["DistillConfig"]
-
 
 @dataclass(frozen=True)
 class DistillConfig:

@@ -22,8 +22,6 @@ from sop_faiss.config.unknown_keys import called, known_keys, meant_by
 from sop_faiss.config.wanted import wanted
 from sop_faiss.errors import ConfigError
 
-__all__ = ["explain"]
-
 ALL = "all"
 """Explains every setting."""
 

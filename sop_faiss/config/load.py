@@ -33,25 +33,6 @@ from sop_faiss.config.wanted import wanted
 from sop_faiss.errors import ConfigError, one_line
 from sop_faiss.paths import path_state
 
-__all__ = [
-    "config_of",
-    "config_summary",
-    "find_config",
-    "find_file",
-    "flat_settings",
-    "flatten",
-    "load_config",
-    "load_layers",
-    "load_run_config",
-    "packaged_configs",
-    "packaged_settings",
-    "packaged_suites",
-    "parse_overrides",
-    "read_mapping",
-    "to_yaml",
-    "yaml_files",
-]
-
 _PLAIN_INTERPOLATION = re.compile(r"\$\{[\w.]+\}")
 """The value of another field. Resolvers such as `${oc.env:NAME}` would let a file read the user's environment."""
 

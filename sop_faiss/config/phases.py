@@ -9,8 +9,6 @@ from typing import Any
 from sop_faiss.config.checks import require, require_finite, shown
 from sop_faiss.errors import ConfigError
 
-__all__ = ["PHASES_WANTED", "PhaseConfig", "check_phases", "phases_of"]
-
 PHASES_WANTED = "wanted a list of phases, as [{until: 0.7, global_size: 96, local_size: 48}]"
 
 

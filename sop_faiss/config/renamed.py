@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["RENAMED", "translate"]
-
 RENAMED = {
     "loss.cls_weight": "sop.cls.weight",
     "loss.patch_weight": "sop.patch.weight",

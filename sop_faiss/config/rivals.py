@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of, require_share
 
-__all__ = ["OBJECTIVES", "DinoConfig", "IbotConfig", "MasslConfig", "ObjectiveConfig", "PrototypesConfig"]
-
 OBJECTIVES = {
     "sop": ("sop", "neighbors", "regularizer"),
     "massl": ("massl",),

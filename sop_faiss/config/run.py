@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of, require_share
 from sop_faiss.config.phases import PhaseConfig, check_phases
 
-__all__ = ["EvaluateConfig", "OptimConfig", "TrainConfig"]
-
 
 @dataclass(frozen=True)
 class OptimConfig:

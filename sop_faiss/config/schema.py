@@ -14,8 +14,6 @@ from sop_faiss.config.phases import PhaseConfig
 from sop_faiss.config.rivals import OBJECTIVES, DinoConfig, IbotConfig, MasslConfig, ObjectiveConfig
 from sop_faiss.config.run import EvaluateConfig, OptimConfig, TrainConfig
 
-__all__ = ["Config"]
-
 
 @dataclass(frozen=True)
 class Config:

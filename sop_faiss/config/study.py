@@ -19,8 +19,6 @@ from sop_faiss.config.checks import require, require_between, require_finite, re
 from sop_faiss.config.load import find_file, flatten, parse_overrides, read_mapping, yaml_files
 from sop_faiss.errors import ConfigError
 
-__all__ = ["Arm", "BudgetConfig", "FinalConfig", "StudyConfig", "find_study", "load_study", "packaged_studies"]
-
 FINAL_TASKS = ("knn", "linear", "retrieval")
 _ARM_NAME = re.compile(r"[A-Za-z0-9][\w.,=+-]{0,199}", re.ASCII)
 """An arm's name is the name of a folder."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from sop_faiss.config.schema import Config
 
-__all__ = ["called", "known_keys", "meant_by"]
-
 _MEANT = {
     "K": ("num_anchors",),  # the paper's symbols
     "k": ("num_supports",),

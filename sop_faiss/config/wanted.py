@@ -9,8 +9,6 @@ from typing import Any, get_args, get_type_hints
 from sop_faiss.config.phases import PHASES_WANTED
 from sop_faiss.config.schema import Config
 
-__all__ = ["wanted"]
-
 _KINDS = {
     bool: ("true or false", "values of true or false"),
     int: ("a whole number", "whole numbers"),

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sop_faiss.data.workers import this_worker
 
-__all__ = ["BadSample", "Batch", "Buffers", "empty_tensor"]
-
 
 @dataclass(frozen=True)
 class BadSample:

@@ -15,8 +15,6 @@ from sop_faiss.data.views.crops import view_generator
 from sop_faiss.data.views.multicrop import DrawnView, MultiCrop, Pixels
 from sop_faiss.errors import DataError, UnreachableError
 
-__all__ = ["REPLACEMENT_TRIES", "BatchWriter"]
-
 REPLACEMENT_TRIES = 32
 """Bad images in a row before reading fails."""
 

@@ -22,8 +22,6 @@ from sop_faiss.errors import ConfigError, DataError, SopError
 from sop_faiss.files import read_json, sha256_file
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["BadImage", "CheckReport", "SideLengths", "check"]
-
 
 @dataclass(frozen=True)
 class BadImage:

@@ -11,8 +11,6 @@ from sop_faiss.data.images.verified_image import WholeImage, read_whole
 from sop_faiss.data.shards.prefetch import fetch_ahead
 from sop_faiss.data.stream import epoch_order
 
-__all__ = ["describe_degenerate_images"]
-
 LOOKED_AT = 16  # images
 _SIDE = 16  # pixels; images are compared at this size, at which noise and JPEG artifacts are averaged out
 _SAME_LEVELS = 6  # of 255; no pixel differs by more between copies of one image

@@ -19,8 +19,6 @@ from sop_faiss.data.shards.shard_writer import Sample, ShardWriter, write_manife
 from sop_faiss.errors import DataError
 from sop_faiss.files import atomic_directory, write_json
 
-__all__ = ["DigitsSummary", "write_digits", "write_labeled_part", "write_retrieval_part"]
-
 SIDE_PIXELS = 32
 TEST_COUNT = 400
 QUERIES_PER_DIGIT = 10

@@ -24,8 +24,6 @@ from sop_faiss.data.demo import write_labeled_part, write_retrieval_part
 from sop_faiss.errors import DataError
 from sop_faiss.files import atomic_directory
 
-__all__ = ["KNOWN_PER_THING", "ScenesSummary", "write_scenes"]
-
 SIDE_PIXELS = 48
 TRAIN_PER_THING, KNOWN_PER_THING, ASKED_PER_THING = 8, 4, 2
 """Photographs: to train on, and of each thing of the test those that are known and those that are asked for."""

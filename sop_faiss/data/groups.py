@@ -9,8 +9,6 @@ from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.views.crops import view_generator
 from sop_faiss.errors import ConfigError
 
-__all__ = ["Groups", "open_groups"]
-
 _PARTNER = 2**63 + 4  # a number that no view has, next to the keys of other draws in stream.py and shard_stream.py
 
 

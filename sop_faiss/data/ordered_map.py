@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["MAX_WORKERS", "default_threads", "default_workers", "map_ordered"]
-
 A = TypeVar("A")
 B = TypeVar("B")
 

@@ -24,8 +24,6 @@ from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.files import atomic_directory, write_json
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["DUPLICATES_NAME", "SAMPLES_PER_SHARD", "Dropped", "PackSummary", "pack"]
-
 SAMPLES_PER_SHARD = 10_000
 DUPLICATES_NAME = "duplicates.json"
 

@@ -19,8 +19,6 @@ from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.errors import DataError, UnreachableError
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["STAGES", "ShuffleQuality", "StreamSpeed", "ideal_distinct", "shuffle_quality", "time_stages", "time_stream"]
-
 STAGES = ("read", "decode", "crop and resize", "color", "masks", "collate")
 _BATCHES_MIXED = 200
 

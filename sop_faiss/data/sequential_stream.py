@@ -20,8 +20,6 @@ from sop_faiss.data.stream import Batches
 from sop_faiss.data.workers import this_worker
 from sop_faiss.errors import DataError
 
-__all__ = ["SequentialBatches", "stand_in_positions"]
-
 _CPU = torch.device("cpu")
 _log = logging.getLogger(__name__)
 

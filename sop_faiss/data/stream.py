@@ -32,8 +32,6 @@ from sop_faiss.data.views.multicrop import MultiCrop
 from sop_faiss.data.workers import Workers
 from sop_faiss.errors import ConfigError
 
-__all__ = ["Batches", "batch_loader", "digest_images", "epoch_order", "split_holdout"]
-
 _ORDER, _HOLDOUT = 2**63, 2**63 + 2  # numbers that no view has: keys of other draws
 _CPU = torch.device("cpu")
 

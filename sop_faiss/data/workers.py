@@ -21,8 +21,6 @@ import torch
 from sop_faiss.data.ordered_map import map_ordered
 from sop_faiss.errors import SopError, WorkerDiedError
 
-__all__ = ["Workers", "this_worker"]
-
 T = TypeVar("T")
 
 _AHEAD = 2  # values requested of each process before the first of them is taken

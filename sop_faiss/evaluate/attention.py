@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from sop_faiss.model.encoders.encoder import Encoder
 
-__all__ = ["Looked", "components_as_colors", "look"]
-
 _CLIPPED = 1.0  # percent of patches at each end that share the darkest or brightest color: outliers would hide the rest
 
 

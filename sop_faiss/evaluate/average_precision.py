@@ -9,8 +9,6 @@ from typing import Any
 from sop_faiss.evaluate.coco_masks import coco_library, read_mask
 from sop_faiss.evaluate.coco_set import CocoSet
 
-__all__ = ["NAMES", "average_precision", "ground_truth"]
-
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 """The first of COCO's twelve numbers, in its order."""
 _KINDS = {"box": ("bbox", "segmentation"), "mask": ("segm", "bbox")}

@@ -11,8 +11,6 @@ from pathlib import Path
 from sop_faiss.errors import DataError
 from sop_faiss.paths import path_state
 
-__all__ = ["SETS", "find_sets", "find_training_images"]
-
 SETS = (
     "original",
     "mixed_same",

@@ -22,8 +22,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback, Stage
 
-__all__ = ["SIDE", "Baseline", "measure_baselines", "pixel_features", "small_images"]
-
 SIDE = 32
 """Of the images of which pixels and patches are taken, whose shorter sides are resized to it, in pixels."""
 _SEED = 0

@@ -17,8 +17,6 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.roi_heads import RoIHeads, maskrcnn_inference, maskrcnn_loss
 from torchvision.ops import MultiScaleRoIAlign, clip_boxes_to_image, generalized_box_iou_loss, remove_small_boxes
 
-__all__ = ["CascadeHeads", "box_loss"]
-
 _STAGES = (
     (0.5, (10.0, 10.0, 5.0, 5.0), 1.0),
     (0.6, (20.0, 20.0, 10.0, 10.0), 0.5),

@@ -10,8 +10,6 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import DataError
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["ChosenScores", "require_classes", "top_metrics"]
-
 
 @dataclass(frozen=True)
 class ChosenScores:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["ClusterChoices"]
-
 
 @dataclass(frozen=True)
 class ClusterChoices:

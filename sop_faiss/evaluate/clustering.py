@@ -18,8 +18,6 @@ from sop_faiss.evaluate.cluster_choices import ClusterChoices
 from sop_faiss.neighbors.kmeans import kmeans, nearest_centroids
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["cluster_and_match", "partition_scores"]
-
 
 def cluster_and_match(
     train_features: Float32[np.ndarray, "n d"],

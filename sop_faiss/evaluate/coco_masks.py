@@ -10,8 +10,6 @@ from jaxtyping import UInt8
 
 from sop_faiss.errors import ConfigError, DataError
 
-__all__ = ["check_segmentation", "coco_library", "encode_masks", "has_area", "read_mask"]
-
 _FIRST_LETTER = 48
 """Of the 64 that run lengths are packed into."""
 _MARGIN = 1.0

@@ -17,8 +17,6 @@ from sop_faiss.evaluate.coco_masks import check_segmentation, has_area, read_mas
 from sop_faiss.files import read_json
 from sop_faiss.paths import path_state
 
-__all__ = ["CocoImage", "CocoSet", "Instances", "open_coco"]
-
 _FILES = ("annotations/instances_{}2017.json", "annotations/instances_{}.json")
 _FOLDERS = ("{}2017", "images/{}2017", "images/{}", "{}")
 _SMALLEST = 1.0

@@ -16,8 +16,6 @@ from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
 from sop_faiss.paths import path_state
 
-__all__ = ["Comparison", "Setup", "compare_results"]
-
 _MAX_BYTES = 256 * 2**20
 _NOT_COMPARED = ("name", "ground_truth_sha256", "queries_counted")
 """Choices that are checked, or follow from others."""

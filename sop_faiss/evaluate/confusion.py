@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-__all__ = ["Confusion", "count_confusions"]
-
 
 @dataclass(frozen=True)
 class Confusion:

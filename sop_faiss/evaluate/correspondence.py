@@ -20,17 +20,6 @@ from sop_faiss.data.views.crops import View, draw_view, view_generator, write_vi
 from sop_faiss.errors import FeatureError
 from sop_faiss.model.encoders.dense import DenseEncoder
 
-__all__ = [
-    "Matches",
-    "Scored",
-    "TokenMap",
-    "crop_views",
-    "match_tokens",
-    "places_in_other",
-    "score_matches",
-    "tokens_of",
-]
-
 _VIEWS = ViewsConfig(global_scale=(0.4, 1.0), local_count=0, blur_global1=0.0, blur_global2=0.0, solarize_global2=0.0)
 """iBOT's views for this figure; jitter, gray, flip and aspect are the defaults."""
 _RADIUS = 1.0

@@ -25,8 +25,6 @@ from sop_faiss.evaluate.training_state import TrainingState
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["find_instances", "learning_rate_at", "rows_to_train_on", "train_detector"]
-
 _FIRST_RATE = 1e-3
 """Of warm-up, relative to the peak."""
 _DROPS = (8 / 12, 11 / 12)

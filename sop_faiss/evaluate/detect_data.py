@@ -11,8 +11,6 @@ from sop_faiss.distributed import derive_seed
 from sop_faiss.evaluate.coco_set import CocoSet, Instances
 from sop_faiss.evaluate.detect_choices import DetectChoices
 
-__all__ = ["Target", "image_tensor", "training_image"]
-
 Target = dict[str, Tensor]
 """Of an image, as torchvision names it: `boxes`, `labels` and `masks`."""
 _CROP_SIDES = (400 / 800, 500 / 800, 600 / 800)

@@ -24,8 +24,6 @@ from sop_faiss.evaluate.training_layers import optimizer_of, require_layers, set
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.pyramid import STRIDES, Pyramid
 
-__all__ = ["filled_detect_choices", "make_detector", "make_optimizer"]
-
 _RATIOS = (0.5, 1.0, 2.0)
 """Height to width of the anchors."""
 _BOX_SIDE = 7

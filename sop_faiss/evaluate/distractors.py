@@ -20,8 +20,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["Distractors", "open_distractors"]
-
 CHUNK_IMAGES = 4096
 """Images encoded and counted before their features are released."""
 

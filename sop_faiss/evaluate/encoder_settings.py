@@ -25,8 +25,6 @@ from sop_faiss.model.encoders.pooling import pool_tokens, pooling_name, split_po
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["Setting", "SettingFeatures", "possible_settings", "setting_features"]
-
 _SIZES = (0.75, 1.0, 4 / 3)
 """Relative to the encoder's own."""
 _SCALES = (1.0, 0.7071, 0.5)

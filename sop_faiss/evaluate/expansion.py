@@ -21,8 +21,6 @@ from sop_faiss.evaluate.metrics import order_keys
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.neighbors.similarity import round_products
 
-__all__ = ["Expansion", "augment_database", "expand_queries"]
-
 _BLOCK_ROWS = 8192
 
 

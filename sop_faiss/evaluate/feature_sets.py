@@ -18,8 +18,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["FeatureSet", "fill_stores", "open_feature_set", "require_encoder_or_stores"]
-
 
 @dataclass(frozen=True)
 class FeatureSet:

@@ -30,8 +30,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.schedules import cosine
 
-__all__ = ["FineTuned", "fine_tune", "learning_rate_at", "rank_classes"]
-
 _REFERENCE_BATCH = 1024
 """Of the learning rates."""
 _FIRST_RATE = 1e-6

@@ -16,8 +16,6 @@ from sop_faiss.evaluate.finetune_choices import FinetuneChoices
 from sop_faiss.evaluate.training_batches import Plan, plan_batches, seeded
 from sop_faiss.model.encoders.preprocess import Preprocess
 
-__all__ = ["Augmentation", "plan_epoch"]
-
 _SHIFTED_SIDE = 32
 """Up to this side in pixels BEiT's script shifts images and takes no random crops."""
 _SHIFT = 4

@@ -25,8 +25,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.model.export import is_export
 
-__all__ = ["Classifier", "filled_choices", "first_layer_of", "make_classifier", "make_optimizer"]
-
 _HEAD_STD = 2e-5
 """BEiT's: 0.02, times 0.001."""
 

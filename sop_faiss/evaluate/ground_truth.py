@@ -30,19 +30,6 @@ from sop_faiss.errors import DataError
 from sop_faiss.files import not_json
 from sop_faiss.paths import path_state
 
-__all__ = [
-    "GRADED",
-    "NO_CLASS",
-    "PLAIN",
-    "Classes",
-    "GroundTruth",
-    "QueryBox",
-    "QueryTruth",
-    "encode_ground_truth",
-    "make_ground_truth",
-    "read_ground_truth",
-]
-
 MAX_FILE_BYTES = 64 * 2**20
 """A larger ground-truth file is refused (revisited Paris has 0.3 MB)."""
 

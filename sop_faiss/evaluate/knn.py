@@ -18,8 +18,6 @@ from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices, used_
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["KnnScores", "knn_scores"]
-
 QUERY_BLOCK = 8192
 """Test rows searched together."""
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["KS", "TEMPERATURE", "check_choices", "used_ks"]
-
 KS = (10, 20, 100, 200)
 """The numbers of neighbors that DINO reports."""
 TEMPERATURE = 0.07

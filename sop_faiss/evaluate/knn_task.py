@@ -13,8 +13,6 @@ from sop_faiss.evaluate.task import percents
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["KnnTask"]
-
 
 @dataclass(frozen=True)
 class KnnTask:

@@ -18,8 +18,6 @@ from jaxtyping import Int64
 
 from sop_faiss.errors import ConfigError, DataError
 
-__all__ = ["LabeledPart", "held_out_rows"]
-
 
 @dataclass(frozen=True)
 class LabeledPart:

@@ -20,16 +20,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 from sop_faiss.progress import ProgressCallback
 
-__all__ = [
-    "LabeledFeatures",
-    "LabeledImages",
-    "LabeledSets",
-    "open_labeled_images",
-    "open_labeled_sets",
-    "require_images",
-    "require_two",
-]
-
 
 @dataclass(frozen=True)
 class LabeledFeatures:

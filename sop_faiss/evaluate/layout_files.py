@@ -15,8 +15,6 @@ from sop_faiss.errors import DataError
 from sop_faiss.files import not_json
 from sop_faiss.paths import path_state
 
-__all__ = ["first_of", "list_images", "read_columns", "read_entries", "read_words", "whole_number"]
-
 MAX_FILE_BYTES = 2**30
 """A larger list is refused (the largest published one, Met's database, has 0.1 GB)."""
 

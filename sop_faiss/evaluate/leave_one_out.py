@@ -14,8 +14,6 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from sop_faiss.evaluate.metrics import ranks_of_relevant
 from sop_faiss.neighbors.similarity import similarity_rows
 
-__all__ = ["found_others", "found_others_whitened", "queries_of"]
-
 _SEED = 0
 """Of the halves."""
 

@@ -25,8 +25,6 @@ from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["linear_probe"]
-
 _INITIAL_STD = 0.01
 _EVALUATED_ROWS = 8192
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["LEARNING_RATES", "LinearChoices"]
-
 LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Swept by default, for batches of 256; DINO's own default is 0.001."""
 

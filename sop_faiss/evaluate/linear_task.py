@@ -11,8 +11,6 @@ from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["LinearTask"]
-
 
 @dataclass(frozen=True)
 class LinearTask:

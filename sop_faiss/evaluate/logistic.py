@@ -19,8 +19,6 @@ from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.logistic_choices import LogisticChoices
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["logistic_regression"]
-
 
 def logistic_regression(
     train_features: Float32[np.ndarray, "n d"],

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["PENALTIES", "LogisticChoices"]
-
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Weights of the squared norm beside the mean loss over training images, tried by default."""
 

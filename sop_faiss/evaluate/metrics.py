@@ -16,25 +16,6 @@ from jaxtyping import Float32, Int64, UInt64
 
 from sop_faiss.errors import FeatureError
 
-__all__ = [
-    "average_precision",
-    "average_precision_at",
-    "average_precision_at_r",
-    "first_precision",
-    "in_ranking_order",
-    "mean_percent",
-    "ndcg",
-    "order_keys",
-    "precision_at",
-    "r_precision",
-    "ranks_of_relevant",
-    "recall_at",
-    "recall_at_1",
-    "standard_average_precision",
-    "tied_average_precision_at",
-    "top_positions",
-]
-
 _SIGN_BIT = np.uint32(0x80000000)
 
 

@@ -20,8 +20,6 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.ground_truth import NO_CLASS, Classes
 
-__all__ = ["NEIGHBORS", "Classified", "classify", "classify_by_neighbors", "global_average_precision"]
-
 _KS = (1, 2, 3, 5, 7, 10, 15, 20, 50)
 _SHARPNESSES = (0.01, 0.1, 1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 50.0, 100.0, 500.0)
 """The released grid; a sharpness is 1 / temperature, by which similarities are multiplied."""

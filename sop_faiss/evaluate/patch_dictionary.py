@@ -18,8 +18,6 @@ from torch.nn import functional
 
 from sop_faiss.neighbors.kmeans import kmeans
 
-__all__ = ["CENTROIDS", "PATCH", "PatchDictionary", "learn_dictionary", "standardize"]
-
 PATCH = 6
 """Side of a patch in pixels, the best one of the paper's for 32 px."""
 CENTROIDS = 1600

@@ -28,8 +28,6 @@ from sop_faiss.data.images.listing import open_folder
 from sop_faiss.errors import DataError
 from sop_faiss.paths import path_state
 
-__all__ = ["PlainSet", "groups_between", "read_plain_set"]
-
 _IMAGE_HEADINGS = ("image", "path", "file", "filename")
 _GROUP_HEADINGS = ("group", "label", "class", "instance")
 _RELEVANCES = ("ok", "junk", "wrong")

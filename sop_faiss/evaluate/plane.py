@@ -11,8 +11,6 @@ from jaxtyping import Float32
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["METHODS", "points_of"]
-
 METHODS = ("tsne", "pca", "umap")
 _PCA_DIM = 50
 """Dimensions that t-SNE sees, as its authors do (van der Maaten and Hinton 2008, section 4.2: 30)."""

@@ -16,8 +16,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["TEMPERATURE", "LabelPropagation"]
-
 TEMPERATURE = 0.1
 _TILE = 16
 """Largest side of a tile, in tokens: with wider neighborhoods a tile's similarities would outgrow the caches."""

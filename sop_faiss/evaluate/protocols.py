@@ -31,8 +31,6 @@ from sop_faiss.evaluate.metrics import (
     tied_average_precision_at,
 )
 
-__all__ = ["ILIAS_LISTS", "PROTOCOLS", "Difficulty", "Metric", "Protocol", "Ranked", "choose_protocol"]
-
 
 @dataclass(frozen=True)
 class Difficulty:

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["PUBLISHED", "PUBLISHED_OF_LAYOUTS", "Published", "PublishedScores", "protocol_differences"]
-
 _SIZE_PIXELS = 512
 _SCALES = 3
 _POOLING = "cls"

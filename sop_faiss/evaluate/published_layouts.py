@@ -31,8 +31,6 @@ from sop_faiss.evaluate.layout_files import (
 from sop_faiss.evaluate.plain_sets import groups_between
 from sop_faiss.evaluate.protocols import ILIAS_LISTS, PROTOCOLS
 
-__all__ = ["LAYOUTS", "RADIUS_METERS", "Layout", "read_layout", "within_radius"]
-
 RADIUS_METERS = 25.0
 """Within this distance an image shows the query's place, in nearly all work on place recognition."""
 

@@ -14,8 +14,6 @@ import cv2
 import numpy as np
 from jaxtyping import Bool, Float64, UInt8
 
-__all__ = ["FrameStatistics", "boundary_accuracy", "frame_statistics", "region_similarity"]
-
 _TOLERANCE = 0.008
 """Boundaries this far apart still match, as a share of the image's diagonal, rounded up to pixels."""
 _GOOD = 0.5

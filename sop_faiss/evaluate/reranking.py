@@ -16,8 +16,6 @@ from sop_faiss.index.rerank.tokens import learn_tokenizer
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["Reordering", "reorder_by_features", "reorder_by_tokens"]
-
 _ABOVE_COSINES = 2.0
 
 

@@ -9,8 +9,6 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["environment", "result_content"]
-
 FAISS_PACKAGES = ("faiss-gpu", "faiss-cpu", "faiss-gpu-cu12", "faiss-gpu-cu11")
 """PyPI packages that install the module faiss."""
 

@@ -29,8 +29,6 @@ from sop_faiss.evaluate.published_layouts import LAYOUTS, RADIUS_METERS, read_la
 from sop_faiss.files import sha256_file
 from sop_faiss.paths import path_state
 
-__all__ = ["KNOWN_SETS", "CroppedFiles", "RetrievalSet", "crop_to_box", "open_retrieval_set"]
-
 KNOWN_SETS = {
     "roxford5k": "ba7967754bd2d7d2210a5799f9c45ad5835e269a80ef9d3eba44caa35816c471",
     "rparis6k": "d2e729a5293dda7dda8a15c8383424a42e4964a2c4cfea2f32fa85d11d2df499",

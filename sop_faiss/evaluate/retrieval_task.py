@@ -23,8 +23,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["RetrievalTask"]
-
 _NOT_REPORTED = ("easy",)
 """Difficulties whose mAP is not a score: the easy one says little of an encoder."""
 

@@ -36,17 +36,6 @@ from sop_faiss.model.encoders.forward import (
 )
 from sop_faiss.progress import ProgressCallback
 
-__all__ = [
-    "DROPS",
-    "Distortions",
-    "Point",
-    "drop_patches",
-    "dropped_count",
-    "right_predictions",
-    "salient_first",
-    "shuffle_tiles",
-]
-
 DROPS = ("random", "salient", "non_salient")
 """Which patches are dropped first."""
 _ROWS = 8192

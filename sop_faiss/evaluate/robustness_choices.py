@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["GRIDS", "QUICK", "SHARES", "RobustnessChoices"]
-
 SHARES = tuple(tenths / 10 for tenths in range(1, 10))
 """Of the patches, dropped."""
 GRIDS = (1, 2, 4, 8, 14, 16)

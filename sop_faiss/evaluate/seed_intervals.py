@@ -15,8 +15,6 @@ import numpy as np
 
 from sop_faiss.bootstrap import LEVEL, Interval
 
-__all__ = ["mean_interval", "paired_interval", "t_probability", "t_quantile"]
-
 
 def t_probability(t: float, degrees: int) -> float:
     """Return the probability that |T| < t for Student's T, exactly (Abramowitz and Stegun, 26.7.3 and 26.7.4).

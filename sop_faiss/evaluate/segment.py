@@ -30,8 +30,6 @@ from sop_faiss.evaluate.training_state import TrainingState
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["find_classes", "measure_areas", "segmentation_rate_at", "train_segmenter"]
-
 _SCORES = 2**25
 """Scores at the image's own size that are in memory at a time."""
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.training_choices import Bounds, check_choices, fill_choices
 
-__all__ = ["HEADS", "QUICK", "RECIPES", "SegmentChoices"]
-
 HEADS = ("linear", "upernet")
 QUICK: dict[str, dict[str, Any]] = {
     "linear": {"size": 256, "steps": 100, "batch_size": 8, "learning_rate": 0.01, "distort": 0.0},

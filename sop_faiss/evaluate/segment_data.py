@@ -15,8 +15,6 @@ from sop_faiss.evaluate.segment_score import VOID
 from sop_faiss.evaluate.training_batches import seeded
 from sop_faiss.model.encoders.preprocess import Preprocess
 
-__all__ = ["resized", "training_crop", "whole_input"]
-
 _LONGEST = 4
 """Sides: the longer one is at most this multiple of the size (2,048 of 512)."""
 _MOST_OF_A_CLASS = 0.75

@@ -23,8 +23,6 @@ from sop_faiss.model.encoders.dense import DenseEncoder
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.pyramid import STRIDES, Pyramid, blocks_of_maps
 
-__all__ = ["LinearSegmenter", "UperNet", "filled_segment_choices", "make_segmenter", "make_segmenter_optimizer"]
-
 _CLASSIFIER_STD = 0.01
 """mmsegmentation's, of the layer that scores classes."""
 _DROPOUT = 0.1

@@ -13,8 +13,6 @@ from jaxtyping import Float64, Int64, UInt8
 
 from sop_faiss.bootstrap import Interval, bootstrap_of_sums
 
-__all__ = ["VOID", "Scores", "class_scores", "constant_areas", "count_areas", "miou_interval", "score_areas"]
-
 VOID = 255
 """Pixels of no class, which do not count."""
 _INTERVAL_RESAMPLES = 2_000

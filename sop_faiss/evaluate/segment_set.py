@@ -21,8 +21,6 @@ from sop_faiss.evaluate.video_set import read_mask
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["COCO_SUPERCATEGORIES", "Classes", "SegmentSet", "open_segment_sets"]
-
 _ADE_CLASSES = 150
 _UNKNOWN = 254
 """In the table of values: not a class."""

@@ -9,8 +9,6 @@ from sop_faiss.bootstrap import Score
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["EvaluationTask", "TaskOfQueries", "percents"]
-
 
 @runtime_checkable
 class EvaluationTask(Protocol):

@@ -23,8 +23,6 @@ from sop_faiss.evaluate.training_state import TrainingState
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.parallel import average_gradients
 
-__all__ = ["Training", "train"]
-
 
 @dataclass(frozen=True)
 class Training:

@@ -19,8 +19,6 @@ from sop_faiss.distributed import derive_seed, on_all_ranks
 from sop_faiss.errors import ConfigError, DataError, WorkerDiedError
 from sop_faiss.features.ranks import share_of_rank
 
-__all__ = ["Plan", "check_readable", "check_workers", "load_batches", "plan_batches", "plan_in_order", "seeded"]
-
 _CHECKED_AT_ONCE = 64
 
 Plan = Sequence[Int64[np.ndarray, " _"]]

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["BELOW_ONE", "Bounds", "check_choices", "fill_choices"]
-
 C = TypeVar("C")
 Bounds = Mapping[str, tuple[int | float, int | float]]
 """The least and the largest value of each choice; None is always allowed."""

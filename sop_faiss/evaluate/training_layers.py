@@ -15,16 +15,6 @@ from torch import nn
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.encoder import Encoder
 
-__all__ = [
-    "head_groups",
-    "layer_groups",
-    "optimizer_of",
-    "require_layers",
-    "set_drop_path",
-    "size_of_recipe",
-    "trunk_of",
-]
-
 _DROPS = ("drop_path", "drop_path1", "drop_path2")
 """What timm's residual blocks call their stochastic depth; in a network made without, an identity or None."""
 _BASE_WIDTH, _LARGE_WIDTH = 768, 1024

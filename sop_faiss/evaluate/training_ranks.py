@@ -21,8 +21,6 @@ from sop_faiss.distributed import gather_objects, on_all_ranks, rank, world_size
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.ranks import share_of_rank
 
-__all__ = ["join_batches", "own_places", "score_together"]
-
 T = TypeVar("T")
 Forward = Callable[[Tensor], Tensor]
 

@@ -25,8 +25,6 @@ from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_file, locked_directory, refuse_foreign
 from sop_faiss.train.stop import StopRequest
 
-__all__ = ["TrainingState", "digest_of_images", "open_state"]
-
 
 @dataclass
 class TrainingState:

@@ -9,8 +9,6 @@ from typing import Any
 
 from sop_faiss.evaluate.finetune_choices import DEIT, QUICK
 
-__all__ = ["QUICK_IMAGES", "SETS", "TRANSFER_QUICK", "recipe_of_set"]
-
 _INAT = {"epochs": 360, "erasing": 0.1}
 SETS: dict[str, dict[str, Any]] = {
     "cifar10": {},

@@ -22,8 +22,6 @@ from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.paths import path_state
 
-__all__ = ["find_set", "open_set"]
-
 Sets = tuple[ImageSource, ImageSource]
 """To train on, and to test on."""
 _SIDE = 32

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["QUICK_FRAMES", "QUICK_SIZE", "VideoChoices"]
-
 QUICK_SIZE = 240
 QUICK_FRAMES = 20
 

@@ -16,8 +16,6 @@ from sop_faiss.data.images.listing import read_image_file
 from sop_faiss.errors import DataError
 from sop_faiss.paths import path_state
 
-__all__ = ["Video", "list_videos", "open_video", "palette_image", "read_frame", "read_mask"]
-
 LIST = Path("ImageSets") / "2017" / "val.txt"
 FRAMES = Path("JPEGImages") / "480p"
 MASKS = Path("Annotations") / "480p"

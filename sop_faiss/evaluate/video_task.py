@@ -23,8 +23,6 @@ from sop_faiss.evaluate.video_choices import VideoChoices
 from sop_faiss.evaluate.video_set import Video
 from sop_faiss.model.encoders.dense import DenseEncoder
 
-__all__ = ["find_objects", "mask_of_labels", "score_masks"]
-
 
 def find_objects(video: Video, dense: DenseEncoder, choices: VideoChoices) -> Iterator[UInt8[np.ndarray, "h w"]]:
     """Yield the mask of each frame: the first as annotated, the others by propagation.

@@ -9,8 +9,6 @@ from sop_faiss.errors import DataError
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["view_recall_at_1", "views_found"]
-
 
 def view_recall_at_1(first: Float32[np.ndarray, "n d"], second: Float32[np.ndarray, "n d"]) -> float:
     """Measure how often a view's most similar one, of the other views of all images, is of its own image.

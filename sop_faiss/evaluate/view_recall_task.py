@@ -14,8 +14,6 @@ from sop_faiss.evaluate.view_recall import views_found
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["ViewRecallTask"]
-
 
 @dataclass(frozen=True)
 class ViewRecallTask:

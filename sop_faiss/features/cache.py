@@ -34,8 +34,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.paths import path_state
 
-__all__ = ["FeatureCache", "forget_unfinished", "kept_until_whole", "open_cache", "remove_cache"]
-
 _log = logging.getLogger(__name__)
 FORMAT = "sop_faiss feature cache 1"
 KEY_FILE = "key.json"

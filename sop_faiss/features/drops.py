@@ -10,8 +10,6 @@ from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import DataError
 from sop_faiss.features.file_states import FileState
 
-__all__ = ["Drops"]
-
 _LISTED_DROPS = 100_000
 """Dropped images listed by name in the manifest; all are counted."""
 _NAMED = 3

@@ -41,8 +41,6 @@ from sop_faiss.paths import plain_path
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.allocator import keep_freed_memory
 
-__all__ = ["ExtractionOptions", "extract_each", "extract_features"]
-
 
 @dataclass(frozen=True)
 class ExtractionOptions:

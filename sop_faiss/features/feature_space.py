@@ -11,8 +11,6 @@ from sop_faiss.errors import FeatureError
 if TYPE_CHECKING:  # torch; `sop-index info` does without
     from sop_faiss.model.encoders.preprocess import Preprocess
 
-__all__ = ["EncoderLike", "FeatureSpace", "SpaceDifference"]
-
 
 @runtime_checkable
 class EncoderLike(Protocol):

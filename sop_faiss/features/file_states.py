@@ -17,8 +17,6 @@ from sop_faiss.errors import IndexMismatchError
 if TYPE_CHECKING:
     from sop_faiss.data.images.source import ImageSource
 
-__all__ = ["FileState", "FileStates", "file_status"]
-
 _COLUMNS = pa.schema([("size", pa.int64()), ("mtime_ns", pa.int64()), ("sha256", pa.binary())])
 
 

@@ -12,8 +12,6 @@ from jaxtyping import Float32
 
 from sop_faiss import distributed
 
-__all__ = ["gather_extracted", "share_of_rank"]
-
 Rows = dict[int, Float32[np.ndarray, " d"]]
 
 

@@ -23,8 +23,6 @@ from sop_faiss.files import atomic_directory, require_readable, sha256_file, wri
 from sop_faiss.model.encoders.whitening import WHITENING_FILE, Whitening
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["NORM_TOLERANCE", "FeatureStore", "feature_matrix", "read_names"]
-
 _BYTES_PER_FILE = 256 * 2**20
 """Of features per Parquet file, about."""
 NORM_TOLERANCE = {"float32": 1e-4, "float16": 5e-3}

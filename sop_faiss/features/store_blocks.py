@@ -17,8 +17,6 @@ from sop_faiss.features.store_manifest import read_store_manifest
 from sop_faiss.files import sha256_file
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = ["FeatureBlocks"]
-
 BLOCK_ROWS = 16_384
 """Rows read together."""
 

@@ -11,8 +11,6 @@ from sop_faiss.errors import FeatureError, SopError
 from sop_faiss.files import read_json
 from sop_faiss.paths import path_state
 
-__all__ = ["FORMAT", "MANIFEST_NAME", "read_store_manifest", "require_dtype"]
-
 MANIFEST_NAME = "manifest.json"
 FORMAT = "sop_faiss feature store 1"
 FEATURE_DTYPES = ("float32", "float16")

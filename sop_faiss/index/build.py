@@ -36,16 +36,6 @@ from sop_faiss.neighbors.disk.auto_factory import (
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, check_factory, empty_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = [
-    "IndexOptions",
-    "build_index",
-    "build_index_of_images",
-    "measure",
-    "not_measured",
-    "parse_bytes",
-    "store_as_index",
-]
-
 _log = logging.getLogger(__name__)
 _BLOCK_ROWS = 65_536
 _TIMED = 50

@@ -26,8 +26,6 @@ from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.remembered import without_relative_places
 from sop_faiss.neighbors.disk.factories import append
 
-__all__ = ["add_to_index", "follow_folder", "followed", "merge_indices", "remove_from_index", "require_same_space"]
-
 
 def add_to_index(directory: Path, store: FeatureStore, *, encoder_spec: dict[str, Any] | None = None) -> IndexManifest:
     """Add the images of a feature store to an index.

@@ -40,8 +40,6 @@ from sop_faiss.neighbors.disk.auto_factory import near_by_table
 from sop_faiss.neighbors.disk.factories import VectorIndex, empty_index
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["Run", "build_by_tasks", "build_on_cluster", "ray_tasks"]
-
 _log = logging.getLogger(__name__)
 _JOINED = "joined.faiss"
 _OURS = re.compile(rf"\.?(?:trained|queries|part)-.*|{re.escape(_JOINED)}")

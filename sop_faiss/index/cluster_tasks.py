@@ -26,8 +26,6 @@ from sop_faiss.neighbors.disk.factories import VectorIndex, append, empty_index,
 from sop_faiss.neighbors.disk.joined_lists import joins_on_disk, write_joined
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, nearest_rows
 
-__all__ = ["Part", "digest", "index_part", "join_parts", "part_vectors", "read_nearest", "rows_by_part"]
-
 TABLE_ROWS = 64
 """Exact neighbors of each held-out query that are kept: more than recall is measured of, for ties."""
 

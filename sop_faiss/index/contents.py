@@ -21,8 +21,6 @@ from sop_faiss.index.search import read_vectors
 from sop_faiss.index.store import IdTable, IndexManifest, read_left_out, read_states, read_verified, write_index
 from sop_faiss.neighbors.disk.factories import VectorIndex
 
-__all__ = ["IndexContents", "join_contents"]
-
 
 @dataclass
 class IndexContents:

@@ -16,8 +16,6 @@ from sop_faiss.index.search import FeatureIndex, require_cosine
 from sop_faiss.index.store import read_states
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["DuplicateGroup", "find_duplicates"]
-
 _log = logging.getLogger(__name__)
 _BLOCK_ROWS = 1024
 

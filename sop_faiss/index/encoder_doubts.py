@@ -16,8 +16,6 @@ from sop_faiss.index.store import IndexManifest
 from sop_faiss.train.log.embedding_spread import mean_cosine
 from sop_faiss.train.verdict import Outcome, verdict_of
 
-__all__ = ["ALIKE", "facts_of_encoder", "log_encoder_doubts", "random_pairs_cosine"]
-
 _log = logging.getLogger(__name__)
 
 ALIKE = 0.9

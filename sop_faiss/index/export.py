@@ -13,8 +13,6 @@ from sop_faiss.files import atomic_file
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["export_parquet"]
-
 _BLOCK_ROWS = 16_384
 """Of a row group: 25 MB at dimension 384."""
 

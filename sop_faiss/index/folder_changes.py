@@ -19,8 +19,6 @@ from sop_faiss.index.contents import IndexContents
 from sop_faiss.index.left_out import LeftOut
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["FolderChanges", "find_changes"]
-
 _THREADS = 8
 
 

@@ -13,8 +13,6 @@ from sop_faiss.errors import DataError
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable
 
-__all__ = ["IndexImages", "data_name", "index_images"]
-
 
 class IndexImages:
     """Encoded images by row; thread-safe. Nothing is opened before it is needed.

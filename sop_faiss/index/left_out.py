@@ -16,16 +16,6 @@ from sop_faiss.errors import IndexMismatchError, SopError
 from sop_faiss.features.file_states import FileState
 from sop_faiss.files import read_json
 
-__all__ = [
-    "LEFT_OUT_FILE",
-    "REMOVED",
-    "LeftOut",
-    "count_unusable",
-    "dropped_images",
-    "parse_left_out",
-    "write_left_out",
-]
-
 LEFT_OUT_FILE = "left_out.json"
 REMOVED = "removed"
 """The reason of an image that the user removed; all others are of images that cannot be used."""

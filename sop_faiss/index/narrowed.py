@@ -13,8 +13,6 @@ from jaxtyping import Bool, Float32, Int64
 from sop_faiss.errors import ConfigError
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 
-__all__ = ["MINUS_WEIGHT", "Narrowing", "combined_query", "search_narrowed"]
-
 MINUS_WEIGHT = 0.5
 """Of the mean of the unwanted images: images of one kind are alike, and all of it would leave little of the query."""
 _LEAST_LENGTH = 1e-3

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.model.encoders.encoder import Encoder
 
-__all__ = ["encoder_of_index"]
-
 
 def encoder_of_index(index: FeatureIndex, given: EncoderSpec | None = None) -> Encoder:
     """Open the encoder of an index, and check that it is still the one that the index was built with.

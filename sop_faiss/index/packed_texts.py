@@ -16,8 +16,6 @@ from jaxtyping import Int64
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["PackedTexts", "RowsOfTexts"]
-
 _BLOCK_ROWS = 256
 """More compress better, and take longer to read one of."""
 _CACHED_BLOCKS = 64

@@ -20,8 +20,6 @@ from sop_faiss.errors import SopError
 from sop_faiss.files import atomic_directory, read_json, refuse_foreign, sha256_file, write_json
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
 
-__all__ = ["forget_training", "read_made", "trained_once", "write_made"]
-
 _INDEX, _MADE_OF = "trained.faiss", "trained.json"
 _OURS = re.compile(rf"{re.escape(_INDEX)}|{re.escape(_MADE_OF)}")
 

@@ -10,8 +10,6 @@ from jaxtyping import Int64
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import VectorIndex
 
-__all__ = ["RECALL_K", "RowPlan", "plan_rows"]
-
 RECALL_K = 10
 """Neighbors that recall is measured of."""
 

@@ -20,8 +20,6 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.where import columns_of, parse_condition, passing
 from sop_faiss.paths import path_state
 
-__all__ = ["rows_where"]
-
 _log = logging.getLogger(__name__)
 _KEY = "key"
 _OWN = (_KEY, "source", "member", "label")

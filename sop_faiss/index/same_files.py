@@ -13,8 +13,6 @@ from sop_faiss.features.file_states import FileStates
 from sop_faiss.index.images import IndexImages
 from sop_faiss.paths import real_path
 
-__all__ = ["ImageFiles"]
-
 
 @dataclass(frozen=True)
 class ImageFiles:

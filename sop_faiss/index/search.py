@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from sop_faiss.model.encoders.encoder import Encoder
     from sop_faiss.model.encoders.image_input import ImageInput
 
-__all__ = ["FeatureIndex", "Neighbors", "closest_key", "read_vectors", "require_cosine"]
-
 _log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"\d+")
 

@@ -31,18 +31,6 @@ from sop_faiss.index.packed_texts import PackedTexts
 from sop_faiss.model.encoders.remembered import with_relative_places
 from sop_faiss.paths import path_state
 
-__all__ = [
-    "INDEX_FILE",
-    "MANIFEST_FILE",
-    "STATES_FILE",
-    "IdTable",
-    "IndexManifest",
-    "read_left_out",
-    "read_states",
-    "read_verified",
-    "write_index",
-]
-
 INDEX_FILE = "index.faiss"
 IDS_FILE = "ids.parquet"
 STATES_FILE = "states.parquet"

@@ -21,8 +21,6 @@ from sqlglot.errors import SqlglotError
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["columns_of", "parse_condition", "passing"]
-
 _LONGEST = 4096
 """Letters; a longer condition is a list of keys, which belongs into a table."""
 _SHOWN = 60

@@ -15,18 +15,6 @@ from sop_faiss.config import Config, load_run_config
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
 
-__all__ = [
-    "FORMAT",
-    "checkpoint_directories",
-    "config_of_run",
-    "find_checkpoint",
-    "read_backbone",
-    "read_state",
-    "read_tensors",
-    "run_directory",
-    "scores_of_run",
-]
-
 _log = logging.getLogger(__name__)
 FORMAT = "sop_faiss checkpoint 1"
 _STEP_NAME = re.compile(r"step_(\d{8,})")

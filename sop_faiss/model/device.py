@@ -6,8 +6,6 @@ import torch
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["choose_device"]
-
 
 def choose_device(name: str) -> torch.device:
     """Return the device of this name; `auto` is CUDA where there is one, else the CPU.

@@ -27,8 +27,6 @@ from sop_faiss.model.backbones.build import shape_of, timm_overrides
 from sop_faiss.model.backbones.positions import resize_in_architecture
 from sop_faiss.model.encoders.preprocess import Preprocess
 
-__all__ = ["CONFIG_FILE", "WEIGHTS_FILE", "is_export", "model_arguments", "read_export", "timm_config"]
-
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 FORMAT = "sop_faiss export 1"

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["read_torch_export", "require_onnx", "write_onnx", "write_torch_export"]
-
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 
 

@@ -28,8 +28,6 @@ from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settin
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_recognized, read_weights
 from sop_faiss.paths import path_state
 
-__all__ = ["load_initial_weights", "resolve_init"]
-
 _log = logging.getLogger(__name__)
 _INIT_FORMS = f"{', '.join(PACKAGED_ENCODERS)}, timm:NAME, dino:FILE, a run directory or a checkpoint in one"
 

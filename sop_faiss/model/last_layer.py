@@ -7,8 +7,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["LastLayer"]
-
 
 class LastLayer(nn.Module):
     """A linear layer without bias, whose weight is a learned direction times a norm, for each of K prototypes.

@@ -18,8 +18,6 @@ from sop_faiss.model.backbones.backbone import Backbone
 from sop_faiss.model.backbones.build import build_backbone
 from sop_faiss.model.backbones.first_layer import first_layer
 
-__all__ = ["Embedded", "Network", "Networks", "Student", "build_student_and_teacher", "update_teacher"]
-
 
 class Embedded(NamedTuple):
     """What a network computes of some views: features of its backbone, and embeddings of its heads."""

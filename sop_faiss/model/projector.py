@@ -9,8 +9,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Projector"]
-
 
 class Projector(nn.Module):
     """An MLP with GELU and no batch norm, then L2 norm; one serves [CLS] and patch tokens.

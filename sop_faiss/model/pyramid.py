@@ -16,8 +16,6 @@ from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.encoder import Encoder
 
-__all__ = ["STRIDES", "Pyramid", "blocks_of_maps"]
-
 STRIDES = (4, 8, 16, 32)
 _SHARES = (1 / 3, 1 / 2, 2 / 3, 1)
 """Of a ViT's depth, where iBOT takes the maps: blocks 4, 6, 8 and 12 of 12; 8, 12, 16 and 24 of 24."""

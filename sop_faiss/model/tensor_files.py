@@ -10,8 +10,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-__all__ = ["writing_tensors"]
-
 
 @contextlib.contextmanager
 def writing_tensors(file: Path) -> Iterator[None]:

@@ -28,8 +28,6 @@ from sop_faiss.config import NeighborsConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.neighbors.mirror import NearestRows, RingMirror, in_fixed_order
 
-__all__ = ["ApproximateSearch", "count_lists", "index_bytes", "index_pays"]
-
 _log = logging.getLogger(__name__)
 _SEED = 1234  # FAISS's own default for k-means
 _RECALL_SAMPLE = 256  # rows; enough for two digits of recall

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from sop_faiss.neighbors.blocks import NearestRows, in_fixed_order
 
-__all__ = ["RoundedRows", "count_candidates", "rescore"]
-
 _BLOCK_ELEMENTS = 2**24  # numbers of candidates' rows at a time: 64 MiB
 
 

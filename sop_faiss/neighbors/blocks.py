@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-__all__ = ["NearestRows", "in_fixed_order", "search_by_blocks"]
-
 _BLOCK_ELEMENTS = 2**24  # 64 MiB of similarities; with smaller blocks the product itself is slower
 _SMALLEST_GROUP = 8  # smaller groups save less than the second topk costs
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from sop_faiss import distributed
 from sop_faiss.errors import CheckpointError
 
-__all__ = ["ENGINES", "EngineTrial"]
-
 _log = logging.getLogger(__name__)
 ENGINES = ("faiss", "torch")
 _ROUNDS = 5  # an odd number, for the median

@@ -11,8 +11,6 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.neighbors.similarity import similarity_rows
 
-__all__ = ["NearestRows", "in_fixed_order", "nearest_rows", "require_dimension", "require_k"]
-
 _ROUNDING = 1e-6
 """More than the rounding error of a float32 product of unit rows."""
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from sop_faiss.neighbors.blocks import NearestRows, in_fixed_order
 
-__all__ = ["MAX_NEIGHBORS", "FaissGpu"]
-
 MAX_NEIGHBORS = 2048
 """The most that FAISS finds on a GPU; more abort the process."""
 _TEMPORARY_BYTES = 256 * 2**20  # FAISS would reserve 1.5 GiB

@@ -22,8 +22,6 @@ from torch import Tensor
 
 from sop_faiss.neighbors.mirror import NearestRows, RingMirror, in_fixed_order
 
-__all__ = ["NeighborLists", "keeping_pays", "lists_bytes", "most_rows_of_an_image"]
-
 _BLOCK_ELEMENTS = 2**22  # similarities computed at a time by a store: 16 MiB
 _SMALL_SEARCH = 2**28  # multiply-adds that a CPU does in a few milliseconds
 _EMPTY = -math.inf

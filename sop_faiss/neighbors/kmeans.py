@@ -8,8 +8,6 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["kmeans", "nearest_centroids"]
-
 
 def kmeans(
     rows: Float32[np.ndarray, "n d"], count: int, iterations: int, seed: int, restarts: int = 1

@@ -25,8 +25,6 @@ from torch import Tensor
 from sop_faiss.errors import FeatureError
 from sop_faiss.neighbors.similarity import fixed_order_products, product_slack
 
-__all__ = ["CountAbove"]
-
 _PRODUCTS = 2**21
 """Products in memory at a time (8 MiB in float32, 16 in float64)."""
 _MANY_REACHED = 0.25

@@ -12,8 +12,6 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.neighbors.mirror import NearestRows, RingMirror, has_bf16
 
-__all__ = ["count_faiss_gpus", "find_problems"]
-
 _TOLERANCE = 1e-5
 """How far a float32 inner product of unit vectors may be from the float64 one."""
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-__all__ = ["fixed_order_products", "product_slack", "round_products", "similarity_rows"]
-
 _PAIR_ELEMENTS = 2**22
 """Numbers of paired rows in memory at a time: 32 MiB."""
 

@@ -18,8 +18,6 @@ from sop_faiss.errors import CheckpointError
 from sop_faiss.model.networks import Network
 from sop_faiss.sop.loss import TermLoss
 
-__all__ = ["Center", "Targets", "drop_last_gradients", "patch_loss", "targets_of", "views_loss"]
-
 
 class Center:
     """The moving average of the mean of the teacher's logits (DINO, equation 4).

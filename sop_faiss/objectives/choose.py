@@ -12,9 +12,6 @@ from sop_faiss.objectives.massl import MasslObjective
 from sop_faiss.objectives.objective import Objective
 from sop_faiss.objectives.sop import SopObjective
 
-__all__ = ["choose_objective"]
-
-
 _OBJECTIVES: dict[str, Callable[[Config], Objective]] = {
     "sop": SopObjective,
     "massl": MasslObjective,

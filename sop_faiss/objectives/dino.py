@@ -27,8 +27,6 @@ from sop_faiss.objectives.term_metrics import no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
-__all__ = ["DinoObjective"]
-
 
 class DinoObjective:
     """DINO for [CLS] tokens.

@@ -36,8 +36,6 @@ from sop_faiss.sop.loss import cls_loss, paired_views
 from sop_faiss.sop.prototype_sample import PrototypeSample, sample_prototypes
 from sop_faiss.sop.prototypes import Prototypes
 
-__all__ = ["DistillObjective", "direction_loss"]
-
 _log = logging.getLogger(__name__)
 
 

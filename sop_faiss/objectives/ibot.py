@@ -35,8 +35,6 @@ from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import masked_row_weights
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
-__all__ = ["IbotObjective"]
-
 
 class IbotObjective:
     """iBOT for [CLS] and patch tokens; a term of weight 0 is left out.

@@ -31,8 +31,6 @@ from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototype_sample import PrototypeSample
 from sop_faiss.sop.prototypes import Prototypes
 
-__all__ = ["MasslObjective"]
-
 
 class MasslObjective:
     """MaSSL for [CLS] tokens.

@@ -22,8 +22,6 @@ from sop_faiss.model.networks import Embedded, Networks
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
-__all__ = ["Learned", "Needs", "Objective", "StepSettings", "Watched", "batches_to_fill", "studied", "watch_newest"]
-
 
 class StepSettings(NamedTuple):
     """Scheduled values of one step; see `train/schedules.py`."""

@@ -18,8 +18,6 @@ from sop_faiss import distributed
 from sop_faiss.config import RegularizerConfig
 from sop_faiss.model.networks import Embedded
 
-__all__ = ["Regularizer", "koleo", "sigreg", "variance_covariance"]
-
 _KNOTS = torch.linspace(0.0, 5.0, 9)
 """Where characteristic functions are compared; LeJEPA takes 17 from -5 to 5, and the two halves are equal."""
 

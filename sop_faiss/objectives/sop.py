@@ -30,8 +30,6 @@ from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototype_sample import PrototypeSample, sample_prototypes
 from sop_faiss.sop.prototypes import Prototypes
 
-__all__ = ["SopObjective"]
-
 
 class SopObjective:
     """SOP for [CLS] and patch tokens.

@@ -18,8 +18,6 @@ from sop_faiss.neighbors.incremental import keeping_pays, lists_bytes
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 
-__all__ = ["Term", "fit_memory", "keeps_neighbors", "memory_rows", "open_term", "sizes_of_terms"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -6,8 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["no_sums", "term_metrics"]
-
 
 def no_sums(device: torch.device) -> Float[Tensor, " sums"]:
     """Return zeros, to which the `TermLoss.sums` of a part of a batch are added."""

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 
 from sop_faiss.report.themed_svg import FIRST, INK, themed_svg
 
-__all__ = ["draw_ap_histogram"]
-
 _BINS = 20
 _HEAD, _ROW = 0.6, 1.3  # inches
 

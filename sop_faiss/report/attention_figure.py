@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 
 from sop_faiss.report.png_figure import png_figure, shortened, without_ticks
 
-__all__ = ["AttentionRow", "draw_attention"]
-
 _INCHES = 1.7
 _NAME_LENGTH = 22
 

@@ -9,8 +9,6 @@ from sop_faiss.bootstrap import Interval
 from sop_faiss.evaluate.compare import Comparison
 from sop_faiss.report.png_figure import png_figure, shortened
 
-__all__ = ["draw_comparison"]
-
 _NAME_LENGTH = 32
 
 

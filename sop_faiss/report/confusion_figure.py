@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 from sop_faiss.evaluate.confusion import Confusion
 from sop_faiss.report.png_figure import png_figure, shortened
 
-__all__ = ["SHOWN_CLASSES", "draw_confusion"]
-
 SHOWN_CLASSES = 40
 """Of more classes, those with the most confused images are shown."""
 _NUMBERED_CLASSES = 16

@@ -19,20 +19,6 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.page import write_page
 from sop_faiss.report.thumbnails import Thumbnail, make_thumbnail, missing_thumbnail, side_for
 
-__all__ = [
-    "Chart",
-    "Commands",
-    "SheetHit",
-    "SheetImage",
-    "SheetTable",
-    "Strip",
-    "Verdict",
-    "show_strips",
-    "source_image",
-    "spread_places",
-    "write_contact_sheet",
-]
-
 TEMPLATE = "contact_sheet.html"
 _SHORT_STRIP = 2
 """Strips of at most this many hits are placed side by side."""

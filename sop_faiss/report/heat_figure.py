@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 
 from sop_faiss.report.png_figure import png_figure, shortened, without_ticks
 
-__all__ = ["HeatRow", "draw_heats"]
-
 _INCHES = 2.0
 _NAME_LENGTH = 60
 _OPACITY = 0.55

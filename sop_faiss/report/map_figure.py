@@ -17,8 +17,6 @@ from PIL import Image
 from sop_faiss.report.plots import colors_of
 from sop_faiss.report.png_figure import png_figure, shortened, without_ticks
 
-__all__ = ["MapPanel", "draw_maps"]
-
 _NAME_LENGTH = 28
 _NAMED_CLASSES = 20
 _INCHES = 6.0

@@ -8,8 +8,6 @@ from pathlib import Path
 from sop_faiss.files import write_file
 from sop_faiss.report.contact_sheet import SheetTable
 
-__all__ = ["write_markdown"]
-
 
 def write_markdown(path: Path, title: str, tables: Sequence[SheetTable]) -> None:
     """Write tables as Markdown, atomically."""

@@ -14,8 +14,6 @@ from matplotlib.patheffects import withStroke
 from sop_faiss.report.plots import COLORS, colors_of
 from sop_faiss.report.png_figure import png_figure, shortened, without_ticks
 
-__all__ = ["MatchedPair", "draw_matches"]
-
 _INCHES = 3.4
 _GAP = 0.04  # of the pair's width
 _NAME_LENGTH = 70

@@ -9,8 +9,6 @@ from typing import Any
 from sop_faiss.config import Config, TermConfig
 from sop_faiss.model.backbones.small import SMALL_SIZES
 
-__all__ = ["ModelFacts", "write_card"]
-
 _METHODS = {
     "sop": "*Self-Organizing Visual Prototypes* (ICML 2025, arXiv 2505.21533)",
     "massl": "the method *MaSSL* (ICML 2024, arXiv 2407.17486)",

@@ -12,8 +12,6 @@ from markupsafe import Markup
 
 from sop_faiss.files import GENERATOR, atomic_file
 
-__all__ = ["page_part", "write_page"]
-
 _FOLDER = Path(__file__).parent
 
 

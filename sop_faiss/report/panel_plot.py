@@ -11,8 +11,6 @@ from sop_faiss.report.plots import COLORS, draw_curve, finish_axes
 from sop_faiss.report.run_panels import Panel, Reference
 from sop_faiss.report.themed_svg import MARK, themed_svg
 
-__all__ = ["panel_chart", "plot_panel"]
-
 _HEIGHT = 2.4  # inches
 _LEGEND_LETTERS = 40
 _SHORT_NAME = 14

@@ -22,8 +22,6 @@ from sop_faiss.errors import DataError
 from sop_faiss.files import GENERATOR, write_file
 from sop_faiss.paths import path_state
 
-__all__ = ["COLORS", "STYLE", "Curve", "colors_of", "draw_curve", "finish_axes", "plot_training", "read_curves"]
-
 METRICS_FILE = "metrics.jsonl"
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b7b7b")

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 
 from sop_faiss.files import GENERATOR
 
-__all__ = ["png_figure", "shortened", "without_ticks"]
-
 
 def png_figure(size: tuple[float, float], draw: Callable[[Figure], None]) -> bytes:
     """Draw a figure of this width and height in inches, and return the PNG; letters that no font has are boxes."""

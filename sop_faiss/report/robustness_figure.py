@@ -15,8 +15,6 @@ from sop_faiss.evaluate.robustness import DROPS, Point
 from sop_faiss.report.plots import COLORS
 from sop_faiss.report.png_figure import png_figure, without_ticks
 
-__all__ = ["draw_robustness"]
-
 _WIDTH, _PANELS, _NOTE = 9.6, 3.6, 0.4  # inches
 _LETTERS = 125
 _LINES = ("o-", "s-", "^-")

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from sop_faiss.report.plots import Curve
 
-__all__ = ["Panel", "Reference", "RunConstants", "panels_of_run"]
-
 _PLACE = ("step", "epoch", "images")
 _OTHERS_SHOWN = 30
 

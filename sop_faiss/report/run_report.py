@@ -14,8 +14,6 @@ from sop_faiss.report.page import write_page
 from sop_faiss.report.panel_plot import panel_chart
 from sop_faiss.report.run_panels import Panel
 
-__all__ = ["ImageSection", "RunPage", "write_run_report"]
-
 TEMPLATE = "run_report.html"
 
 

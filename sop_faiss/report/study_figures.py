@@ -14,8 +14,6 @@ from sop_faiss.errors import one_line
 from sop_faiss.report.plots import Curve, colors_of
 from sop_faiss.report.themed_svg import themed_svg
 
-__all__ = ["ArmCurves", "AxisPoint", "draw_axis", "draw_curves"]
-
 _HEIGHT, _LEGEND_ROW, _TICK_LETTER = 2.4, 0.2, 0.055  # inches
 _LONGEST = 24
 _MOST_LINES = 14

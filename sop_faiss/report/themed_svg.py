@@ -14,8 +14,6 @@ from matplotlib.figure import Figure
 
 from sop_faiss.report.plots import COLORS, STYLE
 
-__all__ = ["FIRST", "INK", "MARK", "WIDTH", "themed_svg"]
-
 INK, MARK, FIRST = "#1b1f26", "#6d7480", COLORS[0]
 """Colors of text, of lines that mark a value, and of the first curve; a dark page shows lighter ones."""
 WIDTH = 3.6

@@ -11,8 +11,6 @@ from PIL import Image, ImageDraw
 from sop_faiss.data.images.decode import decode_pillow
 from sop_faiss.errors import DataError
 
-__all__ = ["LEAST_SIDE", "Thumbnail", "make_thumbnail", "missing_thumbnail", "shrink_image", "side_for"]
-
 LEAST_SIDE, _MOST_SIDE = 120, 640
 """Longest side of a thumbnail in pixels: on a page of very many images, and of few, which open large."""
 _PAGE_PIXELS = 20e6  # of all images of a page together: about 5 MB of JPEG

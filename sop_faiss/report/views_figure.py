@@ -20,8 +20,6 @@ from matplotlib.patches import Rectangle
 from sop_faiss.data.views.crops import CropBox
 from sop_faiss.files import GENERATOR, write_file
 
-__all__ = ["ViewedImage", "overlay_mask", "plot_views"]
-
 # Okabe and Ito's palette, which is distinguishable with any color vision
 _GLOBAL_COLORS = ("#0072b2", "#d55e00", "#e69f00", "#56b4e9")
 _LOCAL_COLOR = "#009e73"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-__all__ = ["FoundImage", "ImageDetails", "ImageFacts", "ImagePage", "IndexFacts", "Label", "Problem", "SearchAnswer"]
-
 
 class Problem(BaseModel):
     """Why a request was refused."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from jinja2 import Environment
 
-__all__ = ["api_page"]
-
 
 def api_page(schema: dict[str, Any]) -> str:
     """Render the page of an OpenAPI description."""

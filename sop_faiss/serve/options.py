@@ -8,8 +8,6 @@ from pathlib import Path
 from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.errors import ConfigError, DataError
 
-__all__ = ["ServeOptions"]
-
 
 @dataclass(frozen=True)
 class ServeOptions:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from sop_faiss.data.images.decode import drop_reason
 from sop_faiss.errors import DataError, one_line
 
-__all__ = ["Refused", "refused_image"]
-
 _STATUS = {"not-an-image": 415, "no-heic-reader": 415, "too-many-pixels": 413, "elongated": 413}
 """The status by the reason why an image is bad; 400 for all others, which are damaged."""
 

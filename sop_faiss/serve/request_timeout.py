@@ -11,8 +11,6 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["prompt_protocol"]
-
 
 class _PromptProtocol(H11Protocol):
     """A protocol that closes a connection if the headers of a request take too long to arrive."""

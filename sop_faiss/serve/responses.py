@@ -18,8 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sop_faiss.errors import one_line
 from sop_faiss.serve.refused import Refused
 
-__all__ = ["SecureApp", "answer_problems_in_one_line", "is_loopback"]
-
 _log = logging.getLogger(__name__)
 
 _HEADERS = {

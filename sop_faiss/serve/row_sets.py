@@ -12,8 +12,6 @@ from jaxtyping import Int64
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.serve.refused import Refused
 
-__all__ = ["FolderRows", "LabelRows"]
-
 
 class LabelRows:
     """The rows of each label, by name; made once, then only read.

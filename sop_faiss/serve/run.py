@@ -21,8 +21,6 @@ from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.request_timeout import prompt_protocol
 
-__all__ = ["serve"]
-
 _log = logging.getLogger(__name__)
 _FINISH_SECONDS = 5
 """Time for running requests to finish after Ctrl-C."""

@@ -17,8 +17,6 @@ from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
 from sop_faiss.serve.refused import Refused, refused_image
 from sop_faiss.serve.row_sets import FolderRows, LabelRows
 
-__all__ = ["Hit", "Searcher", "Wanted"]
-
 _SCORED_ROWS = 20_000
 """Up to this many images of a label or folder, each is compared; for more, the results of wider searches are sifted."""
 _BLOCK_ROWS = 4096

@@ -20,8 +20,6 @@ from sop_faiss.serve.refused import Refused
 from sop_faiss.serve.searcher import Hit, Searcher, Wanted
 from sop_faiss.serve.thumbnails import Thumbnails
 
-__all__ = ["MAX_K", "Served", "ServedNow"]
-
 _log = logging.getLogger(__name__)
 
 MAX_K = 500

@@ -11,8 +11,6 @@ from sop_faiss.index.images import IndexImages
 from sop_faiss.report.thumbnails import shrink_image
 from sop_faiss.serve.refused import Refused
 
-__all__ = ["Thumbnails"]
-
 SIDES = {"small": 240, "large": 800}
 """Longest side in pixels, by name of the size."""
 

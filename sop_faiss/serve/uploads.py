@@ -11,8 +11,6 @@ from starlette.requests import ClientDisconnect, Request
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.refused import Refused
 
-__all__ = ["UploadReader"]
-
 
 class UploadReader:
     """A reader of bodies; it runs in one event loop, so its count needs no lock."""

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from sop_faiss.serve.refused import Refused
 
-__all__ = ["WorkQueue"]
-
 R = TypeVar("R")
 
 

@@ -20,8 +20,6 @@ from torch.nn import functional as F
 
 from sop_faiss.sop.member_weights import MemberWeights
 
-__all__ = ["cross_entropy", "kernel_available", "log_assignment"]
-
 _log = logging.getLogger(__name__)
 
 # Sizes of the tiles: powers of two, and 16 or more, as tensor cores need.

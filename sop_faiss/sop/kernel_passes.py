@@ -31,8 +31,6 @@ import triton.language as tl
 
 from sop_faiss.sop import member_weights
 
-__all__ = ["assignment_pass", "gradient_pass", "lse_pass"]
-
 LOG_OF_ZERO = tl.constexpr(member_weights.LOG_OF_ZERO)
 PRECISION = tl.constexpr("tf32x3")
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["LOG_OF_ZERO", "MemberWeights"]
-
 LOG_OF_ZERO = -1e30  # not -infinity, so that the difference of two of them is a number
 
 _ROUNDING = 1e-6  # relative; contributions that were clamped to [1/K, 1] in float32 may be this far outside

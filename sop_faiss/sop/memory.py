@@ -16,8 +16,6 @@ from sop_faiss.neighbors.approximate import ApproximateSearch
 from sop_faiss.neighbors.incremental import NeighborLists
 from sop_faiss.neighbors.mirror import NearestRows, RingMirror, ring_segments
 
-__all__ = ["Memory"]
-
 _log = logging.getLogger(__name__)
 _UNKNOWN = -1  # `stored_at` of a row whose age is not known
 

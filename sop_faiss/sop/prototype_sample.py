@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from sop_faiss.sop.prototypes import Prototypes
 
-__all__ = ["PrototypeSample", "SeenPrototype", "sample_prototypes"]
-
 # A sheet of a report shows this many; more decimals than these would only make the file longer.
 _ANCHORS = 8
 _SUPPORTS = 16

@@ -13,8 +13,6 @@ from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.neighbors.incremental import most_rows_of_an_image
 from sop_faiss.sop.memory import Memory
 
-__all__ = ["PrototypeMaker", "Prototypes", "contributions"]
-
 _FIXED = {"random": set(), "fixed_rows": {"fixed_rows"}, "fixed_vectors": {"fixed_rows", "fixed_vectors", "fixed_ids"}}
 """What a saved state holds, by kind of anchors."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 
-__all__ = ["keep_freed_memory"]
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _MMAP_THRESHOLD_BYTES = 32 * 2**20  # the largest that glibc takes
 _TRIM_THRESHOLD_BYTES = 2**30  # more than a step frees

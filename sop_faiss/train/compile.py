@@ -11,8 +11,6 @@ from sop_faiss import distributed
 from sop_faiss.errors import one_line
 from sop_faiss.model.networks import Network
 
-__all__ = ["compile_networks"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -28,8 +28,6 @@ from sop_faiss.train.state import RunState
 from sop_faiss.train.stop import StopRequest
 from sop_faiss.train.time_limit import TimeLimit
 
-__all__ = ["Step", "train_step", "train_steps"]
-
 
 class Step(NamedTuple):
     """Results of a step."""

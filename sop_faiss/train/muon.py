@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MuonWithAdamW"]
-
 
 class MuonWithAdamW(torch.optim.Optimizer):
     """torch's Muon for the groups with `is_matrix`, and AdamW for the others.

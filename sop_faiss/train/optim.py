@@ -16,8 +16,6 @@ from sop_faiss.objectives.objective import StepSettings
 from sop_faiss.train.muon import MuonWithAdamW
 from sop_faiss.train.parallel import is_sharded
 
-__all__ = ["apply_settings", "clip_each_gradient", "make_optimizer"]
-
 _BACKBONE = "backbone."
 """Prefix of the names of the backbone's parameters; all others are the projector's."""
 _TRUNK = f"{_BACKBONE}trunk."

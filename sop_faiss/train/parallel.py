@@ -16,8 +16,6 @@ from sop_faiss import distributed
 from sop_faiss.config import Config
 from sop_faiss.model.networks import Student
 
-__all__ = ["average_gradients", "copy_weights", "gets_sharded", "here", "is_sharded", "like", "share_student", "whole"]
-
 _SHARDED_FROM = 250_000_000
 """`train.parallel: auto` shards students with this many parameters or more: ViT-L has 304 million, ViT-B 86."""
 _BUCKET_ELEMENTS = 2**23  # gradients averaged together: 32 MiB, about DDP's 25

@@ -6,8 +6,6 @@ from sop_faiss import distributed
 from sop_faiss.errors import RunStoppedError
 from sop_faiss.train.state import RunState
 
-__all__ = ["check_ranks_agree"]
-
 
 def check_ranks_agree(state: RunState) -> None:
     """Stop the run if a rank's memories, generators or teacher differ from the main rank's.

@@ -9,8 +9,6 @@ from sop_faiss.config import Config
 from sop_faiss.errors import ConfigError
 from sop_faiss.objectives.objective import StepSettings
 
-__all__ = ["Schedules", "cosine"]
-
 UNDECIDED = 2**40
 """The number of steps of a run whose length is not decided yet: so many that its schedules stay at their start."""
 

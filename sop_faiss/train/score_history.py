@@ -22,8 +22,6 @@ from sop_faiss.model.networks import Network
 from sop_faiss.train.checkpoints.checkpoint import load_network
 from sop_faiss.train.verdict import Outcome, outcome_of, verdict_of
 
-__all__ = ["Measured", "ScoreHistory"]
-
 _log = logging.getLogger(__name__)
 _TENSORS = "measured"
 """Name of the file in a checkpoint that has the teacher being measured."""

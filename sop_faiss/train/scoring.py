@@ -32,8 +32,6 @@ from sop_faiss.train.state import RunState
 from sop_faiss.train.stop import StopRequest
 from sop_faiss.train.verdict import describe_difference
 
-__all__ = ["Announce", "Evaluation", "Scoring", "runs_in_background", "unannounced"]
-
 Announce = Callable[[], AbstractContextManager[ProgressCallback]]
 """Announces a part of a measurement, and yields the callback for the images that it reads."""
 

@@ -24,8 +24,6 @@ from sop_faiss.train.parallel import average_gradients, is_sharded, share_studen
 from sop_faiss.train.schedules import Schedules
 from sop_faiss.train.score_history import ScoreHistory
 
-__all__ = ["Elapsed", "RunState", "autocast_dtype"]
-
 _log = logging.getLogger(__name__)
 
 

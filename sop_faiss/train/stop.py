@@ -13,8 +13,6 @@ import torch
 
 from sop_faiss import distributed
 
-__all__ = ["REQUEUE_NAME", "StopRequest"]
-
 REQUEUE_NAME = "requeue"
 """Name of a file in the run directory of a run that saved itself on SIGTERM or SIGUSR1 and was not yet resumed.
 

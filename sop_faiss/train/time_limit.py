@@ -10,8 +10,6 @@ from dataclasses import replace
 from sop_faiss import distributed
 from sop_faiss.train.state import RunState
 
-__all__ = ["TimeLimit"]
-
 _log = logging.getLogger(__name__)
 
 _MARK_SHARE, _DECIDE_SHARE = 0.025, 0.05

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 from sop_faiss.bootstrap import Interval
 
-__all__ = ["Outcome", "Verdict", "describe_difference", "effect_on", "outcome_of", "verdict_of"]
-
 
 class Outcome(StrEnum):
     """What the interval of a difference to step 0 says."""

@@ -38,17 +38,6 @@ from sop_faiss.verbs.finding.index_search import search_by_images
 from sop_faiss.verbs.finding.search_output import write_search_page
 from sop_faiss.verbs.training.train import TrainingResult, run_training
 
-__all__ = [
-    "DemoResult",
-    "DemoTasks",
-    "Scores",
-    "fresh_folder",
-    "open_demo_tasks",
-    "scenes_demo",
-    "train_for_demo",
-    "training_charts",
-]
-
 KNN_GAIN, MAP_GAIN = 15.0, 10.0
 """Points over raw pixels and over random weights that the demo promises."""
 _PRETRAINED = "lite0"

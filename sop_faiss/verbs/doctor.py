@@ -16,8 +16,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Check", "Diagnosis", "Status", "examine"]
-
 _PACKAGES = (
     "sop-faiss",
     "torch",

@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find_openmp", "main", "probe"]
-
 _MAPS = Path("/proc/self/maps")
 _OPENMP = ("libgomp", "libiomp5", "libomp")
 

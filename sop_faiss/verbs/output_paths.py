@@ -13,8 +13,6 @@ from sop_faiss.files import GENERATOR, require_writable
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import real_path
 
-__all__ = ["STDOUT", "check_outputs", "encoder_files", "ground_truth_files", "is_own_result", "source_files"]
-
 STDOUT = Path("-")
 """Stands for stdout."""
 

@@ -30,8 +30,6 @@ from sop_faiss.verbs.finding.index_search import search_by_key
 from sop_faiss.verbs.finding.search_output import as_strips
 from sop_faiss.verbs.training.train import TrainingResult
 
-__all__ = ["PhotosResult", "photos_demo"]
-
 _log = logging.getLogger(__name__)
 _FEWEST_PHOTOS = 16
 _PRETRAINED = "lite0"

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Int64
 
-__all__ = ["number_classes", "whole_numbers"]
-
 _DIGITS = 9  # of a label at most; a longer number is a time stamp or a code, which is a name
 
 

@@ -20,19 +20,6 @@ from sop_faiss.data.images.heif import is_heif, open_heif
 from sop_faiss.data.images.jpeg import decode_plain_jpeg, plain_jpeg_size
 from sop_faiss.errors import DataError
 
-__all__ = [
-    "MAX_ASPECT",
-    "MAX_PIXELS",
-    "Decoded",
-    "decode_image",
-    "decode_pillow",
-    "decode_whole",
-    "drop_reason",
-    "open_image",
-    "rgb_of_pillow",
-    "size_problem",
-]
-
 MAX_PIXELS = 64_000_000
 """Largest image that is decoded, width times height."""
 MAX_ASPECT = 200

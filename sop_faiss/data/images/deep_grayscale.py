@@ -16,8 +16,6 @@ from PIL import Image
 
 from sop_faiss.config.checks import require
 
-__all__ = ["DeepImage", "DeepTally", "deep_to_rgb", "measure_deep", "require_top_value"]
-
 _TIFF_BITS, _TIFF_TOP, _TIFF_SAMPLE_TOP = 258, 281, 341  # BitsPerSample, MaxSampleValue, SMaxSampleValue
 _TYPE_TOP = 65535
 

@@ -10,8 +10,6 @@ from PIL import Image
 
 from sop_faiss.errors import DataError
 
-__all__ = ["HEIF_REMEDY", "HEIF_SUFFIXES", "READS_HEIF", "is_heif", "open_heif"]
-
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")
 """HEIC files of a folder, in lower case."""
 READS_HEIF = find_spec("pillow_heif") is not None

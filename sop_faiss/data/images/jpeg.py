@@ -9,8 +9,6 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
-__all__ = ["decode_plain_jpeg", "plain_jpeg_size"]
-
 _FLAGS = {  # the names with COLOR in them mean BGR, and exclude RGB
     1: cv2.IMREAD_COLOR_RGB,
     2: cv2.IMREAD_REDUCED_GRAYSCALE_2 | cv2.IMREAD_COLOR_RGB,

@@ -8,18 +8,6 @@ from collections.abc import Callable, Sequence
 from sop_faiss.data.images.heif import HEIF_SUFFIXES, READS_HEIF
 from sop_faiss.errors import DataError
 
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "SHARD_SUFFIXES",
-    "UNREAD_SUFFIXES",
-    "first_part",
-    "is_hidden",
-    "require_utf8",
-    "split_name",
-    "unique_keys",
-    "utf8_names",
-]
-
 SHARD_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 """Image members of a shard, in lower case."""
 

@@ -24,8 +24,6 @@ from sop_faiss.data.shards.shard_source import common_folder
 from sop_faiss.errors import DataError
 from sop_faiss.paths import path_state, plain_path
 
-__all__ = ["FileSource", "open_files", "open_folder", "open_list"]
-
 _log = logging.getLogger(__name__)
 _HEADINGS = ("path", "file", "filename", "image", "img")
 _LIST_BYTES_LIMIT = 4 << 30

@@ -18,8 +18,6 @@ import numpy as np
 from jaxtyping import Bool, Int8, Int64, UInt64
 from PIL import Image
 
-__all__ = ["Duplicates", "Signature", "find_near", "image_signature", "join_groups"]
-
 NEAR_BITS = 3
 """Hashes of near duplicates differ in at most this many bits; with four parts one more would miss pairs."""
 

@@ -22,8 +22,6 @@ from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
 from sop_faiss.paths import path_state
 
-__all__ = ["ImageSource", "Place", "find_shards", "find_streams", "open_source", "place_below", "place_of"]
-
 _log = logging.getLogger(__name__)
 _LIST_SUFFIXES = (".txt", ".csv", ".tsv")
 

@@ -11,8 +11,6 @@ from jaxtyping import Int64
 
 from sop_faiss.data.images.source import ImageSource
 
-__all__ = ["Subset"]
-
 
 @dataclass(frozen=True)
 class Subset:

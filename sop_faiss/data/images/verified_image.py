@@ -11,8 +11,6 @@ from sop_faiss.data.images.deep_grayscale import DeepImage
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import DataError
 
-__all__ = ["WholeImage", "image_name", "read_whole"]
-
 
 class WholeImage(NamedTuple):
     """An image that can be used."""

@@ -8,18 +8,6 @@ from urllib.parse import unquote
 
 from sop_faiss.errors import DataError
 
-__all__ = [
-    "address_in",
-    "bare_address",
-    "folder_of_address",
-    "hide_secrets",
-    "is_address",
-    "is_web",
-    "name_of_address",
-    "path_of_file_address",
-    "refuse_commands",
-]
-
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SHELL = re.compile(r"[|;<>`]|\$\(|&&")
 _FILE = ("file://", "local://")

@@ -8,8 +8,6 @@ import re
 from sop_faiss.data.shards.address import hide_secrets
 from sop_faiss.errors import DataError
 
-__all__ = ["expand_braces", "has_braces"]
-
 _SHARDS_LIMIT = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")

@@ -12,8 +12,6 @@ from jaxtyping import Int64
 from sop_faiss.data.shards.shard_source import ShardSource
 from sop_faiss.errors import SopError
 
-__all__ = ["fetch_ahead", "shards_by_need"]
-
 _THREADS = 4  # they mostly wait for the network
 
 

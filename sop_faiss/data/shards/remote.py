@@ -16,8 +16,6 @@ from sop_faiss.data.shards.address import hide_secrets, is_address, is_web, name
 from sop_faiss.errors import DataError, UnreachableError
 from sop_faiss.files import NO_ROOM, sha256_file
 
-__all__ = ["RemoteFile", "RemoteStream", "describe_file", "fetch_file", "list_files", "read_small_file"]
-
 T = TypeVar("T")
 
 _TRIES = 4

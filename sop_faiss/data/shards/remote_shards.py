@@ -34,8 +34,6 @@ from sop_faiss.data.shards.shard_source import MANIFEST_NAME, ShardSource, join_
 from sop_faiss.data.shards.sidecar import LONGEST_SIDECAR_BYTES, SIDECAR_SUFFIX, index_digest, load_index, parse_sidecar
 from sop_faiss.errors import DataError, UnreachableError
 
-__all__ = ["find_addresses", "open_remote_shards"]
-
 _THREADS = 4  # they mostly wait for the network
 _SHARDS_PER_LINE = 50  # of the log
 _LONGEST_MANIFEST_BYTES = 64 << 20

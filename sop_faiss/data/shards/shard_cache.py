@@ -28,8 +28,6 @@ from sop_faiss.data.shards.sidecar import write_sidecar
 from sop_faiss.errors import DataError, UnreachableError
 from sop_faiss.files import atomic_file
 
-__all__ = ["FETCHED_NS", "ShardCache", "default_cache_folder"]
-
 FETCHED_NS = 10**18
 """Modification time of every shard in the cache, in full seconds, which every file system can store."""
 

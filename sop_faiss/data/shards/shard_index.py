@@ -14,8 +14,6 @@ from sop_faiss.data.images.keys import SHARD_SUFFIXES, first_part, is_hidden, sp
 from sop_faiss.data.shards.tar import Member, require_regular_file, walk_tar
 from sop_faiss.errors import DataError
 
-__all__ = ["LINK", "STRAY_LABEL", "ShardIndex", "check_image", "link_error", "walk_shard"]
-
 LINK = -1
 """The size that marks an image that cannot be read, since it or its label is a link or a sparse file."""
 

@@ -20,8 +20,6 @@ from sop_faiss.data.shards.sidecar import load_index
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import read_json
 
-__all__ = ["MANIFEST_NAME", "ShardSource", "common_folder", "join_shards", "name_classes", "open_shards"]
-
 MANIFEST_NAME = "manifest.json"
 _OPEN_FILES_LIMIT = 256  # per source and process
 

@@ -22,8 +22,6 @@ from sop_faiss.data.shards.tar import walk_tar
 from sop_faiss.data.views.crops import view_generator
 from sop_faiss.errors import DataError, UnreachableError
 
-__all__ = ["Damage", "ShardStream", "StreamedImage", "stable_image_id"]
-
 _LARGEST_IMAGE_BYTES = 256 << 20
 _SHARD_ORDER = 2**63 + 3  # next to the keys of other draws in stream.py
 _INITIAL = 100  # images in the shuffle buffer before the first leaves it

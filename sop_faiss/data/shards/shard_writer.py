@@ -16,8 +16,6 @@ from sop_faiss.data.shards.shard_source import MANIFEST_NAME
 from sop_faiss.errors import ConfigError
 from sop_faiss.files import write_json
 
-__all__ = ["SHARD_BYTES", "Sample", "ShardEntry", "ShardWriter", "write_manifest"]
-
 SHARD_BYTES = 1 << 30
 """A shard is closed when its images reach this many bytes, with any number of samples."""
 

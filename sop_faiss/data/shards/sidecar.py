@@ -27,16 +27,6 @@ from sop_faiss.data.shards.tar import BLOCK_BYTES
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.files import write_file
 
-__all__ = [
-    "LONGEST_SIDECAR_BYTES",
-    "SIDECAR_SUFFIX",
-    "index_digest",
-    "load_index",
-    "parse_sidecar",
-    "sidecar_of",
-    "write_sidecar",
-]
-
 SIDECAR_SUFFIX = ".index"
 """Appended to the full name of the shard."""
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from sop_faiss.errors import DataError
 
-__all__ = ["BLOCK_BYTES", "Member", "ReadAt", "require_regular_file", "walk_tar"]
-
 ReadAt = Callable[[int, int], bytes]
 """`read_at(size, offset)` returns `size` bytes from `offset`, fewer only at the end of the file."""
 

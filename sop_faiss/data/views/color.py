@@ -14,8 +14,6 @@ from jaxtyping import UInt8
 from sop_faiss.config import ViewsConfig
 from sop_faiss.data.views.fast_random import uniform
 
-__all__ = ["COLUMNS", "UNCHANGED", "Colors", "augment_colors", "blur_reach", "draw_colors"]
-
 _LEVELS = np.arange(256, dtype=np.float32)
 _SOLARIZED = np.where(_LEVELS >= 128, 255 - _LEVELS, _LEVELS).astype(np.uint8)
 _LUMA = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as PIL's mode L

@@ -19,8 +19,6 @@ from sop_faiss.config import ViewsConfig
 from sop_faiss.data.views.color import Colors, augment_colors, draw_colors
 from sop_faiss.data.views.fast_random import philox, uniform
 
-__all__ = ["CropBox", "View", "draw_crop", "draw_view", "view_generator", "write_view"]
-
 _CROP_TRIES = 10
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from sop_faiss.config import ViewsConfig
 from sop_faiss.data.views.color import COLUMNS, UNCHANGED, blur_reach
 
-__all__ = ["augment_colors_on_device", "colors_on_device", "normalize"]
-
 Pixels = Float32[Tensor, "n s s2 3"]
 Table = Float32[Tensor, "n c"]
 

@@ -8,8 +8,6 @@ import numpy as np
 from jaxtyping import UInt64
 from numpy.random.bit_generator import ISeedSequence
 
-__all__ = ["philox", "uniform"]
-
 
 class _Key(ISeedSequence):
     """A seed sequence that returns a key; for a plain key, numpy would first get a seed from the system, unused."""

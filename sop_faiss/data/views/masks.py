@@ -11,8 +11,6 @@ from jaxtyping import Bool
 from sop_faiss.config import MasksConfig
 from sop_faiss.data.views.fast_random import uniform
 
-__all__ = ["draw_mask"]
-
 _TRIES = 10
 
 

@@ -16,8 +16,6 @@ from sop_faiss.data.views.crops import View, draw_view, view_generator, write_vi
 from sop_faiss.data.views.masks import draw_mask
 from sop_faiss.data.views.scaled_decoding import decode_scaled, scale_box, scale_denominator, upright_jpeg_size
 
-__all__ = ["DrawnView", "MultiCrop", "Pixels"]
-
 Pixels = UInt8[np.ndarray, "h w 3"]
 
 

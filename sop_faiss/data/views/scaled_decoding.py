@@ -12,8 +12,6 @@ from sop_faiss.data.images.jpeg import decode_plain_jpeg, plain_jpeg_size
 from sop_faiss.data.views.crops import CropBox
 from sop_faiss.errors import DataError
 
-__all__ = ["decode_scaled", "scale_box", "scale_denominator", "upright_jpeg_size"]
-
 _DENOMINATORS = (8, 4, 2)
 _ORIENTATION = 0x0112  # EXIF tag; 5 to 8 are turned by 90 degrees
 

@@ -15,8 +15,6 @@ from sop_faiss.data.views.crops import write_view
 from sop_faiss.data.views.multicrop import MultiCrop
 from sop_faiss.errors import DataError, UnreachableError
 
-__all__ = ["ViewPairs"]
-
 _SEED = 0
 """A constant, so that runs of any seed are scored on the same views."""
 _EPOCH = 2**63

@@ -12,8 +12,6 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float32, Float64
 
-__all__ = ["diffused_scores"]
-
 _GAMMA = 8.0
 """Power of the similarities: the paper has 3, for features whose cosines are smaller; chosen on held-out products."""
 _ALPHA = 0.9

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32, Int64
 
-__all__ = ["local_scores", "token_shares"]
-
 _LEAST_NORM = np.float32(1e-12)
 _BLOCK_TOKENS = 65_536
 """Tokens of candidates that are compared at a time."""

@@ -12,8 +12,6 @@ from sop_faiss.index.rerank.local import local_scores
 from sop_faiss.index.rerank.refine import refined_scores
 from sop_faiss.index.rerank.settings import Rerank
 
-__all__ = ["order_by_features", "order_by_tokens"]
-
 
 def order_by_features(
     settings: Rerank, query: Float32[np.ndarray, " d"], candidates: Float32[np.ndarray, "m d"]

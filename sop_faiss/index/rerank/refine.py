@@ -18,8 +18,6 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float32
 
-__all__ = ["refined_scores"]
-
 
 def refined_scores(
     query: Float32[np.ndarray, " d"], candidates: Float32[np.ndarray, "m d"], neighbors: int, beta: float

@@ -8,8 +8,6 @@ from typing import Any
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["METHODS", "Rerank", "TokenSettings"]
-
 METHODS = ("global", "local", "diffusion")
 _NEIGHBORS = {"global": 4, "diffusion": 10}
 _MOST_DEPTH = 2000

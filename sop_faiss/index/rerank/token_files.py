@@ -15,8 +15,6 @@ import os
 import shutil
 from pathlib import Path
 
-__all__ = ["FOLDER", "IMAGES", "MANIFEST", "TOKENS", "WHITENING", "carry_tokens", "has_tokens"]
-
 FOLDER = "tokens"
 TOKENS, IMAGES, WHITENING, MANIFEST = "tokens.f16", "images.parquet", "whitening.safetensors", "manifest.json"
 

@@ -26,8 +26,6 @@ from sop_faiss.index.store import read_states
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["TokenStore", "write_tokens"]
-
 _FORMAT = {"format": "sop_faiss.tokens", "format_version": 1}
 _MAKE = "make them with `sop-index tokens`"
 

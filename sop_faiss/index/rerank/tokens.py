@@ -20,8 +20,6 @@ from sop_faiss.model.encoders.forward import batches_of_equal_shape, exact_infer
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["SeenTokens", "TokenWhitening", "Tokenizer", "learn_tokenizer", "token_preprocess", "tokens_of_images"]
-
 _BATCH = 8
 _LEARNED_IMAGES = 500
 _LEARNED_TOKENS = 100

@@ -20,8 +20,6 @@ from sop_faiss.config import Config
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.last_block import block_on_rows, works_on_rows
 
-__all__ = ["Backbone", "SwinBackbone", "Tokens", "VitBackbone"]
-
 
 class Tokens(NamedTuple):
     """What a backbone makes of views, after its final norm."""

@@ -21,8 +21,6 @@ from sop_faiss.model.backbones.conv import ConvBackbone
 from sop_faiss.model.backbones.positions import resize_as_dino
 from sop_faiss.model.backbones.small import SMALL_SIZES
 
-__all__ = ["SHAPE_FIELDS", "build_backbone", "seeded_backbone", "shape_of", "timm_overrides"]
-
 _FIRST_FIELDS = ("backbone", "patch_size", "embed_dim", "depth", "num_heads", "window_size")
 SHAPE_FIELDS = (*_FIRST_FIELDS, "layer_scale", "registers")
 """The fields of the model section that make the backbone what it is."""

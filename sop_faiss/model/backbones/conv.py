@@ -12,8 +12,6 @@ from sop_faiss.config import Config
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.backbones.backbone import Backbone, Tokens
 
-__all__ = ["ConvBackbone"]
-
 _PROBE_SIDE = 128
 """Pixels of the black image that shows what a model makes: four rows at the usual stride of 32."""
 

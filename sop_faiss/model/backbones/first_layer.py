@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["first_layer", "whiten_first_layer"]
-
 _PATCHES_PER_IMAGE = 64
 _FLOOR = 5e-4
 """Added to the variances, relative to their mean: directions of less variance hold JPEG's rounding and no image."""

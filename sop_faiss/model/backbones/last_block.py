@@ -17,8 +17,6 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["block_on_rows", "works_on_rows"]
-
 _KNOWN = {Block: (Attention,), EvaBlock: (EvaAttention, AttentionRope)}
 """The blocks that are known, and their kinds of attention."""
 

@@ -19,8 +19,6 @@ from torch.nn import functional
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["resample_positions", "resize_as_dino", "resize_in_architecture", "rule_of_official"]
-
 _OFFSET = 0.1
 """Rows and columns that DINO's scale factor counts beyond the grid, against rounding."""
 

@@ -17,8 +17,6 @@ from timm.models import VisionTransformer, build_model_with_cfg, generate_defaul
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
-__all__ = ["SMALL_SIZES"]
-
 SMALL_SIZES = {"resnet_small": ("depth", "embed_dim"), "vit_tiny_convstem": ()}
 """The fields of the model section, beside those of every ViT, that change the size of these networks."""
 

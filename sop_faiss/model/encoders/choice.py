@@ -18,8 +18,6 @@ from sop_faiss.files import read_json, write_json
 from sop_faiss.model.encoders.remembered import recalled_spec, with_relative_places
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["FORMAT", "Choice", "is_choice", "read_choice", "write_choice"]
-
 FORMAT = "sop_faiss encoder choice 1"
 _MOST_BYTES = 2**20
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")

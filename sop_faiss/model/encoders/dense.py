@@ -13,8 +13,6 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["DenseEncoder", "require_dense"]
-
 _IDLE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache", "top_value")
 """Fields of an encoder's spec that say how one feature is made of an image, or how deep grayscale is read."""
 

@@ -26,8 +26,6 @@ from sop_faiss.model.encoders.image_input import ImageInput, pixels_of
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["encode_images", "require_batch_size"]
-
 MAX_BATCH_SIZE = 65_536
 """More images than any machine has use for; a larger number is a slip of the keyboard."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from sop_faiss.model.encoders.sop_encoder import SopModel
     from sop_faiss.model.encoders.timm_encoder import TimmModel
 
-__all__ = ["Encoder", "encoder_of_backbone"]
-
 
 class Encoder(nn.Module):
     """Images to raw features, frozen.

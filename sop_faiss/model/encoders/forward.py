@@ -16,15 +16,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.unit_rows import require_unit_rows
 
-__all__ = [
-    "batches_of_equal_shape",
-    "exact_inference",
-    "features_of_batch",
-    "features_of_normalized",
-    "finished_features",
-    "require_usable",
-]
-
 _CPU_IMAGES = 8
 """Images per forward pass on a CPU: the buffers of more are too large for its caches and for malloc to use again.
 

@@ -11,8 +11,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import check_size, encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["open_frozen_teacher"]
-
 _ARGUMENT = re.compile(r"`(weights|arch|by_position|pooling)\b([^`]*)`")
 
 

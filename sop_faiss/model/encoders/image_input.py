@@ -18,8 +18,6 @@ from sop_faiss.data.images.listing import read_image_file
 from sop_faiss.errors import DataError
 from sop_faiss.model.encoders.preprocess import Preprocess
 
-__all__ = ["ImageInput", "ImageTransform", "pixels_of"]
-
 ImageInput: TypeAlias = str | Path | bytes | Image.Image | np.ndarray | Tensor
 """A file's path, or its bytes; a PIL image; an RGB array (height, width, 3); an RGB tensor (3, height, width).
 

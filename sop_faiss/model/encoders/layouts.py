@@ -13,8 +13,6 @@ from torch import Tensor
 from sop_faiss import distributed
 from sop_faiss.errors import CheckpointError
 
-__all__ = ["chosen_network", "layout_of", "networks_in", "same_kind", "timm_names"]
-
 _log = logging.getLogger(__name__)
 _CONTAINERS = ("state_dict", "model", "model_state_dict", "module")  # the last: BEiT v2, as DeepSpeed saves
 _ROLES = ("student", "teacher")

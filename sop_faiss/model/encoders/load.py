@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from sop_faiss.model.encoders.sop_encoder import SopModel
     from sop_faiss.model.encoders.timm_encoder import TimmModel
 
-__all__ = ["check_size", "encoder_of_spec", "load_encoder"]
-
 _log = logging.getLogger(__name__)
 _MODEL_FORMS = (
     f"wanted {', '.join(PACKAGED_ENCODERS)}, a run directory, a checkpoint in one, an export, timm:NAME, dino:FILE, "

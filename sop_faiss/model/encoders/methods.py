@@ -12,8 +12,6 @@ from torch import Tensor
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.encoders.spec import EncoderSpec
 
-__all__ = ["Method", "method_of", "names_of_model", "other_normalization", "other_use"]
-
 
 class Method(NamedTuple):
     """What a method's files are recognized by, and how its authors use them."""

@@ -12,8 +12,6 @@ from sop_faiss.errors import CheckpointError
 from sop_faiss.files import require_readable, sha256_file
 from sop_faiss.paths import path_state
 
-__all__ = ["PACKAGED", "PACKAGED_POOLING", "PACKAGED_SIZE", "packaged_architecture", "packaged_weights"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -16,16 +16,6 @@ from torch.nn import functional
 
 from sop_faiss.errors import ConfigError
 
-__all__ = [
-    "GEM_POWER",
-    "TOKEN_POOLINGS",
-    "features_of_last_blocks",
-    "pool_tokens",
-    "pooled_width",
-    "pooling_name",
-    "split_pooling",
-]
-
 TOKEN_POOLINGS = ("cls", "mean", "cls_mean", "gem", "quadrants")
 """What can be made of a [CLS] and patch tokens."""
 GEM_POWER = 3.0

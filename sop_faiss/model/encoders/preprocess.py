@@ -19,8 +19,6 @@ from torch.nn import functional
 from sop_faiss.data.images.deep_grayscale import require_top_value
 from sop_faiss.errors import ConfigError
 
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "Preprocess"]
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

@@ -17,8 +17,6 @@ from sop_faiss.errors import CheckpointError
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import path_state
 
-__all__ = ["recalled_spec", "remembered_spec", "with_relative_places", "without_relative_places"]
-
 _RELATIVE = "relative"
 """Entry with the places relative to the index: they hold where an index moves together with its encoder."""
 _NOT_KEPT = ("device", "cache")

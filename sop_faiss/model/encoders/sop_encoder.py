@@ -19,8 +19,6 @@ from sop_faiss.model.encoders.weights import fit_tensors
 from sop_faiss.model.export import read_export
 from sop_faiss.model.initial_weights import resolve_init
 
-__all__ = ["SopModel", "exported_model", "trained_model", "untrained_model"]
-
 
 class SopModel(nn.Module):
     """A backbone of this package whose features are chosen by the name of a pooling.

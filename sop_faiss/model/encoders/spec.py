@@ -7,8 +7,6 @@ from pathlib import Path
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["PACKAGED_ENCODERS", "EncoderSpec"]
-
 PACKAGED_ENCODERS = ("lite0", "lite1", "lite2")
 """Encoders whose weights the extra `encoder` installs (see `packaged.py`)."""
 POSITION_RESIZES = ("timm", "dino")

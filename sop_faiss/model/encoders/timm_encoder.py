@@ -23,8 +23,6 @@ from sop_faiss.model.encoders.methods import names_of_model
 from sop_faiss.model.encoders.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position
 
-__all__ = ["TimmModel", "filled_model", "random_model", "require_timm_name", "timm_settings", "wanted_heads"]
-
 _ANY_SIZE_OPTIONS: tuple[dict[str, Any], ...] = ({"dynamic_img_size": True}, {"strict_img_size": False}, {})
 """How timm's families take images of any size: ViTs, windowed models, and those that always do."""
 

@@ -7,8 +7,6 @@ from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.sop_encoder import SopModel
 from sop_faiss.model.encoders.timm_encoder import TimmModel, random_model
 
-__all__ = ["with_random_weights"]
-
 
 def with_random_weights(encoder: Encoder, seed: int) -> Encoder:
     """Make an encoder of the same architecture, preprocessing and pooling, with the random weights that `seed` gives.

@@ -26,8 +26,6 @@ from sop_faiss.model.encoders.layouts import chosen_network, layout_of, networks
 from sop_faiss.model.encoders.methods import Method, method_of
 from sop_faiss.paths import path_state
 
-__all__ = ["fit_tensors", "fit_tensors_by_position", "read_recognized", "read_weights"]
-
 _HEAD_PREFIXES = (
     *("head.", "head_dist.", "fc.", "classifier.", "projector.", "projection_head."),
     "head_dense.",  # EsViT's, of its region term

@@ -23,8 +23,6 @@ from sop_faiss.files import atomic_file, require_readable
 from sop_faiss.model.tensor_files import writing_tensors
 from sop_faiss.paths import path_state
 
-__all__ = ["WHITENING_FILE", "Whitening", "WhiteningOrigin", "learn_whitening", "read_whitening"]
-
 WHITENING_FILE = "whitening.safetensors"
 """Its name in the directory of a feature store."""
 FORMAT = "sop_faiss whitening 1"

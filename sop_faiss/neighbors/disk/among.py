@@ -14,8 +14,6 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order
 
-__all__ = ["only", "search_among"]
-
 _ALL_COMPARED = 20_000
 """Rows of which all are compared, in any index."""
 _SHARE_COMPARED = 0.01

@@ -24,8 +24,6 @@ from sop_faiss.neighbors.disk.gpu_lists import FilledByGpus, learning_on_gpus
 from sop_faiss.neighbors.disk.mapped_pages import MappedPages, pages_for_reranking
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
 
-__all__ = ["ApproximateIndex", "make_approximate_index", "read_approximate_index"]
-
 _SEED = 1234
 _NO_MAP = 0  # FAISS's DirectMap.NoMap
 _MOST_ROWS_PER_LIST = 64  # that k-means learns from; FAISS's own 256 take four times as long

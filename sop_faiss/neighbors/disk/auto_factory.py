@@ -16,19 +16,6 @@ from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import FLAT, VectorIndex
 from sop_faiss.neighbors.exact import NearestRows
 
-__all__ = [
-    "Choice",
-    "IsNear",
-    "Recall",
-    "choices",
-    "choose_factory",
-    "exact_similarities",
-    "near_by_table",
-    "near_by_vectors",
-    "query_milliseconds",
-    "tune_search",
-]
-
 _EXACT_ROWS = 100_000
 """An exact search of this many rows takes milliseconds."""
 _LISTS_PER_ROOT = 4.0

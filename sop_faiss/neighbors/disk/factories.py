@@ -9,8 +9,6 @@ import numpy as np
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.disk.flat_index import FlatIndex, make_flat_index, read_flat_index
 
-__all__ = ["FLAT", "METRIC", "VectorIndex", "append", "check_factory", "empty_index", "read_index"]
-
 FLAT = "Flat"
 METRIC = "inner_product"
 _BLOCK_ROWS = 65_536

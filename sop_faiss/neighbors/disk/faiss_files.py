@@ -11,8 +11,6 @@ import faiss
 from sop_faiss.errors import IndexMismatchError
 from sop_faiss.files import require_readable
 
-__all__ = ["load", "reason", "save"]
-
 
 def save(index: Any, path: Path) -> None:
     """Write a FAISS index.

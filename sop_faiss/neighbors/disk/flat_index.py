@@ -16,8 +16,6 @@ from sop_faiss.neighbors.disk.among import only
 from sop_faiss.neighbors.disk.faiss_files import load, save
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
 
-__all__ = ["FlatIndex", "make_flat_index", "read_flat_index"]
-
 # FAISS's float32 inner products of unit vectors move in the last bits with the shape of the block they are computed
 # in, so that equal rows may come back with unequal similarities. No row moves by more than this.
 _ROUNDING = 1e-5

@@ -15,8 +15,6 @@ import faiss
 import numpy as np
 from jaxtyping import Float32
 
-__all__ = ["FilledByGpus", "learning_on_gpus"]
-
 _log = logging.getLogger(__name__)
 _WORTH_IT = 2**26  # comparisons; fewer take less than the copying
 

@@ -17,8 +17,6 @@ from jaxtyping import Int64
 
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 
-__all__ = ["joins_on_disk", "write_joined"]
-
 
 def joins_on_disk(empty: ApproximateIndex) -> bool:
     """Return whether `write_joined` knows how FAISS writes the lists of such an index.

@@ -9,8 +9,6 @@ from typing import Any
 
 import faiss
 
-__all__ = ["MappedPages", "pages_for_reranking"]
-
 
 class MappedPages:
     """Pages of a file that is mapped into memory.

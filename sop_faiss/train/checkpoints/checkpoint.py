@@ -18,16 +18,6 @@ from sop_faiss.model.checkpoint import FORMAT, checkpoint_directories, read_tens
 from sop_faiss.model.tensor_files import writing_tensors
 from sop_faiss.train.parallel import copy_weights, like
 
-__all__ = [
-    "clear_leftovers",
-    "flat_optimizer_state",
-    "load_network",
-    "load_optimizer_state",
-    "prune_checkpoints",
-    "write_best",
-    "write_checkpoint",
-]
-
 _RECORDS = ("metrics.jsonl", "prototypes.jsonl", "bad_samples.jsonl", "stopped.json")
 _ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 """What AdamW keeps for each parameter."""

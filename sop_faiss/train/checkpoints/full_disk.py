@@ -9,8 +9,6 @@ from pathlib import Path
 
 from sop_faiss.files import DISK_FULL
 
-__all__ = ["explain_full_disk"]
-
 
 @contextlib.contextmanager
 def explain_full_disk(run: Path) -> Iterator[None]:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from sop_faiss.errors import ConfigError
 
-__all__ = ["LOCK_NAME", "RunLock"]
-
 LOCK_NAME = ".lock"
 """Name of the lock's file in the run directory. The file stays; only a lock that a process holds on it counts."""
 

@@ -16,8 +16,6 @@ from sop_faiss.train.checkpoints.checkpoint import prune_checkpoints, write_chec
 from sop_faiss.train.log.stopped import check_weights
 from sop_faiss.train.state import RunState
 
-__all__ = ["CheckpointSaver"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from sop_faiss.config import Config
 from sop_faiss.errors import CheckpointError
 
-__all__ = ["Alarm", "Alarms", "Rules", "signs"]
-
 PATIENCE = 5
 """Logged steps in a row that show a sign before its alarm goes off: a single batch may be unusual."""
 LEAST_WARMUP_STEPS = 100

@@ -11,8 +11,6 @@ from sop_faiss.data.batch import BadSample
 from sop_faiss.errors import DataError, one_line
 from sop_faiss.train.log.json_lines import keep_lines_until, read_lines
 
-__all__ = ["BAD_SAMPLES_FILE", "BadSampleLog", "check_bad_share"]
-
 _log = logging.getLogger(__name__)
 
 BAD_SAMPLES_FILE = "bad_samples.jsonl"

@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["mean_cosine", "rankme", "view_auc"]
-
 
 def mean_cosine(rows: Float[Tensor, "n d"]) -> float:
     """Return the mean cosine of all pairs of different rows: 1 for a constant output, about 0 for random directions.

@@ -23,8 +23,6 @@ from sop_faiss.objectives.objective import Learned
 from sop_faiss.train.log.embedding_spread import mean_cosine, rankme, view_auc
 from sop_faiss.train.state import RunState
 
-__all__ = ["Watch", "is_logged", "watching"]
-
 MAX_ROWS = 256
 """The most rows whose spread is measured: the solver's time grows with their cube."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from sop_faiss.files import write_file
 
-__all__ = ["keep_lines_until", "read_lines"]
-
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a .jsonl file up to one that is cut or is not a record; none if there is no file."""

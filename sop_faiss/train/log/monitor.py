@@ -16,8 +16,6 @@ from sop_faiss.train.log.bad_samples import BadSampleLog
 from sop_faiss.train.log.json_lines import keep_lines_until, read_lines
 from sop_faiss.train.log.wandb_log import WandbLog
 
-__all__ = ["Monitor", "read_metrics"]
-
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl` as they were written: a score may come after later steps (`scoring`).

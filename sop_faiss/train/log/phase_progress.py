@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from sop_faiss.config import Config
 from sop_faiss.progress import ProgressCallback, Stage
 
-__all__ = ["steps_stage"]
-
 
 @contextlib.contextmanager
 def steps_stage(stage: Stage, config: Config, steps_per_epoch: int) -> Iterator[ProgressCallback]:

@@ -12,8 +12,6 @@ from sop_faiss.objectives.objective import Objective
 from sop_faiss.sop.prototype_sample import PrototypeSample, SeenPrototype
 from sop_faiss.train.log.json_lines import keep_lines_until, read_lines
 
-__all__ = ["PROTOTYPES_FILE", "PrototypeLog", "read_prototypes"]
-
 PROTOTYPES_FILE = "prototypes.jsonl"
 
 

@@ -18,8 +18,6 @@ from sop_faiss.train.log.stopped import check_alarms, check_finite
 from sop_faiss.train.log.wandb_log import WandbLog
 from sop_faiss.train.state import RunState
 
-__all__ = ["keep_records", "open_monitor", "timed_batches"]
-
 
 def open_monitor(state: RunState, run: Path) -> Monitor | None:
     """Return the main rank's monitor, at the state's step; None on the other ranks.

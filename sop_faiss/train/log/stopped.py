@@ -21,8 +21,6 @@ from sop_faiss.objectives.objective import Watched
 from sop_faiss.train.parallel import here, is_sharded
 from sop_faiss.train.state import RunState
 
-__all__ = ["STOPPED_FILE", "check_alarms", "check_finite", "check_weights"]
-
 _log = logging.getLogger(__name__)
 
 STOPPED_FILE = "stopped.json"

@@ -13,8 +13,6 @@ from typing import Any
 from sop_faiss.config import Config
 from sop_faiss.errors import ConfigError
 
-__all__ = ["WandbLog", "require_wandb"]
-
 _ID_FILE = "wandb_id"
 """Name of a file in the run directory with the id under which a resumed run continues there."""
 

@@ -12,8 +12,6 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.narrowed import combined_query
 
-__all__ = ["as_one", "name_of_all", "refuse_minus"]
-
 _NAMED = 3
 """Queries that are named one by one; of more, their number is given."""
 

@@ -28,8 +28,6 @@ from sop_faiss.model.encoders.whitening import Whitening, WhiteningOrigin, learn
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
-__all__ = ["EmbedOptions", "Embedded", "embed"]
-
 
 @dataclass(frozen=True)
 class EmbedOptions:

@@ -28,8 +28,6 @@ from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["DEFAULT_ENCODER", "Added", "add", "build"]
-
 _log = logging.getLogger(__name__)
 DEFAULT_ENCODER = "lite0"
 """The encoder of an index for which none is named."""

@@ -19,8 +19,6 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.contact_sheet import SheetHit, Strip, write_contact_sheet
 from sop_faiss.verbs.finding.search_output import index_commands, index_image
 
-__all__ = ["KINDS", "SAME_IMAGE", "duplicates_as_csv", "duplicates_as_records", "write_duplicates_page"]
-
 _MOST_GROUPS, _MOST_IMAGES = 200, 60
 """On the page; JSON and CSV have all."""
 KINDS = {"exact": "exact copies", "partly": "some exact copies", "similar": "only similar"}

@@ -14,8 +14,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.report.heat_figure import HeatRow, draw_heats
 from sop_faiss.verbs.finding.search_result import SearchResult
 
-__all__ = ["draw_explanation"]
-
 _SHOWN = 5
 
 

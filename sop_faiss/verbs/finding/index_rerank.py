@@ -16,8 +16,6 @@ from sop_faiss.index.rerank.token_store import TokenStore
 from sop_faiss.index.search import FeatureIndex, Neighbors
 from sop_faiss.model.encoders.encoder import Encoder
 
-__all__ = ["Reranker", "open_reranker"]
-
 
 @dataclass(frozen=True)
 class Reranker:

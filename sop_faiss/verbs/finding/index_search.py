@@ -34,15 +34,6 @@ from sop_faiss.verbs.finding.index_rerank import Reranker, open_reranker
 from sop_faiss.verbs.finding.query_box import Box, boxed
 from sop_faiss.verbs.finding.search_result import Found, SearchedQuery, SearchResult
 
-__all__ = [
-    "SearchOptions",
-    "open_images",
-    "search_by_features",
-    "search_by_images",
-    "search_by_key",
-    "search_index",
-]
-
 _K = 10  # neighbors of a query, where neither k nor a threshold is given
 
 

@@ -32,8 +32,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["Synced", "sync"]
-
 _MOST_REMOVED = 0.5
 """Share of an index's images above which their absence is taken for a missing disk or the wrong folder."""
 

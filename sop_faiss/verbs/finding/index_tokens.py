@@ -12,8 +12,6 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 
-__all__ = ["make_tokens"]
-
 
 def make_tokens(
     directory: Path,

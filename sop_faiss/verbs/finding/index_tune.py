@@ -28,8 +28,6 @@ from sop_faiss.progress import Stage
 from sop_faiss.verbs.finding.index_build import DEFAULT_ENCODER
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 
-__all__ = ["Candidate", "Tuned", "tune"]
-
 FEWEST, MOST = 30, 100_000
 """Images that are compared."""
 _PER_CLASS = 10

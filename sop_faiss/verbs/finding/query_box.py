@@ -13,8 +13,6 @@ from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.retrieval_set import crop_to_box
 
-__all__ = ["Box", "BoxedFiles", "boxed", "parse_box"]
-
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels of the upright image; or, none of them above 1, in shares of its sides."""
 

@@ -28,17 +28,6 @@ from sop_faiss.report.contact_sheet import (
 )
 from sop_faiss.verbs.finding.search_result import SearchedQuery, SearchResult
 
-__all__ = [
-    "as_csv",
-    "as_records",
-    "as_strips",
-    "index_commands",
-    "index_image",
-    "spread_queries",
-    "write_search_csv",
-    "write_search_page",
-]
-
 _PAGE_QUERIES = 100
 """Of more queries a page shows this many, spread from the best to the worst; JSON and CSV have all."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from sop_faiss.data.images.source import Place
 
-__all__ = ["Found", "SearchResult", "SearchedQuery"]
-
 
 @dataclass(frozen=True)
 class Found:

@@ -18,16 +18,6 @@ from sop_faiss.train.log.bad_samples import BAD_SAMPLES_FILE
 from sop_faiss.train.log.json_lines import read_lines
 from sop_faiss.train.verdict import verdict_of
 
-__all__ = [
-    "bad_sample_table",
-    "run_table",
-    "say_verdict",
-    "score_notices",
-    "score_table",
-    "settings_table",
-    "stop_table",
-]
-
 _REASONS_SHOWN = 20
 _STOP_VALUES_SHOWN = 40
 _LONGEST_VALUE = 300

@@ -15,8 +15,6 @@ from sop_faiss.errors import DataError
 from sop_faiss.report.contact_sheet import SheetImage, Verdict, source_image
 from sop_faiss.verbs.training.training_images import open_indexed_images, open_training_images
 
-__all__ = ["RunImages", "open_run_images"]
-
 
 def _unreadable(reason: str) -> bytes:
     raise DataError(reason)

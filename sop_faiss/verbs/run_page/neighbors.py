@@ -19,8 +19,6 @@ from sop_faiss.report.contact_sheet import SheetHit, Strip
 from sop_faiss.report.run_report import ImageSection
 from sop_faiss.verbs.run_page.images import RunImages
 
-__all__ = ["choose_images", "neighbor_section"]
-
 _QUERIES = 8
 _SHOWN = 8
 

@@ -19,8 +19,6 @@ from sop_faiss.sop.prototype_sample import PrototypeSample, SeenPrototype, sampl
 from sop_faiss.sop.prototypes import PrototypeMaker
 from sop_faiss.verbs.run_page.images import RunImages
 
-__all__ = ["early_sample", "prototype_section", "sample_of_checkpoint"]
-
 _SUPPORTS_SHOWN = 8
 
 

@@ -30,8 +30,6 @@ from sop_faiss.verbs.run_page.images import RunImages, open_run_images
 from sop_faiss.verbs.run_page.neighbors import neighbor_section
 from sop_faiss.verbs.run_page.prototypes import early_sample, prototype_section, sample_of_checkpoint
 
-__all__ = ["ReportOptions", "WrittenReport", "report_run"]
-
 _LOOKS = "What the prototypes look like"
 _EXPLAINED = "Random anchors with their supports as images, now and early in training."
 

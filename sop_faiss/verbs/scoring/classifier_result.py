@@ -12,8 +12,6 @@ from sop_faiss.evaluate.confusion import Confusion
 from sop_faiss.evaluate.results import result_content
 from sop_faiss.files import atomic_file
 
-__all__ = ["ClassifierResult"]
-
 
 @dataclass(frozen=True)
 class ClassifierResult:

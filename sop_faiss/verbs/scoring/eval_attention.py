@@ -16,8 +16,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.attention_figure import AttentionRow, draw_attention
 
-__all__ = ["Looks", "draw_looks"]
-
 MOST_IMAGES = 64
 """More rows would not be looked at, and their tokens are all in memory."""
 

@@ -21,8 +21,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.task_result import TaskResult
 
-__all__ = ["BackgroundsOptions", "evaluate_backgrounds"]
-
 _WHAT = "the classifier"
 
 

@@ -29,8 +29,6 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.matches_figure import MatchedPair, draw_matches
 from sop_faiss.verbs.scoring.task_result import TaskResult
 
-__all__ = ["CorrespondenceOptions", "match_images", "match_views"]
-
 _COMMAND = "sop-eval correspondence"
 _SHOWN = 4
 """Rows of the figure."""

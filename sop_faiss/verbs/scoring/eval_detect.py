@@ -23,8 +23,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.verbs.scoring.task_result import TaskResult
 
-__all__ = ["DetectOptions", "evaluate_detection"]
-
 
 @dataclass(frozen=True)
 class DetectOptions:

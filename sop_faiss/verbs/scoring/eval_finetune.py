@@ -25,8 +25,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["FinetuneOptions", "evaluate_finetune", "tune_and_test"]
-
 
 @dataclass(frozen=True)
 class FinetuneOptions:

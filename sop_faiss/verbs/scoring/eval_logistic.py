@@ -16,8 +16,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["LogisticOptions", "evaluate_logistic"]
-
 
 @dataclass(frozen=True)
 class LogisticOptions:

@@ -20,8 +20,6 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.map_figure import MapPanel, draw_maps
 from sop_faiss.report.thumbnails import shrink_image
 
-__all__ = ["MapOptions", "draw_map"]
-
 _THUMBNAIL_PIXELS = 40
 _METHOD_NAMES = {"tsne": "t-SNE", "pca": "PCA", "umap": "UMAP"}
 _MOST_PANELS = 6

@@ -31,8 +31,6 @@ from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.robustness_figure import draw_robustness
 from sop_faiss.verbs.scoring.task_result import TaskResult
 
-__all__ = ["RobustnessOptions", "evaluate_robustness"]
-
 _WHAT = "robustness"
 _CLEAN = Point("random", 0.0)
 """Nothing is dropped."""

@@ -18,8 +18,6 @@ from sop_faiss.report.contact_sheet import Commands, SheetTable
 from sop_faiss.report.markdown import write_markdown
 from sop_faiss.report.page import write_page
 
-__all__ = ["Leaderboard"]
-
 _ASKED = ".json.asked"
 
 

@@ -25,8 +25,6 @@ from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 from sop_faiss.verbs.scoring.eval_finetune import FinetuneOptions, tune_and_test
 
-__all__ = ["TransferOptions", "evaluate_transfer"]
-
 
 @dataclass(frozen=True)
 class TransferOptions:

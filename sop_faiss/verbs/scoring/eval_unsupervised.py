@@ -18,8 +18,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.task_result import TaskResult
 
-__all__ = ["UnsupervisedOptions", "evaluate_unsupervised"]
-
 
 @dataclass(frozen=True)
 class UnsupervisedOptions:

@@ -27,8 +27,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.task_result import TaskResult
 
-__all__ = ["SETTINGS_FILE", "VideoOptions", "evaluate_video", "score_folder"]
-
 SETTINGS_FILE = "sop_eval_video.json"
 """In the directory of masks: how they were made. A folder of masks beside it is complete."""
 

@@ -22,8 +22,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback, Stage, silent_stage
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["KnnOptions", "evaluate_knn"]
-
 
 @dataclass(frozen=True)
 class KnnOptions:

@@ -16,8 +16,6 @@ from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
 
-__all__ = ["LinearOptions", "evaluate_linear"]
-
 
 @dataclass(frozen=True)
 class LinearOptions:

@@ -13,8 +13,6 @@ from sop_faiss.evaluate.plain_sets import read_plain_set
 from sop_faiss.files import write_file
 from sop_faiss.verbs.output_paths import check_outputs
 
-__all__ = ["GndSummary", "write_ground_truth"]
-
 
 @dataclass(frozen=True)
 class GndSummary:

@@ -27,8 +27,6 @@ from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback, Stage, silent_stage
 
-__all__ = ["RetrievalResult", "RetrieveOptions", "evaluate_retrieval"]
-
 
 @dataclass(frozen=True)
 class RetrieveOptions:

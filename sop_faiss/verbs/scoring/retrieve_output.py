@@ -27,8 +27,6 @@ from sop_faiss.report.contact_sheet import (
 )
 from sop_faiss.verbs.scoring.retrieve import RetrievalResult
 
-__all__ = ["PAGE_QUERIES", "metrics_table", "published_table", "write_per_query", "write_retrieval_page"]
-
 PAGE_QUERIES = 40
 """Queries on the page."""
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from sop_faiss.evaluate.results import result_content
 
-__all__ = ["TaskResult"]
-
 
 @dataclass(frozen=True)
 class TaskResult:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from sop_faiss.train.log.json_lines import keep_lines_until, read_lines
 
-__all__ = ["StepClock", "read_clock"]
-
 _KEPT = 101
 """Steps whose median stands for a step that also measures scores."""
 _WRITE_SECONDS = 2.0

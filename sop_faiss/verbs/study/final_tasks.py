@@ -21,8 +21,6 @@ from sop_faiss.evaluate.task import EvaluationTask
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.verbs.training.training_images import open_training_images
 
-__all__ = ["open_final_tasks"]
-
 
 def open_final_tasks(final: FinalConfig, config: Config) -> list[EvaluationTask]:
     """Open what is measured of a run's last teacher.

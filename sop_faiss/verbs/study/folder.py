@@ -14,8 +14,6 @@ from sop_faiss.files import read_json, refuse_occupied, write_file
 from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from sop_faiss.verbs.study.plan import PlannedRun
 
-__all__ = ["DONE", "FAILED", "StudyFolder"]
-
 DONE, FAILED = "done", "failed"
 _STUDY = "study.yaml"
 _MAY_CHANGE = ("jobs", "threads", "seeds", "axes")

@@ -14,8 +14,6 @@ from pathlib import Path
 from sop_faiss.files import atomic_file, write_file
 from sop_faiss.index.cluster import ray_tasks
 
-__all__ = ["Ended", "Job", "run_on_cluster", "run_on_this_machine", "write_slurm"]
-
 REQUEUE = 75
 """Exit status of a run that was saved on a signal."""
 _POLL_SECONDS = 0.2

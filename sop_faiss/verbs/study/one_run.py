@@ -31,8 +31,6 @@ from sop_faiss.verbs.study.plan import arm_configs
 from sop_faiss.verbs.training.train import run_training
 from sop_faiss.verbs.training.training_images import training_device
 
-__all__ = ["probe_arm", "run_one"]
-
 _PROBE_STEPS, _PROBE_SECONDS = 200, 20.0
 """A trial ends after this many steps, or after this time and eight steps."""
 

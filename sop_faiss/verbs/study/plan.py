@@ -12,8 +12,6 @@ from sop_faiss.config.study import Arm, StudyConfig
 from sop_faiss.errors import ConfigError
 from sop_faiss.verbs.training.training_images import open_training_images
 
-__all__ = ["PlannedRun", "arm_configs", "plan_runs"]
-
 _LENGTH = ("train.epochs", "train.stop_after_steps")
 
 

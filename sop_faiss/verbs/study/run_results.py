@@ -22,8 +22,6 @@ from sop_faiss.verbs.study.clock import read_clock
 from sop_faiss.verbs.study.folder import DONE, StudyFolder
 from sop_faiss.verbs.study.plan import PlannedRun
 
-__all__ = ["RunResult", "collect", "differences", "means", "score_names", "write_parquet"]
-
 _PLACE = ("step", "epoch", "images")
 _MISSING = "not finished"
 

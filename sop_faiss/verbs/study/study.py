@@ -28,8 +28,6 @@ from sop_faiss.verbs.study.run_results import RunResult, collect, write_parquet
 from sop_faiss.verbs.study.study_page import difference_table, mean_table, write_study_page
 from sop_faiss.verbs.training.training_images import training_device
 
-__all__ = ["StudyResult", "Where", "run_study"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from sop_faiss.report.study_figures import ArmCurves, AxisPoint, draw_axis, draw
 from sop_faiss.verbs.study.folder import DONE
 from sop_faiss.verbs.study.run_results import RunResult, differences, means, score_names
 
-__all__ = ["difference_table", "mean_table", "short_commit", "write_study_page"]
-
 _GIB = 2.0**30
 _ONE_SEED = "(1 seed)"
 

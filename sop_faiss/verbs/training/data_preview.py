@@ -15,8 +15,6 @@ from sop_faiss.files import require_writable
 from sop_faiss.report.views_figure import ViewedImage, plot_views
 from sop_faiss.verbs.training.training_images import mask_unit, open_indexed_images
 
-__all__ = ["Preview", "draw_preview"]
-
 _LAST_EPOCH = 1_000_000  # of the longest run
 
 

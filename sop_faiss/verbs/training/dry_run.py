@@ -19,8 +19,6 @@ from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.model.networks import Network
 from sop_faiss.objectives.objective import Needs
 
-__all__ = ["activation_bytes", "describe_data", "describe_device_memory", "with_total"]
-
 _LOSS_BLOCKS_BYTES = 8 * 4 * 2**20
 """Memory of one block of the loss (`sop/loss.py`): some copies of 2**20 float32 logits."""
 _HOW = (

@@ -25,8 +25,6 @@ from sop_faiss.paths import path_state, real_path
 from sop_faiss.report.model_card import ModelFacts, write_card
 from sop_faiss.train.log.monitor import read_metrics
 
-__all__ = ["ExportOptions", "ExportResult", "export_run"]
-
 LEAST_COSINE = 0.9999
 """Least cosine between a feature of the run and that of the export as timm loads it; with less the export fails."""
 

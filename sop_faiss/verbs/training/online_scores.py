@@ -33,8 +33,6 @@ from sop_faiss.model.encoders.encoder import Encoder, encoder_of_backbone
 from sop_faiss.model.networks import Network
 from sop_faiss.train.scoring import Announce, unannounced
 
-__all__ = ["OnlineEvaluation", "open_evaluation", "scored_encoder"]
-
 _FIELDS = {
     "protocol": "evaluate.retrieval_protocol",
     "data_root": "evaluate.retrieval_root",

@@ -13,8 +13,6 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.training.training_images import open_batches
 
-__all__ = ["STEP_SECONDS", "profile_data", "wait_share"]
-
 STEP_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Durations of a training step, in seconds, for which the wait is computed."""
 _STAGE_IMAGES = 64

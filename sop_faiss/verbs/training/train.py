@@ -34,8 +34,6 @@ from sop_faiss.verbs.training.dry_run import describe_data, describe_device_memo
 from sop_faiss.verbs.training.online_scores import open_evaluation, scored_encoder
 from sop_faiss.verbs.training.training_images import draw_images, make_batches, open_training_images, training_device
 
-__all__ = ["TrainingResult", "describe_run", "run_training"]
-
 _log = logging.getLogger(__name__)
 
 _MAY_CHANGE_ON_RESUME = (

@@ -20,16 +20,6 @@ from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.model.initial_weights import resolve_init
 
-__all__ = [
-    "draw_images",
-    "make_batches",
-    "mask_unit",
-    "open_batches",
-    "open_indexed_images",
-    "open_training_images",
-    "training_device",
-]
-
 _CPU = torch.device("cpu")
 _DRAWN = 512
 """Images whose patches are looked at: 64 of each are many more than the numbers of a patch of 16 px (768)."""
