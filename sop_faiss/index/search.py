@@ -253,6 +253,11 @@ class FeatureIndex:
         """Copy the features of some rows; those of an index with shortened codes are reconstructed from the codes."""
         return self._vectors.features(np.asarray(rows, np.int64))
 
+    def unit_features(self, rows: Sequence[int]) -> Float32[np.ndarray, "n d"]:
+        """Return the same, of unit norm: what is reconstructed from shortened codes has another one."""
+        features = self.features(rows)
+        return features / np.linalg.norm(features, axis=1, keepdims=True)
+
     def _as_queries(self, x: ImageInput | Iterable[ImageInput], encoder: Encoder | None) -> Float32[np.ndarray, "q d"]:
         if not isinstance(x, np.ndarray | torch.Tensor) or x.ndim > 2:
             if encoder is not None:
