@@ -235,6 +235,6 @@ def _found_text(result: SearchResult, images: IndexImages, by_label: bool) -> st
             more = f"  (+{len(found.folded):,} alike)" if found.folded else ""
             lines.append(f"{found.rank:4d}  {found.similarity:7.4f}  {mark}{name}  {place}{more}")
         if not query.found:
-            lines.append("      nothing above the threshold")
+            lines.append("      nothing found")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

@@ -178,10 +178,11 @@ class FeatureIndex:
             IndexMismatchError: the encoder is not the index's.
             DataError: an image cannot be read.
         """
-        if among is not None and (np.diff(self._as_rows(among)) <= 0).any():
+        rows = None if among is None else self._as_rows(among)
+        if rows is not None and (np.diff(rows) <= 0).any():
             raise ConfigError("`among` is not in rising order, or repeats a row: wanted the rows of `rows_where`")
-        require_k(k, len(self) if among is None else len(among))  # before images are encoded
-        return self._named(self._vectors.search(self._as_queries(x, encoder), k, among))
+        require_k(k, len(self) if rows is None else len(rows))  # before images are encoded
+        return self._named(self._vectors.search(self._as_queries(x, encoder), k, rows))
 
     def search_above(
         self, x: ImageInput | Iterable[ImageInput], similarity: float, *, encoder: Encoder | None = None
