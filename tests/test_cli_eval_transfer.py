@@ -45,7 +45,9 @@ def test_the_recipe_of_each_set() -> None:
 def test_a_first_layer_is_not_ignored(tmp_path: Path) -> None:
     options = TransferOptions(given={"head_layer": "first", "epochs": 1})
     with pytest.raises(ConfigError, match="head_layer=first"):
-        evaluate_transfer(write_cifar(tmp_path / "cifar"), EncoderSpec("timm:resnet10t", random_weights=0), options)
+        evaluate_transfer(
+            write_cifar(tmp_path / "cifar"), EncoderSpec("timm:test_resnet", size=32, random_weights=0), options
+        )
 
 
 def test_what_a_user_gets_wrong(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def evaluate_transfer(
     recipe = recipe_of_set(name, size_of_recipe(trunk_of(network)))
     choices = FinetuneChoices(**{**recipe, **options.given, "seed": part.seed})
     if "warmup_epochs" not in options.given and choices.epochs is not None:
-        choices = replace(choices, warmup_epochs=min(recipe["warmup_epochs"], choices.epochs))
+        choices = replace(choices, warmup_epochs=float(min(recipe["warmup_epochs"], choices.epochs)))
     tuning = FinetuneOptions(choices, part, options.workers, options.out)
     result = tune_and_test(sets, encoder, network, tuning, "transfer", str(data), stage=stage)
     return replace(result, protocol={"set": name, **result.protocol})
