@@ -26,7 +26,7 @@ from report import Row, finish, meets
 from sop_faiss.index.packed_texts import PackedTexts, RowsOfTexts
 from sop_faiss.neighbors.disk import among
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
-from sop_faiss.neighbors.disk.auto_factory import choose_factory, near_by_vectors, query_milliseconds, tune_search
+from sop_faiss.neighbors.disk.auto_factory import choices, near_by_vectors, query_milliseconds, tune_search
 
 DIMENSION, K, TARGET, BLOCK = 384, 10, 0.95, 50_000
 SHARES = (0.001, 0.01, 0.1, 0.5)
@@ -162,7 +162,7 @@ def main(features: Path, count: int, quick: bool, json_file: Path | None, record
     queries = np.load(features / "queries.npy")
     number = 100 if quick else 200
     tuned_on, queries = queries[number : 3 * number], queries[:number]
-    small = choose_factory(len(gallery), DIMENSION, SMALL_BYTES * len(gallery)).factory
+    small = choices(len(gallery), DIMENSION, SMALL_BYTES * len(gallery))[0].factory
     plain = small.replace(small.partition(",")[2], "Flat")
     centers, assigned = learned_lists(gallery, int(plain.partition(",")[0].removeprefix("IVF")), features)
     faiss.omp_set_num_threads(1)

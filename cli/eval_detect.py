@@ -96,8 +96,7 @@ def detect_command(
         result = evaluate_detection(data, encoder, options, stage=progress_reporter if is_main else silent_stage)
     if not is_main:
         return
-    if json_file is not None:
-        put_json(json_file, result.content())
+    put_json(json_file, result.content())
     if json_file != STDOUT:
         _print_scores(result)
     say_written("JSON", json_file)

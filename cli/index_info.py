@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from sop_faiss.cli.common import one_line, run_command, say_written
-from sop_faiss.cli.index_output import counted, put_json
+from sop_faiss.cli.index_output import counted
+from sop_faiss.cli.json_output import put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
 from sop_faiss.paths import plain_path
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from sop_faiss.cli.common import one_line
-from sop_faiss.cli.json_output import put_json
 
 if TYPE_CHECKING:
     from sop_faiss.index.left_out import LeftOut
 
-__all__ = ["counted", "for_stdout", "max_bad_option", "named", "put_json", "say_left_out"]
+__all__ = ["counted", "for_stdout", "max_bad_option", "named", "say_left_out"]
 
 _SHOWN = 5
 max_bad_option = click.option(

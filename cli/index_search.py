@@ -9,11 +9,13 @@ import click
 
 from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
-from sop_faiss.cli.index_output import counted, for_stdout, named, put_json
+from sop_faiss.cli.index_output import counted, for_stdout, named
+from sop_faiss.cli.json_output import put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.rerank_options import rerank_options
-from sop_faiss.files import atomic_file
+from sop_faiss.errors import ConfigError
+from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
@@ -110,10 +112,10 @@ def search_command(
     """Find the images of an index that are nearest to yours, nearest first.
 
     INDEX is the directory that sop-index build wrote, IMAGE an image file. The index knows its encoder; --model opens
-    it from another place. The similarity is the cosine of the
-    features; labels, such as the names of folders, are in brackets. With --threshold and without -k, all neighbors
-    that reach the threshold are found; with both, of the k nearest those that reach it. --rerank orders the first
-    images again: their similarities no longer fall. --rerank local needs tokens (sop-index build --tokens).
+    it from another place. The similarity is the cosine of the features; labels, such as the names of folders, are in
+    brackets. With --threshold and without -k, all neighbors that reach the threshold are found; with both, of the k
+    nearest those that reach it. --rerank orders the first images again: their similarities no longer fall. --rerank
+    local needs tokens (sop-index build --tokens).
 
     \b
     Examples:
@@ -144,6 +146,8 @@ def search_command(
         figures=["--explain"],
         force=force,
     )
+    if explain is not None and (together or minus):
+        raise ConfigError("--explain draws one image as the query: leave out --together and --minus")
     extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
     part = None if box is None else parse_box(box)
     options = SearchOptions(
@@ -167,9 +171,7 @@ def search_command(
     if explain is not None:
         from sop_faiss.verbs.finding.index_explain import draw_explanation
 
-        figure = draw_explanation(opened, encoder, result, places)
-        with atomic_file(explain) as temporary:
-            temporary.write_bytes(figure)
+        write_file(explain, draw_explanation(opened, encoder, result, places))
     if csv_file == STDOUT:
         click.echo(for_stdout(as_csv(result, places)), nl=False)
     elif csv_file is not None:
@@ -233,6 +235,6 @@ def _found_text(result: SearchResult, images: IndexImages, by_label: bool) -> st
             more = f"  (+{len(found.folded):,} alike)" if found.folded else ""
             lines.append(f"{found.rank:4d}  {found.similarity:7.4f}  {mark}{name}  {place}{more}")
         if not query.found:
-            lines.append("      nothing above the threshold")
+            lines.append("      nothing found")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

@@ -13,7 +13,6 @@ from sop_faiss.cli.path_options import NamedPath
 R = TypeVar("R")
 _NAMES = {"learning_rate": "--lr", "learning_rates": "--lr"}
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
-_NOT_GIVEN = (None, False, ())
 _OF_ALL = {
     "batch_size": "Images of a step, over all ranks.",
     "weight_decay": "Weight decay of AdamW.",

@@ -16,7 +16,7 @@ from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.rerank_options import rerank_options, token_options, token_settings
 from sop_faiss.cli.tables import print_baselines, print_table
-from sop_faiss.files import atomic_file
+from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, ground_truth_files, source_files
 
@@ -214,8 +214,7 @@ def main(
         )
     if not is_main:
         return
-    if json_file is not None:
-        put_json(json_file, result.content())
+    put_json(json_file, result.content())
     if csv_file is not None:
         write_per_query(csv_file, result)
     if html_file is not None:
@@ -280,9 +279,7 @@ def _compare(files: tuple[Path, ...], plot: Path | None, force: bool) -> None:
     if plot is not None:
         from sop_faiss.report.comparison_figure import draw_comparison
 
-        image = draw_comparison(comparison)
-        with atomic_file(plot) as temporary:
-            temporary.write_bytes(image)
+        write_file(plot, draw_comparison(comparison))
     say_written("plot", plot)
 
 

@@ -11,7 +11,7 @@ from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError, SopE
 from sop_faiss.index.resume_build import forget_training, trained_once
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.disk.auto_factory import (
-    choose_factory,
+    choices,
     exact_similarities,
     near_by_table,
     near_by_vectors,
@@ -187,7 +187,7 @@ def test_what_users_ask_wrongly(rows: np.ndarray) -> None:
     ],
 )
 def test_choice(count: int, max_bytes: int | None, factory: str) -> None:
-    choice = choose_factory(count, 384, max_bytes)
+    choice = choices(count, 384, max_bytes)[0]
     assert choice.factory == factory and "\n" not in choice.why
     assert max_bytes is None or choice.index_bytes <= max_bytes
     make_approximate_index(factory, 384)
@@ -195,13 +195,13 @@ def test_choice(count: int, max_bytes: int | None, factory: str) -> None:
 
 def test_nothing_fits() -> None:
     with pytest.raises(ConfigError, match="allow more memory") as error:
-        choose_factory(1_000_000, 384, 6 * 10**7)
+        choices(1_000_000, 384, 6 * 10**7)
     assert "IVF4096,PQ48" in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("max_bytes", [10**7, 320_000, 170_000])
 def test_a_chosen_index_is_as_large_as_was_told(max_bytes: int, tmp_path: Path) -> None:
-    choice = choose_factory(2000, 64, max_bytes)
+    choice = choices(2000, 64, max_bytes)[0]
     rows = unit_rows(np.random.default_rng(0), 2000, 64)
     if choice.factory != "Flat":
         make(choice.factory, rows).write(tmp_path / "index.faiss")

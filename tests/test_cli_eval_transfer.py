@@ -9,8 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.eval import main
+from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.transfer_choices import SETS, recipe_of_set
 from sop_faiss.evaluate.transfer_sets import _LAYOUTS
+from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.verbs.scoring.eval_transfer import TransferOptions, evaluate_transfer
 from tests.messages import command_fails
 from tests.test_cli_knn import RESNET
 from tests.transfers import write_cifar, write_flowers
@@ -37,6 +40,14 @@ def test_the_recipe_of_each_set() -> None:
             recipe = recipe_of_set(name, size)
             assert recipe["epochs"] == (360 if name.startswith("inat") else 1000) and recipe["layer_decay"] == 1
     assert recipe_of_set("inat18", "S")["learning_rates"] == (1e-4,) != recipe_of_set("inat18", "B")["learning_rates"]
+
+
+def test_a_first_layer_is_not_ignored(tmp_path: Path) -> None:
+    options = TransferOptions(given={"head_layer": "first", "epochs": 1})
+    with pytest.raises(ConfigError, match="head_layer=first"):
+        evaluate_transfer(
+            write_cifar(tmp_path / "cifar"), EncoderSpec("timm:test_resnet", size=32, random_weights=0), options
+        )
 
 
 def test_what_a_user_gets_wrong(tmp_path: Path) -> None:

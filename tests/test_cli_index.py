@@ -263,7 +263,7 @@ def test_threshold(place: Path) -> None:
     arguments = ("search", place / "shards.index", "--key", "00000003", "--threshold")
     some = json.loads(invoke(*arguments, threshold, "--json", "-", ok=True).stdout)
     assert some["queries"][0]["neighbors"] == every["queries"][0]["neighbors"][:4]
-    assert "nothing above the threshold" in invoke(*arguments, 1.0, ok=True).stdout
+    assert "nothing found" in invoke(*arguments, 1.0, ok=True).stdout
 
 
 def test_moved_images(place: Path, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_what_is_drawn_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "--explain draws one query" in command_fails(
         main, "search", index, query, other, "--explain", out, "--force"
     )
+    assert "--together" in command_fails(main, *words, "--force", "--minus", other)
     assert "--box" in command_fails(main, "search", index, "--key", "0001", "--box", "0,0,1,1")
     assert "is not inside" in command_fails(main, "search", index, query, "--box", "0,0,999,999")
     invoke("search", index, query, "--box", "0,0,0.5,1", "-k", 1)

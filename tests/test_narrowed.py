@@ -81,6 +81,17 @@ def test_approximate_indices_too(store: FeatureStore, tmp_path: Path) -> None:
     assert (close[np.triu_indices(10, 1)] < 0.9).all()
 
 
+@pytest.mark.parametrize("factory", ["PQ4x4", "IVF4,RaBitQ"])
+def test_copies_are_folded_by_shortened_codes(tmp_path: Path, factory: str) -> None:
+    store = spread_store()
+    store.features[50:60] = store.features[50]
+    build_index(store, tmp_path / "index", IndexOptions(factory))
+    opened = FeatureIndex.open(tmp_path / "index")
+    line, folded = search_narrowed(opened, store.features[50:51], 3, None, Narrowing(unique=0.999))[0]
+    groups = [{line.keys[0][at], *(opened.ids.keys[row] for row in folded[at])} for at in range(line.rows.shape[1])]
+    assert sum(not group.isdisjoint(store.keys[50:60]) for group in groups) == 1
+
+
 def test_a_hundred_copies_are_one_result(tmp_path: Path) -> None:
     store = spread_store()
     store.features[50:250] = store.features[50]

@@ -24,7 +24,7 @@ from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.weights import read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
 from sop_faiss.paths import path_state, plain_path, real_path
-from sop_faiss.verbs.finding.index_search import open_images
+from sop_faiss.verbs.finding.query_files import open_images
 from sop_faiss.verbs.output_paths import check_outputs, source_files
 from sop_faiss.verbs.run_page.report import report_run
 from tests.messages import assert_one_line

@@ -10,8 +10,8 @@ from PIL import Image
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.verbs.finding.index_search import open_images
 from sop_faiss.verbs.finding.query_box import boxed, parse_box
+from sop_faiss.verbs.finding.query_files import open_images
 
 
 @pytest.fixture

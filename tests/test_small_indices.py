@@ -72,7 +72,7 @@ def test_coarser_codes_until_a_query_is_fast_enough(
     assert manifest.factory == "IVF15,SQfp16" and manifest.search["milliseconds"] == 4.0
     assert sum("wanted 5" in each.message for each in caplog.records) == 2
     none = build_index(store, tmp_path / "none", IndexOptions(max_query_ms=1.0))
-    assert none.factory == "IVF15,RaBitQ,Refine(SQfp16)" and none.search["milliseconds"] == 8.0
+    assert none.factory == "IVF15,SQfp16" and none.search["milliseconds"] == 4.0  # the fastest, where none is enough
     only = build_index(store, tmp_path / "only", IndexOptions("SQ8", max_query_ms=1.0))
     assert only.factory == "SQ8" and only.search["milliseconds"] == 8.0
     assert "milliseconds" not in build_index(store, tmp_path / "without").search

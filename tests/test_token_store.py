@@ -86,6 +86,15 @@ def test_changes_keep_tokens_and_only_new_images_are_read(place: Path) -> None:
     assert len(open_store(place)[1].of([0])[0]) == 5
 
 
+def test_more_dimensions_need_other_tokens(place: Path) -> None:
+    index, store = open_store(place)
+    encoder, images = encoder_of_index(index), index_images(index)
+    fewer = TokenSettings(dimension=3, most=9)
+    assert [write_tokens(FeatureIndex.open(place / "index"), encoder, images, fewer) for _ in range(2)] == [COUNT, 0]
+    assert write_tokens(FeatureIndex.open(place / "index"), encoder, images, store.settings) == COUNT
+    assert open_store(place)[1].whitening.matrix.shape == store.whitening.matrix.shape
+
+
 def test_an_image_with_another_content_needs_new_tokens(place: Path) -> None:
     write_folder(place / "other", classes=0, per_class=1, seed=9)
     shutil.copyfile(place / "other" / "0000.jpg", place / "photos" / "0002.jpg")

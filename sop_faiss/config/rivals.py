@@ -37,7 +37,8 @@ class MasslConfig:
     capacity: int = 131_072
     """N, rows of the memory; at most as many as there are training images."""
     block_size: int = 16_384
-    """P, rows of a block; the memory is cut into N // P blocks, anew in each step. Rows that remain are left out."""
+    """P, rows of a block; the memory is cut into N // P blocks, drawn again in each step. Rows that
+    remain are left out."""
     fill: str = "random"
     """First contents of the memory: `random` unit vectors (the released code), or `teacher` embeddings."""
     koleo_weight: float = 0.0

@@ -114,7 +114,7 @@ def open_coco(root: Path, split: str, most: int | None = None) -> CocoSet:
         root: has `annotations/instances_SPLIT2017.json` or `instances_SPLIT.json`, and the images in `SPLIT2017/`,
             `images/SPLIT/` or `SPLIT/`.
         split: `train` or `val`.
-        most: only so many images, the first; None: all.
+        most: only this many images, the first; None: all.
 
     Raises:
         DataError: files are missing, or annotations are damaged; the first is named.

@@ -112,7 +112,7 @@ class FinetuneChoices:
     precision: str = "fp32"
     """`fp32`, or `bf16` (autocast)."""
     repeats: int = 1
-    """Differently augmented copies of an image in a batch; an epoch then has so many times fewer images."""
+    """Differently augmented copies of an image in a batch; an epoch then has that many times fewer images."""
     head_layer: str = "none"
     """`none`: the classifier is on the encoder's features; `first`: on the first layer of the run's projection head."""
     held_out: float = 0.1

@@ -66,7 +66,7 @@ def plan_epoch(rows: Int64[np.ndarray, " n"], choices: FinetuneChoices, *key: in
         rows: the images.
         choices: size of a batch, and copies of an image in it.
         key: what the order depends on.
-        images: of the set; copies of an image are so many rows apart.
+        images: of the set; copies of an image are this many rows apart.
     """
     size = choices.batch_size
     if len(rows) < size:

@@ -203,7 +203,7 @@ def _two_numbers(first: str, second: str, where: str) -> tuple[float, float]:
 def within_radius(
     queries: Sequence[Sequence[float]], database: Sequence[Sequence[float]], radius: float
 ) -> list[list[int]]:
-    """Positions in the database not farther than the radius, rising; only a strip of the map is looked at for each."""
+    """Find positions in the database within the radius, rising; only a strip of the map is looked at for each."""
     places: Float64[np.ndarray, "n 2"] = np.array(database, np.float64).reshape(-1, 2)
     order = np.argsort(places[:, 0], kind="stable")
     east = places[order, 0]

@@ -147,6 +147,6 @@ def load_batches(
 
 
 def check_workers(workers: int) -> None:
-    """Raise ConfigError if so many processes are impossible."""
+    """Raise ConfigError unless this number of processes is possible."""
     if not 0 <= workers <= 1024:
         raise ConfigError(f"`workers={workers}`: wanted 0 to 1,024")

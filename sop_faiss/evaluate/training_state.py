@@ -71,7 +71,7 @@ class TrainingState:
             ) from None
 
     def keep(self, name: str, steps: int, parts: Mapping[str, Any]) -> None:
-        """Write the state after so many steps of a training."""
+        """Write the state after this many steps of a training."""
         if self.directory is not None and is_main():
             states = {key: part.state_dict() for key, part in parts.items()}
             self._write({"name": name, "steps": steps, "parts": states})

@@ -141,9 +141,8 @@ def _cifar(root: Path, parts: tuple[list[str], list[str]], names: tuple[str, str
 def _class_names(root: Path, suffix: str, of_pickle: str, of_binary: str) -> list[str]:
     if suffix:
         return (root / of_binary).read_text(encoding="utf-8").split()
-    content, (file, key) = {}, of_pickle.split(":")
-    content = _load(root / file)
-    return [str(each) for each in content[key]]
+    file, key = of_pickle.split(":")
+    return [str(each) for each in _load(root / file)[key]]
 
 
 def _records(file: Path, label: str) -> tuple[Int64[np.ndarray, " n"], UInt8[np.ndarray, "n p"]]:

@@ -141,7 +141,7 @@ def _folded(
     index: FeatureIndex, rows: Int64[np.ndarray, " n"], places: Int64[np.ndarray, " p"], k: int, unique: float
 ) -> tuple[list[int], list[list[int]], bool]:
     """Keep places whose rows differ from all that are kept before; fold others into the first that they are like."""
-    features = index.features(rows[places].tolist())
+    features = index.unit_features(rows[places].tolist())
     kept: list[int] = []
     folded: list[list[int]] = []
     for number, place in enumerate(places.tolist()):

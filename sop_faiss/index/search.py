@@ -178,10 +178,11 @@ class FeatureIndex:
             IndexMismatchError: the encoder is not the index's.
             DataError: an image cannot be read.
         """
-        if among is not None and (np.diff(self._as_rows(among)) <= 0).any():
+        rows = None if among is None else self._as_rows(among)
+        if rows is not None and (np.diff(rows) <= 0).any():
             raise ConfigError("`among` is not in rising order, or repeats a row: wanted the rows of `rows_where`")
-        require_k(k, len(self) if among is None else len(among))  # before images are encoded
-        return self._named(self._vectors.search(self._as_queries(x, encoder), k, among))
+        require_k(k, len(self) if rows is None else len(rows))  # before images are encoded
+        return self._named(self._vectors.search(self._as_queries(x, encoder), k, rows))
 
     def search_above(
         self, x: ImageInput | Iterable[ImageInput], similarity: float, *, encoder: Encoder | None = None
@@ -252,6 +253,11 @@ class FeatureIndex:
     def features(self, rows: Sequence[int]) -> Float32[np.ndarray, "n d"]:
         """Copy the features of some rows; those of an index with shortened codes are reconstructed from the codes."""
         return self._vectors.features(np.asarray(rows, np.int64))
+
+    def unit_features(self, rows: Sequence[int]) -> Float32[np.ndarray, "n d"]:
+        """Return the same, of unit norm: what is reconstructed from shortened codes has another one."""
+        features = self.features(rows)
+        return features / np.linalg.norm(features, axis=1, keepdims=True)
 
     def _as_queries(self, x: ImageInput | Iterable[ImageInput], encoder: Encoder | None) -> Float32[np.ndarray, "q d"]:
         if not isinstance(x, np.ndarray | torch.Tensor) or x.ndim > 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class TokenStore:
 
     directory: Path
     manifest: dict[str, Any]
+    settings: TokenSettings
     keys: list[str]
     digests: list[str]
     starts: Int64[np.ndarray, " n"]
@@ -73,7 +74,7 @@ class TokenStore:
             data = np.memmap(directory / TOKENS, np.float16, "r").reshape(-1, whitening.matrix.shape[1])
             if len(counts) and (min(starts.min(), counts.min() - 1) < 0 or (starts + counts).max() > len(data)):
                 raise ValueError("images have more tokens than there are")
-            TokenSettings(manifest["size"], whitening.matrix.shape[1], manifest["most"])  # checks them
+            settings = TokenSettings(**manifest["settings"])
         except (SopError, KeyError, TypeError, ValueError, OSError, SafetensorError, pa.ArrowException) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise IndexMismatchError(f"{directory} is damaged ({reason}): remove it, and {_MAKE}") from None
@@ -87,7 +88,7 @@ class TokenStore:
         for row in np.flatnonzero(places >= 0).tolist():
             if known[row] and known[row].hex() != digests[places[row]]:
                 places[row] = -1
-        return cls(directory, manifest, keys, digests, starts, counts, whitening, data, places)
+        return cls(directory, manifest, settings, keys, digests, starts, counts, whitening, data, places)
 
     def require_complete(self, index: FeatureIndex) -> None:
         """Check that every image of the index has tokens.
@@ -123,11 +124,10 @@ class TokenStore:
         Raises:
             IndexMismatchError: the encoder is another one, or prepares images in another way.
         """
-        settings = TokenSettings(self.manifest["size"], most=self.manifest["most"])
-        preprocess = token_preprocess(encoder, settings)
+        preprocess = token_preprocess(encoder, self.settings)
         if encoder.fingerprint != self.manifest["encoder"] or preprocess.to_dict() != self.manifest["preprocess"]:
             raise IndexMismatchError(f"{self.directory} has tokens of another encoder than {encoder.name}")
-        return Tokenizer(encoder, preprocess, self.whitening, settings.most)
+        return Tokenizer(encoder, preprocess, self.whitening, self.settings.most)
 
 
 def write_tokens(
@@ -155,13 +155,12 @@ def write_tokens(
     """
     index.check_encoder(encoder)
     old = TokenStore.open(index) if has_tokens(index.directory) else None
-    if settings is not None and old is not None and not _made_with(old, settings):
+    settings = settings or (TokenSettings() if old is None else old.settings)
+    if old is not None and old.settings != settings:
         old = None
     keys = index.ids.keys
     tokenizer = (
-        learn_tokenizer(encoder, settings or TokenSettings(), len(index), images.read, keys)
-        if old is None
-        else old.tokenizer(encoder)
+        learn_tokenizer(encoder, settings, len(index), images.read, keys) if old is None else old.tokenizer(encoder)
     )
     missing = list(range(len(index))) if old is None else np.flatnonzero(old.places < 0).tolist()
     if not missing:
@@ -188,18 +187,13 @@ def write_tokens(
                 lines.append((names[position], digests[position], done, len(made)))
                 stream.write(made.tobytes())
                 done += len(made)
-        size = (old.manifest["size"] if old is not None else None) if settings is None else settings.size
-        _finish(folder, lines, tokenizer, size)
+        _finish(folder, lines, tokenizer, settings)
     return len(missing)
 
 
-def _made_with(store: TokenStore, settings: TokenSettings) -> bool:
-    dimension = store.whitening.matrix.shape[1]  # fewer than asked for where the encoder has fewer
-    known = (store.manifest["size"], store.manifest["most"])
-    return known == (settings.size, settings.most) and dimension <= settings.dimension
-
-
-def _finish(folder: Path, lines: list[tuple[str, str, int, int]], tokenizer: Tokenizer, size: int | None) -> None:
+def _finish(
+    folder: Path, lines: list[tuple[str, str, int, int]], tokenizer: Tokenizer, settings: TokenSettings
+) -> None:
     """Write the files besides the tokens."""
     columns = zip(("key", "sha256", "start", "count"), zip(*lines, strict=True), strict=True)
     pq.write_table(pa.table({name: list(values) for name, values in columns}), folder / IMAGES)
@@ -209,8 +203,7 @@ def _finish(folder: Path, lines: list[tuple[str, str, int, int]], tokenizer: Tok
     manifest = _FORMAT | {
         "encoder": tokenizer.encoder.fingerprint,
         "preprocess": tokenizer.preprocess.to_dict(),
-        "size": size,
-        "most": tokenizer.most,
+        "settings": asdict(settings),
         "files": {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths},
     }
     write_json(folder / MANIFEST, manifest)

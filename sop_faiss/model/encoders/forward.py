@@ -80,7 +80,7 @@ def _device_of(encoder: Encoder) -> torch.device:
 def features_of_batch(
     encoder: Encoder, preprocess: Preprocess, batch: UInt8[Tensor, "b h w 3"]
 ) -> Float32[np.ndarray, "b d"]:
-    """Unit-norm features of one batch, before any whitening; a zero feature stays zero, for the caller to refuse."""
+    """Return unit-norm features of one batch, before any whitening; a zero feature stays, for the caller to refuse."""
     device = _device_of(encoder)
     normalized = (preprocess.normalize(part.to(device)) for part in _parts(encoder, batch))
     return np.concatenate([_features_of_part(encoder, preprocess, images) for images in normalized])

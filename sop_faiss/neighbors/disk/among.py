@@ -6,6 +6,7 @@ the rows that are found stay the same: the nearest of a tenth of the rows are fu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import faiss
@@ -38,7 +39,12 @@ def only(rows: Int64[np.ndarray, " m"], count: int) -> Any:
 
 
 def search_among(
-    index: Any, queries: Float32[np.ndarray, "q d"], k: int, rows: Int64[np.ndarray, " m"], settings: list[int]
+    index: Any,
+    queries: Float32[np.ndarray, "q d"],
+    k: int,
+    rows: Int64[np.ndarray, " m"],
+    settings: list[int],
+    map_rows: Callable[[], None],
 ) -> NearestRows:
     """Find k of these rows of large inner product with each query, ties by rising row; never another row, never fewer.
 
@@ -49,6 +55,7 @@ def search_among(
         rows: sorted, without repeats.
         settings: `nprobe` or `efSearch`, rising from the one of a search of all rows to the largest; empty where the
             index has none.
+        map_rows: makes reconstruction by row possible; called where FAISS cannot skip rows.
     """
     count = int(index.ntotal)
     selector = _selecting(rows, count)
@@ -56,7 +63,7 @@ def search_among(
     if len(rows) > max(_ALL_COMPARED, _SHARE_COMPARED * count):
         found = _until_settled(index, queries, asked, k, selector, settings)
     if found is None:
-        found = _all_compared(index, queries, asked, rows, selector)
+        found = _all_compared(index, queries, asked, rows, selector, map_rows)
     similarities = np.where(found[1] < 0, -np.inf, found[0]).astype(np.float32)
     nearest = in_fixed_order(similarities, found[1].astype(np.int64))
     best, best_rows = (np.ascontiguousarray(each[:, :k]) for each in nearest)
@@ -89,7 +96,12 @@ def _until_settled(
 
 
 def _all_compared(
-    index: Any, queries: Float32[np.ndarray, "q d"], k: int, rows: Int64[np.ndarray, " m"], selector: Any
+    index: Any,
+    queries: Float32[np.ndarray, "q d"],
+    k: int,
+    rows: Int64[np.ndarray, " m"],
+    selector: Any,
+    map_rows: Callable[[], None],
 ) -> _Found:
     """Compare the queries with all of these rows, by the finest codes of the index."""
     while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine | faiss.IndexHNSW):
@@ -109,13 +121,12 @@ def _all_compared(
             return found
     except RuntimeError:  # FAISS cannot skip rows in an index of this kind
         pass
+    map_rows()
     return _scored(index, queries, k, rows)
 
 
 def _scored(index: Any, queries: Float32[np.ndarray, "q d"], k: int, rows: Int64[np.ndarray, " m"]) -> _Found:
     """Compare the queries with the rows as they are reconstructed from their codes."""
-    if isinstance(index, faiss.IndexIVF):
-        index.make_direct_map()
     best = np.full((len(queries), k), -np.inf, np.float32)
     best_rows = np.full((len(queries), k), -1, np.int64)
     for start in range(0, len(rows), _BLOCK_ROWS):

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float32, Int64
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.neighbors.disk.among import search_among
 from sop_faiss.neighbors.disk.faiss_files import load, reason, save
+from sop_faiss.neighbors.disk.faiss_layers import innermost, inside, layers_of
 from sop_faiss.neighbors.disk.gpu_lists import FilledByGpus, learning_on_gpus
 from sop_faiss.neighbors.disk.mapped_pages import MappedPages, pages_for_reranking
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
@@ -77,7 +78,7 @@ class ApproximateIndex:
         """FAISS's name of the search setting: `nprobe`, `efSearch`, or None where there is nothing to choose."""
         if self._ivf is not None:
             return "nprobe"
-        return "efSearch" if isinstance(_innermost(self._faiss), faiss.IndexHNSW) else None
+        return "efSearch" if isinstance(innermost(self._faiss), faiss.IndexHNSW) else None
 
     @property
     def is_graph(self) -> bool:
@@ -153,7 +154,7 @@ class ApproximateIndex:
             ) from None
 
     def _transforms(self) -> list[Any]:
-        layers = [self._faiss, _inside(self._faiss)]
+        layers = [self._faiss, inside(self._faiss)]
         chains: list[Any] = [each.chain for each in layers if isinstance(each, faiss.IndexPreTransform)]
         return [faiss.downcast_VectorTransform(chain.at(place)) for chain in chains for place in range(chain.size())]
 
@@ -165,12 +166,16 @@ class ApproximateIndex:
 
     def features(self, rows: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "m d"]:
         """Return some rows, as reconstructed from the stored codes."""
-        with self._changing:
-            if self._ivf is not None and self._ivf.direct_map.type == _NO_MAP:
-                self._ivf.make_direct_map()
+        self._map_rows()
         if not len(rows):
             return np.empty((0, self.dimension), np.float32)
         return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
+
+    def _map_rows(self) -> None:
+        """Note the list of each row, once, for reconstruction; searches in other threads wait for it."""
+        with self._changing:
+            if self._ivf is not None and self._ivf.direct_map.type == _NO_MAP:
+                self._ivf.make_direct_map()
 
     def search(
         self, queries: Float32[np.ndarray, "q d"], k: int, among: Int64[np.ndarray, " m"] | None = None
@@ -194,7 +199,7 @@ class ApproximateIndex:
         queries = np.ascontiguousarray(queries)
         if among is not None:
             settings = [value for value in self.search_settings() if value >= (self._search_setting or value)]
-            found = search_among(self._faiss, queries, k, among, settings if self.setting_name else [])
+            found = search_among(self._faiss, queries, k, among, settings if self.setting_name else [], self._map_rows)
             self._release()
             return found
         asked = min(self.count, k + _SPARE_ROWS)
@@ -281,8 +286,8 @@ class ApproximateIndex:
             raise ConfigError(f"an index {self.factory} cannot lose rows: build it again without them")
 
     def takes_codes_of(self, other: ApproximateIndex) -> bool:
-        """Whether both indices have lists, and make the same lists and codes of the same vectors."""
-        if self._ivf is None or _layers(self._faiss) != _layers(other._faiss):
+        """Return whether both indices have lists, and make the same lists and codes of the same vectors."""
+        if self._ivf is None or layers_of(self._faiss) != layers_of(other._faiss):
             return False
         probes = np.random.default_rng(_SEED).standard_normal((256, self.dimension)).astype(np.float32)
         probes /= np.linalg.norm(probes, axis=1, keepdims=True)
@@ -305,7 +310,7 @@ class ApproximateIndex:
         layer = self._faiss
         while layer is not None:
             layer.ntotal = self._ivf.ntotal
-            layer = _inside(layer)
+            layer = inside(layer)
 
     def _keep_in_lists(self, rows: Bool[np.ndarray, " n"]) -> None:
         """Remove the other rows from the lists, and number the rest from 0."""
@@ -350,8 +355,8 @@ def make_approximate_index(factory: str, dimension: int) -> ApproximateIndex:
             f"index factory {factory!r} is unknown to FAISS for dimension {dimension} ({why}): use auto, Flat, or one "
             "such as IVF1024,SQ8 or HNSW32"
         ) from None
-    innermost = _innermost(index)
-    if index.metric_type != faiss.METRIC_INNER_PRODUCT or isinstance(innermost, faiss.IndexIDMap | faiss.IndexLSH):
+    has_own_ids = isinstance(innermost(index), faiss.IndexIDMap | faiss.IndexLSH)
+    if has_own_ids or index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ConfigError(f"index factory {factory!r} has ids or a metric of its own: use one without")
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
@@ -383,33 +388,6 @@ def read_approximate_index(
             f"{path} holds {found[1]} vectors of dimension {found[0]}, wanted {count} of {dimension} under the inner "
             "product: files of different indices were mixed"
         )
-    if _layers(index) != _layers(make_approximate_index(factory, dimension)._faiss):
+    if layers_of(index) != layers_of(make_approximate_index(factory, dimension)._faiss):
         raise IndexMismatchError(f"{path} is not the index {factory} that its manifest names: build the index again")
     return ApproximateIndex(factory, index, pages_for_reranking(index, path) if mapped else None)
-
-
-def _layers(index: Any) -> list[tuple[str, int]]:
-    """List the kinds of an index and of those inside it, each with its bytes per row or number of lists."""
-    layers = []
-    while index is not None:
-        kind = "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__  # IndexFlatIP until written
-        size = next((int(getattr(index, name)) for name in ("nlist", "code_size") if hasattr(index, name)), 0)
-        layers.append((kind, size))
-        index = _inside(index)
-    return layers
-
-
-def _inside(index: Any) -> Any:
-    """Return the index inside a rotation or a refinement, or that keeps the rows of a graph; else None."""
-    if isinstance(index, faiss.IndexPreTransform):
-        return faiss.downcast_index(index.index)
-    if isinstance(index, faiss.IndexRefine):
-        return faiss.downcast_index(index.base_index)
-    return faiss.downcast_index(index.storage) if isinstance(index, faiss.IndexHNSW) else None
-
-
-def _innermost(index: Any) -> Any:
-    """Return the index inside rotations and refinements."""
-    while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine):
-        index = _inside(index)
-    return index

@@ -61,11 +61,6 @@ class Recall:
     """That were not in the index when it was measured."""
 
 
-def choose_factory(count: int, dimension: int, max_bytes: int | None = None) -> Choice:
-    """Choose an index that fits into `max_bytes`: the first of `choices`."""
-    return choices(count, dimension, max_bytes)[0]
-
-
 def choices(count: int, dimension: int, max_bytes: int | None = None) -> list[Choice]:
     """List the indices that fit into `max_bytes`: exact where that is quick, else IVF, the finest codes first.
 

@@ -62,7 +62,7 @@ class Reranker:
         places = np.tile(np.arange(found.rows.shape[1]), (len(found.rows), 1))
         for query, rows in enumerate(found.rows[:, : self.settings.depth].tolist()):
             if tokens is None:
-                order = order_by_features(self.settings, features[query], self.index.features(rows))
+                order = order_by_features(self.settings, features[query], self.index.unit_features(rows))
             else:
                 assert self.store is not None
                 order = order_by_tokens(self.settings, tokens[query], self.store.of(rows))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
-from sop_faiss.data.images.listing import FileSource, open_files
 from sop_faiss.data.images.source import ImageSource, Place, open_source, place_of
-from sop_faiss.data.shards.shard_source import common_folder
-from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.errors import ConfigError
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
@@ -27,11 +25,11 @@ from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.finding.as_one import as_one, name_of_all, refuse_minus
 from sop_faiss.verbs.finding.index_rerank import Reranker, open_reranker
 from sop_faiss.verbs.finding.query_box import Box, boxed
+from sop_faiss.verbs.finding.query_files import open_images
 from sop_faiss.verbs.finding.search_result import Found, SearchedQuery, SearchResult
 
 _K = 10  # neighbors of a query, where neither k nor a threshold is given
@@ -117,60 +115,26 @@ def search_index(
     if options.box is not None and not images:
         raise ConfigError("`box` is a part of an image file: name one, or leave it out")
     refuse_minus(options.minus, list(keys) if keys else [str(image) for image in images], features)
-    k, threshold, rerank = options.k, options.threshold, options.rerank
-    together = options.together or bool(options.minus)
+    k = options.k
+    how: dict[str, Any] = {
+        "threshold": options.threshold,
+        "together": options.together or bool(options.minus),
+        "rerank": options.rerank,
+    }
     if keys:
-        narrowing = options.narrowing(index)
-        return search_by_key(
-            *(index, keys, k),
-            threshold=threshold,
-            images_root=options.images_root,
-            narrowing=narrowing,
-            together=together,
-            minus=options.minus,
-            rerank=rerank,
-        )
-    _check_request(k, len(index), threshold)
-    narrowing = options.narrowing(index)
+        how |= {"narrowing": options.narrowing(index), "images_root": options.images_root, "minus": options.minus}
+        return search_by_key(index, keys, k, **how)
+    _check_request(k, len(index), options.threshold)
+    how["narrowing"] = options.narrowing(index)
     if features is not None:
-        store = FeatureStore.read(features)
-        return search_by_features(
-            *(index, store, k), threshold=threshold, narrowing=narrowing, together=together, rerank=rerank
-        )
+        return search_by_features(index, FeatureStore.read(features), k, **how)
     source: ImageSource = open_images(images) if data is None else open_source(data)
     loaded = encoder_of_index(index, encoder)
     if options.box is not None:
         source = boxed(open_images(images), options.box, loaded.preprocess.top_value)
-    return search_by_images(
-        index,
-        loaded,
-        source,
-        k,
-        threshold=threshold,
-        extraction=replace(options.extraction, max_bad_fraction=0.0) if data is None else options.extraction,
-        progress=progress,
-        narrowing=narrowing,
-        together=together,
-        minus=open_images([Path(name) for name in options.minus]) if options.minus else None,
-        rerank=rerank,
-    )
-
-
-def open_images(files: Sequence[Path]) -> FileSource:
-    """Open image files as a source, in the order given; a file that is named twice counts once.
-
-    Raises:
-        DataError: a file is missing or is a folder.
-    """
-    paths = [Path(os.path.normpath(Path(file).absolute())) for file in dict.fromkeys(files)]
-    for path in paths:
-        if path.is_dir():
-            raise DataError(f"{path} is a folder, wanted an image: name a folder with `data`")
-        if not path.is_file():
-            raise DataError(f"image {path} {path_state(path)}")
-    root = common_folder([path.parent for path in paths])
-    description = f"{len(paths)} images" if len(paths) != 1 else str(paths[0])
-    return open_files(description, root, [path.relative_to(root).as_posix() for path in paths], None, None)
+    extraction = replace(options.extraction, max_bad_fraction=0.0) if data is None else options.extraction
+    minus = open_images([Path(name) for name in options.minus]) if options.minus else None
+    return search_by_images(index, loaded, source, k, extraction=extraction, progress=progress, minus=minus, **how)
 
 
 def search_by_images(
@@ -308,16 +272,15 @@ def search_by_key(
         keys, names = [name_of_all(keys, minus)], names[:1] if len(set(names)) == 1 else [None]
     elif narrowing is not None:
         lines = []
-        for row in rows:  # a combination of one: features of shortened codes are not of unit norm
-            query = combined_query(index.features([row]))
-            lines += _search(index, query, k, threshold, _without(narrowing, [row]))
+        for row in rows:
+            lines += _search(index, index.unit_features([row]), k, threshold, _without(narrowing, [row]))
     elif k is None and threshold is not None:
         lines = [(found, 0, None) for found in index.search_rows_above(rows, threshold)]
     else:
         assert k is not None
         neighbors = index.search_rows(rows, k if reranker is None else reranker.wanted(k, len(index) - 1))
         if reranker is not None:
-            neighbors = reranker.reordered(neighbors, index.features(rows), reranker.tokens_of_rows(rows), k)
+            neighbors = reranker.reordered(neighbors, index.unit_features(rows), reranker.tokens_of_rows(rows), k)
         lines = [(neighbors, number, None) for number in range(len(rows))]
     images = index_images(index, images_root)
     queries = []

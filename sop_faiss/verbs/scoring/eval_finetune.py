@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.classifier import top_metrics
@@ -67,34 +66,34 @@ def evaluate_finetune(
     check_workers(options.workers)
     sets = open_labeled_images(train, test, "fine-tuning", options.part)
     network = encoder_of_spec(encoder)
-    first_layer = first_layer_of(encoder, network) if options.choices.head_layer == "first" else None
-    return tune_and_test(sets, network, options, "finetune", test, first_layer=first_layer, stage=stage)
+    return tune_and_test(sets, encoder, network, options, "finetune", test, stage=stage)
 
 
 def tune_and_test(
     sets: LabeledImages,
+    encoder: EncoderSpec,
     network: Encoder,
     options: FinetuneOptions,
     task: str,
     dataset: str,
     *,
-    first_layer: nn.Sequential | None = None,
     stage: Stage = silent_stage,
 ) -> ClassifierResult:
     """Fine-tune an encoder that is there on sets that are open, and test it once; errors as of `evaluate_finetune`.
 
     Args:
         sets: labeled images.
-        network: where training starts; it stays as it is.
+        encoder: where training starts.
+        network: made of it; it stays as it is.
         options: the recipe and the like.
         task: the command after `sop-eval`.
         dataset: what it is measured on, as the user named it.
-        first_layer: of a projection head, between the features and the classifier.
         stage: announces each stage of the work.
     """
     started = time.perf_counter()
     _require_plain(network)
     choices = filled_choices(network, options.choices)
+    first_layer = first_layer_of(encoder, network) if choices.head_layer == "first" else None
     check_readable(sets.test_images, top_value=network.preprocess.top_value, workers=options.workers)
     classes, targets = np.unique(sets.train_labels, return_inverse=True)
     settings = {

@@ -79,13 +79,13 @@ def evaluate_transfer(
     recipe = recipe_of_set(name, size_of_recipe(trunk_of(network)))
     choices = FinetuneChoices(**{**recipe, **options.given, "seed": part.seed})
     if "warmup_epochs" not in options.given and choices.epochs is not None:
-        choices = replace(choices, warmup_epochs=min(recipe["warmup_epochs"], choices.epochs))
+        choices = replace(choices, warmup_epochs=float(min(recipe["warmup_epochs"], choices.epochs)))
     tuning = FinetuneOptions(choices, part, options.workers, options.out)
-    result = tune_and_test(sets, network, tuning, "transfer", str(data), stage=stage)
+    result = tune_and_test(sets, encoder, network, tuning, "transfer", str(data), stage=stage)
     return replace(result, protocol={"set": name, **result.protocol})
 
 
 def _spaced(source: ImageSource, most: int) -> ImageSource:
-    """Return at most so many images of a source, evenly spaced."""
+    """Return at most `most` images of a source, evenly spaced."""
     count = min(len(source), most)
     return Subset(source, np.arange(count) * len(source) // count)
