@@ -111,7 +111,9 @@ def _print(index: FeatureIndex, groups: Sequence[DuplicateGroup], threshold: flo
     alike = sum(len(group.rows) for group in groups)
     counted_groups = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
     click.echo(f"{counted_groups} of {alike:,} of {len(index):,} images at {threshold:g} or more")
-    if groups:
+    if not groups:
+        click.echo("a lower --threshold finds images that are less alike")
+    else:
         kinds = Counter(group.kind for group in groups)
         counts = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in KINDS.items() if kinds[kind])
         click.echo(f"by their bytes: {counts}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,6 @@ def make_tokens_of(
     """Make tokens, and say of how many images."""
     from sop_faiss.verbs.finding.index_tokens import make_tokens
 
-    with progress_reporter("tokens", "images") as progress:
-        made = make_tokens(index, encoder, settings, images_root=images_root, progress=progress)
-    click.echo(f"tokens of {made:,} images made" if made else "all images have their tokens")
+    made = make_tokens(index, encoder, settings, images_root=images_root, stage=progress_reporter)
+    ready = f"tokens of {made:,} images made" if made else "all images have their tokens"
+    click.echo(f"{ready}; next: sop-index search {shlex.quote(str(index))} IMAGE --rerank local")

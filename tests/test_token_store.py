@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.rerank.settings import Rerank, TokenSettings
 from sop_faiss.index.rerank.token_store import TokenStore, write_tokens
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
 from tests.encoders import tiny_config, write_run
 from tests.images import write_folder
@@ -160,10 +164,23 @@ def test_tokens_of_another_encoder_are_refused(place: Path) -> None:
     with pytest.raises(IndexMismatchError, match="another encoder"):
         TokenStore.open(index)
     shutil.rmtree(place / "second" / "tokens")
-    with pytest.raises(ConfigError, match="no tokens"):
+    with pytest.raises(ConfigError, match=rf"no tokens.*`sop-index tokens {re.escape(str(index.directory))}`"):
         search_index(index, keys=["0001"], options=SearchOptions(rerank=Rerank("local")))
     with pytest.raises(IndexMismatchError):
         write_tokens(index, encoder_of_index(FeatureIndex.open(place / "index")), index_images(index), TokenSettings())
+
+
+def test_learning_and_making_report_each_image(place: Path) -> None:
+    calls: dict[str, list[tuple[int, int]]] = {}
+
+    @contextlib.contextmanager
+    def stage(what: str, unit: str) -> Iterator[ProgressCallback]:
+        yield lambda done, total: calls.setdefault(f"{what}, {unit}", []).append((done, total))
+
+    index = FeatureIndex.open(place / "index")
+    write_tokens(index, encoder_of_index(index), index_images(index), TokenSettings(most=5), stage)
+    each = [(done, COUNT) for done in range(1, COUNT + 1)]
+    assert calls == {"learning tokens, images": each, "tokens, images": each}
 
 
 def test_what_cannot_go_together(built: Path, tmp_path: Path) -> None:

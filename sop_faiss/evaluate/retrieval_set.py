@@ -227,7 +227,9 @@ def _own_ground_truth(root: Path, dataset: str) -> Path:
     found = sorted([*root.glob("gnd.json"), *root.glob("gnd_*.pkl")])
     if len(found) != 1:
         got = ", ".join(path.name for path in found) or "neither gnd.json nor gnd_*.pkl"
-        raise DataError(f"{root} holds {got}; wanted one ground-truth file, or name one with `gnd`")
+        raise DataError(
+            f"{root} holds {got}; wanted one ground-truth file (name one with `gnd`), or a folder for each thing"
+        )
     return found[0]
 
 

@@ -65,8 +65,8 @@ class MasslObjective:
         if size > capacity:
             raise ConfigError(
                 f"massl.block_size = {size} is too much for a memory of {capacity} rows ({images} training images, "
-                f"massl.capacity = {self.settings.capacity}): wanted at most {capacity}, and "
-                f"{max(2, capacity // 4)} is a good number for few images; lower it or use more images"
+                f"massl.capacity = {self.settings.capacity}): wanted at most {capacity}; "
+                f"for few images set massl.block_size={max(2, capacity // 4)}, or use more images"
             )
         return capacity
 

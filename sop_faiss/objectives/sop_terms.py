@@ -122,8 +122,8 @@ def fit_memory(config: Config, name: str, images: int) -> tuple[int, bool]:
         if value > most:
             # the fewest anchors that `SopConfig` allows: 2, and more than 1 / (1 - eps)
             fewest = max(2, math.floor(1 / (1 - config.sop.eps)) + 1) if setting == "num_anchors" else 0
-            good = f", and {max(fewest, capacity // 4)} is a good number for few images" if fewest else ""
-            remedy = f"wanted at most {most}{good}; lower it or use more images"
+            few = f"; for few images set sop.{name}.{setting}={max(fewest, capacity // 4)}" if fewest else ", lower it"
+            remedy = f"wanted at most {most}{few}, or use more images"
             raise ConfigError(
                 f"sop.{name}.{setting} = {value} is too much for a memory of {capacity} rows ({images} training "
                 f"images, sop.{name}.capacity = {asked}): "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,10 +25,9 @@ from sop_faiss.index.rerank.tokens import Tokenizer, TokenWhitening, learn_token
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import read_states
 from sop_faiss.model.encoders.encoder import Encoder
-from sop_faiss.progress import ProgressCallback
+from sop_faiss.progress import Stage, silent_stage
 
 _FORMAT = {"format": "sop_faiss.tokens", "format_version": 1}
-_MAKE = "make them with `sop-index tokens`"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TokenStore:
         """
         directory = index.directory / FOLDER
         if not directory.is_dir():
-            raise ConfigError(f"{index.directory} has no tokens: {_MAKE}")
+            raise ConfigError(f"{index.directory} has no tokens: {_make(index.directory)}")
         try:
             manifest = read_json(directory / MANIFEST)
             if {name: manifest[name] for name in _FORMAT} != _FORMAT:
@@ -77,10 +77,12 @@ class TokenStore:
             settings = TokenSettings(**manifest["settings"])
         except (SopError, KeyError, TypeError, ValueError, OSError, SafetensorError, pa.ArrowException) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise IndexMismatchError(f"{directory} is damaged ({reason}): remove it, and {_MAKE}") from None
+            raise IndexMismatchError(
+                f"{directory} is damaged ({reason}): remove it, and {_make(index.directory)}"
+            ) from None
         if manifest["encoder"] != index.manifest.encoder["fingerprint"]:
             raise IndexMismatchError(
-                f"{directory} has tokens of another encoder than the index: remove it, and {_MAKE}"
+                f"{directory} has tokens of another encoder than the index: remove it, and {_make(index.directory)}"
             )
         by_key = {key: place for place, key in enumerate(keys)}
         places = np.array([by_key.get(key, -1) for key in index.ids.keys], np.int64)
@@ -101,7 +103,7 @@ class TokenStore:
             first = index.ids.keys[missing[0]]
             raise IndexMismatchError(
                 f"{len(missing):,} of {len(index):,} images of {index.directory} have no tokens (first {first!r}): "
-                f"{_MAKE}"
+                f"{_make(index.directory)}"
             )
 
     def of(self, rows: Sequence[int]) -> list[np.ndarray]:
@@ -115,7 +117,9 @@ class TokenStore:
             start = self.starts[place]
             found.append(np.array(self.data[start : start + self.counts[place]]))
         if not all(np.isfinite(each).all() for each in found):
-            raise IndexMismatchError(f"{self.directory / TOKENS} is damaged: remove {self.directory}, and {_MAKE}")
+            raise IndexMismatchError(
+                f"{self.directory / TOKENS} is damaged: remove {self.directory}, and {_make(self.directory.parent)}"
+            )
         return found
 
     def tokenizer(self, encoder: Encoder) -> Tokenizer:
@@ -135,7 +139,7 @@ def write_tokens(
     encoder: Encoder,
     images: IndexImages,
     settings: TokenSettings | None = None,
-    progress: ProgressCallback | None = None,
+    stage: Stage = silent_stage,
 ) -> int:
     """Make the tokens of all images of an index that have none, and write them beside it.
 
@@ -144,7 +148,7 @@ def write_tokens(
         encoder: the index's.
         images: where they are now.
         settings: how tokens are made; others than before make all again. None: as before, or the defaults.
-        progress: called with images done and their total.
+        stage: announces learning the whitening, if none is there, and making the tokens.
 
     Returns:
         The number of images that were read.
@@ -159,9 +163,11 @@ def write_tokens(
     if old is not None and old.settings != settings:
         old = None
     keys = index.ids.keys
-    tokenizer = (
-        learn_tokenizer(encoder, settings, len(index), images.read, keys) if old is None else old.tokenizer(encoder)
-    )
+    if old is None:
+        with stage("learning tokens", "images") as progress:
+            tokenizer = learn_tokenizer(encoder, settings, len(index), images.read, keys, progress=progress)
+    else:
+        tokenizer = old.tokenizer(encoder)
     missing = list(range(len(index))) if old is None else np.flatnonzero(old.places < 0).tolist()
     if not missing:
         return 0
@@ -183,10 +189,11 @@ def write_tokens(
                 stream.write(tokens.tobytes())
                 done += len(tokens)
             names = [keys[row] for row in missing]
-            for position, made in tokenizer.tokens(len(missing), read, names, progress):
-                lines.append((names[position], digests[position], done, len(made)))
-                stream.write(made.tobytes())
-                done += len(made)
+            with stage("tokens", "images") as progress:
+                for position, made in tokenizer.tokens(len(missing), read, names, progress):
+                    lines.append((names[position], digests[position], done, len(made)))
+                    stream.write(made.tobytes())
+                    done += len(made)
         _finish(folder, lines, tokenizer, settings)
     return len(missing)
 
@@ -207,3 +214,7 @@ def _finish(
         "files": {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths},
     }
     write_json(folder / MANIFEST, manifest)
+
+
+def _make(index: Path) -> str:
+    return f"make them with `sop-index tokens {shlex.quote(str(index))}`"

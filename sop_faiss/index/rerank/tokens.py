@@ -124,6 +124,7 @@ def learn_tokenizer(
     count: int,
     read: Callable[[int], bytes],
     names: Sequence[str],
+    progress: ProgressCallback | None = None,
 ) -> Tokenizer:
     """Learn the whitening of tokens from up to 500 images of a gallery, a seeded draw.
 
@@ -133,6 +134,7 @@ def learn_tokenizer(
         count: of the images.
         read: their encoded bytes by position.
         names: of the images, for errors.
+        progress: called with images read and their total.
 
     Raises:
         ConfigError: the encoder has no tokens, or does not take this size.
@@ -148,6 +150,8 @@ def learn_tokenizer(
     for position, tokens in images:
         own = np.random.default_rng((0, position)).permutation(len(tokens))[:_LEARNED_TOKENS]
         sample.append(tokens[own])
+        if progress is not None:
+            progress(len(sample), len(drawn))
     together = np.concatenate(sample).astype(np.float64)
     together /= np.maximum(np.linalg.norm(together, axis=1, keepdims=True), _TINY)
     mean = together.mean(0)
