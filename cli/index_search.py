@@ -208,7 +208,7 @@ def search_command(
         content |= {name: value for name, value in narrowed.items() if value}
         put_json(json_file, content)
     if STDOUT not in (json_file, csv_file):
-        click.echo(_found_text(result, places, by_label))
+        click.echo(_found_text(result, places, by_label, threshold))
         say_written("JSON", json_file)
     say_written("CSV", csv_file)
     say_written("page", html_file)
@@ -220,7 +220,7 @@ def search_command(
         click.echo(f"left out: {counted(result.dropped)}", err=True)
 
 
-def _found_text(result: SearchResult, images: IndexImages, by_label: bool) -> str:
+def _found_text(result: SearchResult, images: IndexImages, by_label: bool, threshold: float | None) -> str:
     """Print one block per query: its key and label, then each neighbor; with `by_label` whether it is right."""
     marks = {True: "+ ", False: "- ", None: "  "}
     blocks = []
@@ -233,6 +233,6 @@ def _found_text(result: SearchResult, images: IndexImages, by_label: bool) -> st
             more = f"  (+{len(found.folded):,} alike)" if found.folded else ""
             lines.append(f"{found.rank:4d}  {found.similarity:7.4f}  {mark}{name}  {place}{more}")
         if not query.found:
-            lines.append("      nothing above the threshold")
+            lines.append(f"      nothing {'else passes the condition' if threshold is None else 'above the threshold'}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

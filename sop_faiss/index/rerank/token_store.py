@@ -126,7 +126,9 @@ class TokenStore:
         settings = TokenSettings(self.manifest["size"], most=self.manifest["most"])
         preprocess = token_preprocess(encoder, settings)
         if encoder.fingerprint != self.manifest["encoder"] or preprocess.to_dict() != self.manifest["preprocess"]:
-            raise IndexMismatchError(f"{self.directory} has tokens of another encoder than {encoder.name}")
+            raise IndexMismatchError(
+                f"{self.directory} has tokens of another encoder than {encoder.name}: remove it, and {_MAKE}"
+            )
         return Tokenizer(encoder, preprocess, self.whitening, settings.most)
 
 

@@ -164,13 +164,23 @@ class ApproximateIndex:
             self._faiss.add(rows)
 
     def features(self, rows: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "m d"]:
-        """Return some rows, as reconstructed from the stored codes."""
+        """Return some rows, as reconstructed from the stored codes.
+
+        Raises:
+            ConfigError: FAISS has no way back from the codes of this factory.
+        """
         with self._changing:
             if self._ivf is not None and self._ivf.direct_map.type == _NO_MAP:
                 self._ivf.make_direct_map()
         if not len(rows):
             return np.empty((0, self.dimension), np.float32)
-        return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
+        try:
+            return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
+        except RuntimeError:
+            raise ConfigError(
+                f"an index {self.factory} cannot return its vectors: search by images or features, without `where`, "
+                "`unique` or `rerank`, or build it by another factory"
+            ) from None
 
     def search(
         self, queries: Float32[np.ndarray, "q d"], k: int, among: Int64[np.ndarray, " m"] | None = None
@@ -353,6 +363,10 @@ def make_approximate_index(factory: str, dimension: int) -> ApproximateIndex:
     innermost = _innermost(index)
     if index.metric_type != faiss.METRIC_INNER_PRODUCT or isinstance(innermost, faiss.IndexIDMap | faiss.IndexLSH):
         raise ConfigError(f"index factory {factory!r} has ids or a metric of its own: use one without")
+    if isinstance(index, faiss.IndexRefine):
+        finer = faiss.downcast_index(index.refine_index)
+        if not isinstance(finer, faiss.IndexFlatCodes):  # FAISS would end the process at the first search
+            raise ConfigError(f"index factory {factory!r} re-ranks by an index: wanted codes, as Refine(SQfp16)")
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
         ivf.cp.seed = _SEED
@@ -390,12 +404,14 @@ def read_approximate_index(
 
 def _layers(index: Any) -> list[tuple[str, int]]:
     """List the kinds of an index and of those inside it, each with its bytes per row or number of lists."""
-    layers = []
-    while index is not None:
-        kind = "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__  # IndexFlatIP until written
-        size = next((int(getattr(index, name)) for name in ("nlist", "code_size") if hasattr(index, name)), 0)
+    layers, layer = [], index  # the outermost owns the others, which are gone with it
+    while layer is not None:
+        kind = "IndexFlat" if isinstance(layer, faiss.IndexFlat) else type(layer).__name__  # IndexFlatIP until written
+        size = next((int(getattr(layer, name)) for name in ("nlist", "code_size") if hasattr(layer, name)), 0)
+        if isinstance(layer, faiss.IndexRefine):  # Refine(Flat) is an IndexRefineFlat from its file on
+            kind, size = "IndexRefine", int(layer.refine_index.sa_code_size())
         layers.append((kind, size))
-        index = _inside(index)
+        layer = _inside(layer)
     return layers
 
 
