@@ -58,7 +58,7 @@ def parse_condition(text: str) -> exp.Expr:
     except (SqlglotError, RecursionError, ValueError):
         raise ConfigError(
             f"`where={shown}` is not a condition: wanted one such as label = 'shoe' and not price >= 50 (texts in "
-            'single quotes, names of columns with spaces in "double" ones)'
+            'single quotes, columns with spaces or named as a word of SQL in "double" ones)'
         ) from None
     for part in parts:
         more = {name for name, value in part.args.items() if value} - _ARGUMENTS
