@@ -27,6 +27,7 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
 from sop_faiss.config.load import config_summary, find_file, packaged_suites, read_mapping
 from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.paths import path_state
 
 _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "knn": ("sop-knn", knn.main),
@@ -112,6 +113,8 @@ def suite_command(
     for reserved in (f"--{each}" for each in _RESERVED):
         if any(word == reserved or word.startswith(f"{reserved}=") for word in encoder_options):
             raise ConfigError(f"{reserved} cannot be an option of all tasks: leave it out")
+    if root is not None and not root.is_dir():
+        raise ConfigError(f"--root {root} {path_state(root)}: wanted the folder that holds the suite's data")
     shared = ["--model", model, *encoder_options]
     board = Leaderboard(out)
     board.check_column(column, shared)

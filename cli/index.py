@@ -113,6 +113,7 @@ def build_command(
     """
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.build import IndexOptions, parse_bytes
+    from sop_faiss.index.rerank.token_files import has_tokens
     from sop_faiss.index.store import read_left_out
     from sop_faiss.verbs.finding.index_build import build
 
@@ -120,6 +121,8 @@ def build_command(
     if with_tokens and features is not None:
         raise ConfigError("--tokens are made of images, and --features has none: build of images")
     tokens = token_settings(token_size, token_count, with_tokens, "--tokens")
+    if with_tokens and (out / "manifest.json").is_file() and not has_tokens(out):  # a kill came in between
+        raise ConfigError(f"{out} has an index already, without tokens: `sop-index tokens {out}` makes them")
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall, max_query_ms)
     verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "images")
     with ranks_of_torchrun() as is_main, progress_reporter(verb, things) as progress:

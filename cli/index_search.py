@@ -146,8 +146,6 @@ def search_command(
         figures=["--explain"],
         force=force,
     )
-    if explain is not None and (together or minus):
-        raise ConfigError("--explain draws one image as the query: leave out --together and --minus")
     extraction = ExtractionOptions(batch_size, max_bad_fraction=max_bad_fraction)
     part = None if box is None else parse_box(box)
     options = SearchOptions(
@@ -210,7 +208,7 @@ def search_command(
         content |= {name: value for name, value in narrowed.items() if value}
         put_json(json_file, content)
     if STDOUT not in (json_file, csv_file):
-        click.echo(_found_text(result, places, by_label))
+        click.echo(_found_text(result, places, by_label, threshold))
         say_written("JSON", json_file)
     say_written("CSV", csv_file)
     say_written("page", html_file)
@@ -222,7 +220,7 @@ def search_command(
         click.echo(f"left out: {counted(result.dropped)}", err=True)
 
 
-def _found_text(result: SearchResult, images: IndexImages, by_label: bool) -> str:
+def _found_text(result: SearchResult, images: IndexImages, by_label: bool, threshold: float | None) -> str:
     """Print one block per query: its key and label, then each neighbor; with `by_label` whether it is right."""
     marks = {True: "+ ", False: "- ", None: "  "}
     blocks = []

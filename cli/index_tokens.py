@@ -13,6 +13,7 @@ from sop_faiss.cli.encoder_options import EncoderCommand
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.rerank_options import token_options, token_settings
+from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.spec import EncoderSpec
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def tokens_command(
       sop-index tokens photos.index --token-size 320
       sop-index search photos.index query.jpg --rerank local
     """
+    if encoder is not None and encoder.cache is not None:
+        raise ConfigError("--cache keeps features, and tokens are none: leave it out")
     same = (token_size, token_count) == (None, None)
     settings = None if same else token_settings(token_size, token_count, True, "")
     make_tokens_of(index, encoder, images_root, settings)

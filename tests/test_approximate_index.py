@@ -345,3 +345,20 @@ def test_a_factory_of_many_letters_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         make_approximate_index("(" * 100_000, DIMENSION)
     assert_one_line(error, "100,000")
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("factory", ["IVF8,PQ4x4fs", "PCA8,SQ8", "SQ8,Refine(Flat)", "PCA8,IVF8,SQ8,Refine(Flat)"])
+def test_what_was_written_is_read(factory: str, mapped: bool, rows: np.ndarray, tmp_path: Path) -> None:
+    """FAISS leaves things out of its files: a pointer of fast scans, and the class of a refinement."""
+    index = make(factory, rows)
+    index.write(tmp_path / "index.faiss")
+    again = read_approximate_index(tmp_path / "index.faiss", factory, DIMENSION, COUNT, mapped=mapped)
+    np.testing.assert_array_equal(again.features(np.arange(40)), index.features(np.arange(40)))
+
+
+def test_what_faiss_would_end_or_cannot_return(rows: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match="Refine"):
+        make_approximate_index("SQ8,Refine(IVF2,Flat)", DIMENSION)
+    with pytest.raises(ConfigError, match="ITQ8"):
+        make("ITQ8,Flat", rows).features(np.arange(3))

@@ -135,5 +135,20 @@ def test_minus_of_a_store_or_a_missing_image(place: Path) -> None:
     assert_one_line_error(missing, "no.jpg")
 
 
+def test_the_same_image_by_another_name(place: Path) -> None:
+    one = sorted((place / "photos").rglob("*.*"))[0]
+    other = one.parent / ".." / one.parent.name / one.name
+    for query, minus in (((one,), other), ((one,), ""), (("--key", "x"), "")):
+        refused = invoke("search", place / "photos.index", *query, "--minus", minus, ok=False)
+        assert_one_line_error(refused, "--minus")
+
+
+def test_nothing_else_passes(place: Path) -> None:
+    key = FeatureIndex.open(place / "photos.index").ids.keys[0]
+    words = ("search", place / "photos.index", "--key", key, "--where", f"key = '{key}'")
+    assert "nothing else passes the condition" in invoke(*words).stdout
+    assert "nothing above the threshold" in invoke(*words, "--threshold", 0.5).stdout
+
+
 def test_names_of_many() -> None:
     assert name_of_all(list("abcd"), list("wxyz")) == "a + 3 more - 4 images"

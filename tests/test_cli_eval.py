@@ -187,3 +187,9 @@ def test_a_suite_finds_its_data_below_a_folder(suite: Path, tmp_path: Path) -> N
     file.write_text("tasks: {neighbors: {task: knn, train: a, test: b, k: 1}}")
     result = run("suite", file, *RESNET, "--root", tmp_path, "--out", tmp_path / "board")
     assert result.exit_code == 0, result.output
+
+
+def test_a_suite_wants_its_root(suite: Path, tmp_path: Path) -> None:
+    for root in (tmp_path / "missing", suite):
+        assert "--root" in fails("suite", suite, *RESNET, "--root", root, "--out", tmp_path / "board")
+    assert not (tmp_path / "board").exists()

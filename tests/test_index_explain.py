@@ -40,7 +40,13 @@ def test_what_is_drawn_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "--explain draws one query" in command_fails(
         main, "search", index, query, other, "--explain", out, "--force"
     )
-    assert "--together" in command_fails(main, *words, "--force", "--minus", other)
+    for joined in (
+        ("--key", "0001", "--key", "0002", "--together"),
+        (query, other, "--together"),
+        (query, "--minus", other),
+    ):
+        assert "--explain draws one image" in command_fails(main, "search", index, *joined, "--explain", out, "--force")
+    invoke("search", index, query, "--together", "--explain", out, "--force")
     assert "--box" in command_fails(main, "search", index, "--key", "0001", "--box", "0,0,1,1")
     assert "is not inside" in command_fails(main, "search", index, query, "--box", "0,0,999,999")
     invoke("search", index, query, "--box", "0,0,0.5,1", "-k", 1)

@@ -176,6 +176,9 @@ def test_distractors_expansion_and_comparison(sets: dict[str, Path], tmp_path: P
     assert "classifies by the nearest images" in command_fails(
         main, *RESNET, "--dataset", sets["met"], "--protocol", "met", "--distractors", sets["sop"]
     )
+    assert "classifies by similarities" in command_fails(
+        main, *RESNET, "--dataset", sets["met"], "--protocol", "met", "--rerank", "global"
+    )
 
 
 def test_published_scores_beside_ones_own(sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

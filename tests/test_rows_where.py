@@ -144,3 +144,15 @@ def test_parquet_categories_are_texts(index: FeatureIndex, tmp_path: Path) -> No
     brands = pa.array(["Ann", "Bob"]).dictionary_encode()
     table = write(tmp_path / "t.parquet", key=["bild-0001", "bild-0002"], brand=brands)
     assert rows_where(index, "brand = 'Bob'", table).tolist() == [2]
+
+
+def test_parquet_types_that_pyarrow_does_not_compare(index: FeatureIndex, tmp_path: Path) -> None:
+    keys = ["bild-0001", "bild-0002"]
+    brands, prices = pa.array(["Ann", "Bob"], pa.string_view()), pa.array(np.array([1, 2], np.float16))
+    table = write(tmp_path / "t.parquet", key=keys, brand=brands, price=prices)
+    assert rows_where(index, "brand = 'Bob'", table).tolist() == [2]
+    assert rows_where(index, "price < 2 and brand like 'A%'", table).tolist() == [1]
+    views = write(tmp_path / "v.parquet", key=keys, x=pa.array([b"a", b"b"], pa.binary_view()))
+    with pytest.raises(SopError) as raised:
+        rows_where(index, "x is null", views)
+    assert raised.value.arguments

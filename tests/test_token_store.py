@@ -150,10 +150,25 @@ def test_damage_is_one_line(place: Path) -> None:
     (folder / "tokens.f16").write_bytes(nan.tobytes())
     with pytest.raises(IndexMismatchError, match=r"tokens\.f16 is damaged"):
         open_store(place)[1].of([0])
-    for wrong in ({}, [], {"format": "sop_faiss.tokens", "format_version": 2}):
+    good = json.loads(whole["manifest.json"])
+    wrong_values = [good | each for each in ({"size": "big"}, {"size": -5}, {"size": True}, {"most": 3.5}, {"most": 0})]
+    for wrong in ({}, [], {"format": "sop_faiss.tokens", "format_version": 2}, *wrong_values):
         (folder / "manifest.json").write_text(json.dumps(wrong))
         with pytest.raises(IndexMismatchError):
             open_store(place)
+
+
+def test_damaged_tokens_do_not_stop_a_change(place: Path) -> None:
+    (place / "index" / "tokens" / "whitening.safetensors").unlink()
+    invoke("remove", place / "index", "0002")
+    with pytest.raises(IndexMismatchError, match="tokens"):
+        open_store(place)
+
+
+def test_a_build_that_was_stopped_before_its_tokens(place: Path) -> None:
+    shutil.rmtree(place / "index" / "tokens")
+    words = ("build", place / "photos", "--model", place / "run", "--out", place / "index", "--tokens")
+    assert "sop-index tokens" in command_fails(main, *words)
 
 
 def test_tokens_of_another_encoder_are_refused(place: Path) -> None:
@@ -193,4 +208,6 @@ def test_what_cannot_go_together(built: Path, tmp_path: Path) -> None:
     assert "--tokens are made of images" in command_fails(
         main, "build", "--features", tmp_path, "--tokens", "--out", tmp_path / "new"
     )
-    assert "image size" in command_fails(main, "tokens", built / "index", "--token-size", -1)
+    for option in ("--token-size", "--token-count"):
+        assert f"{option} -1" in command_fails(main, "tokens", built / "index", option, -1)
+    assert "--cache" in command_fails(main, "tokens", built / "index", "--cache", tmp_path / "kept")

@@ -70,7 +70,9 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     good = (root / "data_batch_3").read_bytes()
     short = pickle.dumps({"labels": [0, 1], "data": np.zeros((3, 3072), np.uint8)})
     many = pickle.dumps({"labels": [0, 9], "data": np.zeros((2, 3072), np.uint8)})
-    for content in (b"", good[:100], pickle.dumps(Hostile()), pickle.dumps([]), short, many):
+    pixels = np.zeros((2, 3072), np.uint8)
+    large, broken = (pickle.dumps({"labels": [0, last], "data": pixels}) for last in (10**30, 1.7))
+    for content in (b"", good[:100], pickle.dumps(Hostile()), pickle.dumps([]), short, many, large, broken):
         (root / "data_batch_3").write_bytes(content)
         with pytest.raises(DataError) as error:
             open_set(root, "cifar10")
@@ -87,6 +89,17 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (flowers / "setid.mat").write_bytes(b"MATLAB")
     with pytest.raises(DataError, match="setid"):
         open_set(flowers, "flowers")
+    (flowers / "setid.mat").unlink()
+    with pytest.raises(DataError, match="setid"):
+        open_set(flowers, "flowers")
+    for content in (
+        b"[" * 100_000,
+        b'{"images": [{"id": 1, "file_name": "a"}], "annotations": [{"image_id": 1, "category_id": 1e999}]}',
+    ):
+        (write_inat(tmp_path / f"i{len(content)}", 2018) / "train2018.json").write_bytes(content)
+        with pytest.raises(DataError) as error:
+            open_set(tmp_path / f"i{len(content)}", "inat18")
+        assert_one_line(error, "inat18")
     inat = write_inat(tmp_path / "i", 2018)
     text = (inat / "train2018.json").read_text()
     for changed in ("", "[]", text.replace("train_val2018", "/etc"), text.replace("train_val2018/", "../"), "{"):

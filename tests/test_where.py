@@ -136,3 +136,23 @@ def test_refused_in_one_line(condition: str, tmp_path: Path, monkeypatch: pytest
 def test_long_conditions_are_computed() -> None:
     condition = " or ".join(f"year = {number}" for number in range(300))
     np.testing.assert_array_equal(passing(parse_condition(condition), TABLE), [0, 1, 2])
+
+
+def test_types_of_parquet() -> None:
+    """Times of day, times with a zone, and numbers of 32 bits, which have no 0.1."""
+    times = pa.array([0, 8 * 3600, 23 * 3600], pa.time32("s"))
+    zoned = pa.array([0, 3600, 7200], pa.timestamp("s", "UTC"))
+    table = pa.table({"at": times, "seen": zoned, "small": pa.array([0.1, 0.2, None], pa.float32())})
+    for condition, wanted in (
+        ("at < '08:30'", [0, 1]),
+        ("at = '23:00:00'", [2]),
+        ("seen >= '1970-01-01 02:00:00+01:00'", [1, 2]),
+        ("small = 0.1", [0]),
+        ("small > 0.1", [1]),
+        ("small < 1e300", [0, 1]),
+    ):
+        assert passing(parse_condition(condition), table).tolist() == wanted
+    for condition in ("at < '25:00'", "at = 8", "seen > '1970-01-01'"):
+        with pytest.raises(ConfigError) as raised:
+            passing(parse_condition(condition), table)
+        assert raised.value.arguments[0] == "where"

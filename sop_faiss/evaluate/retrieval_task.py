@@ -66,6 +66,10 @@ class RetrievalTask:
                 f"distractors have no class, and protocol {self.rules.name} classifies by the nearest images: leave "
                 "them out (its queries without a class are in the data set)"
             )
+        if self.rerank is not None and self.data.truth.classes is not None:
+            raise ConfigError(
+                f"`rerank` changes the order, and protocol {self.rules.name} classifies by similarities: leave it out"
+            )
         if self.rerank is not None and self.distractors is not None:
             raise ConfigError(
                 "`rerank` needs the first images of a ranking, and distractors are only counted: leave one of them out"

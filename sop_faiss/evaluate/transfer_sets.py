@@ -105,12 +105,13 @@ def open_set(data: Path, name: str) -> Sets:
     files, read = _LAYOUTS[name]
     root = _place(data, files)
     if root is None:
-        raise DataError(f"`data={data}` {path_state(data)} or is not {name}: wanted {' or '.join(files)} in it")
+        state = f"is not {name}" if data.is_dir() else path_state(data)
+        raise DataError(f"`data={data}` {state}: wanted {' or '.join(files)} in it")
     try:
         return read(root)
     except OSError as error:
         raise DataError(f"{error.filename or root} of {name} cannot be read: {error.strerror or error}") from None
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, UnicodeDecodeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{root} is not {name} as its authors give it out, or damaged ({reason})") from None
 
@@ -156,7 +157,10 @@ def _records(file: Path, label: str) -> tuple[Int64[np.ndarray, " n"], UInt8[np.
 
 def _unpickled(file: Path, label: str) -> tuple[Int64[np.ndarray, " n"], UInt8[np.ndarray, "n p"]]:
     content = _load(file)
-    labels, pixels = np.array(content[label], dtype=np.int64), np.asarray(content["data"])
+    numbers, pixels = np.array(content[label]), np.asarray(content["data"])
+    labels = numbers.astype(np.int64)
+    if not np.array_equal(labels, numbers):
+        raise ValueError(f"{file.name} has labels that are not whole numbers")
     if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS) or not len(labels):
         raise ValueError(f"{file.name} has {len(labels)} labels and data of shape {pixels.shape}")
     return labels, pixels
@@ -200,10 +204,9 @@ def _matlab(file: Path) -> dict[str, Any]:
         from scipy.io import loadmat
     except ImportError:
         raise ConfigError(f"{file} needs SciPy: pip install 'sop-faiss[eval]'") from None
+    encoded = io.BytesIO(file.read_bytes())  # of a missing file SciPy does not say the name
     try:
-        content: dict[str, Any] = loadmat(file, squeeze_me=True)
-    except OSError:
-        raise
+        content: dict[str, Any] = loadmat(encoded, squeeze_me=True)
     except Exception as error:  # of a damaged file nearly any
         raise DataError(f"{file} is not a MATLAB file, or damaged ({type(error).__name__})") from None
     return content

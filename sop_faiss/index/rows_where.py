@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 _KEY = "key"
 _OWN = (_KEY, "source", "member", "label")
 _SHOWN = 12
+_COMPARABLE = {pa.string_view(): pa.string(), pa.float16(): pa.float32()}
+"""Types that pyarrow does not compare, and what they are read as."""
 
 
 def rows_where(index: FeatureIndex, where: str, table: Path | None = None) -> Int64[np.ndarray, " m"]:
@@ -65,7 +67,7 @@ def _require(wanted: Sequence[str], present: Sequence[str], table: Path | None) 
     missing = [name for name in wanted if name not in present]
     if missing:
         near = difflib.get_close_matches(missing[0], present, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else ""
         names = ", ".join(present[:_SHOWN]) + (", ..." if len(present) > _SHOWN else "")
         remedy = "(texts are in single quotes)" if table else "(texts are in single quotes; others are in a `table`)"
         raise ConfigError(f"`where` names column {missing[0]!r}, wanted {names} {remedy}{hint}")
@@ -107,7 +109,11 @@ def _joined(index: FeatureIndex, table: pa.Table, file: Path) -> dict[str, pa.Ch
         raise DataError(f"`table={file}` has no key of the index ({first}): wanted a line for each image")
     if matched < max(len(table), len(keys)):
         _log.warning("%s: %d of %d lines have a key of the index, %d images", file, matched, len(table), len(keys))
-    return {name: pc.take(table[name], lines) for name in table.column_names if name not in _OWN}
+    try:
+        return {name: pc.take(table[name], lines) for name in table.column_names if name not in _OWN}
+    except pa.ArrowException as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DataError(f"`table={file}` has a column of a type that cannot be used ({why}): save it as text") from None
 
 
 def _read_table(path: Path, wanted: Sequence[str]) -> tuple[pa.Table, list[str]]:
@@ -142,8 +148,10 @@ def _parsed(stream: pa.NativeFile, suffix: str, wanted: Sequence[str]) -> tuple[
         table = file.read([name for name in dict.fromkeys(wanted) if name in names])
     table = table.select([name for name in dict.fromkeys(wanted) if name in names])  # KeyError: a name occurs twice
     for place, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            table = table.set_column(place, field.name, table[place].cast(field.type.value_type))
+        plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        plain = _COMPARABLE.get(plain, plain)
+        if plain != field.type:
+            table = table.set_column(place, field.name, table[place].cast(plain))
     return table, names
 
 

@@ -7,6 +7,7 @@ compares the columns. A comparison with an empty value is unknown, as in SQL, an
 
 from __future__ import annotations
 
+import datetime
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +58,7 @@ def parse_condition(text: str) -> exp.Expr:
     except (SqlglotError, RecursionError, ValueError):
         raise ConfigError(
             f"`where={shown}` is not a condition: wanted one such as label = 'shoe' and not price >= 50 (texts in "
-            'single quotes, names of columns with spaces in "double" ones)'
+            'single quotes, columns with spaces or named as a word of SQL in "double" ones)'
         ) from None
     for part in parts:
         more = {name for name, value in part.args.items() if value} - _ARGUMENTS
@@ -172,8 +173,11 @@ def _kind(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return "TRUE or FALSE"
     if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
-        return "a time, as '2026-01-31'"
-    return "a text in single quotes" if _is_text(kind) else "nothing"
+        if pa.types.is_time(kind):
+            return "a time, as '08:30'"
+        has_zone = pa.types.is_timestamp(kind) and kind.tz is not None
+        return "a time, as '2026-01-31 08:30:00+01:00'" if has_zone else "a time, as '2026-01-31'"
+    return "a text in single quotes" if _is_text(kind) else "IS NULL"
 
 
 def _value(node: exp.Expr, column: exp.Expr, kind: pa.DataType) -> pa.Scalar:
@@ -183,11 +187,15 @@ def _value(node: exp.Expr, column: exp.Expr, kind: pa.DataType) -> pa.Scalar:
     if value is None or not fits:
         raise ConfigError(f"`where` compares column {column.name} ({kind}) with {node.sql()[:_SHOWN]}: wanted {wanted}")
     if isinstance(value, str) and not _is_text(kind):
-        try:
+        try:  # Arrow casts no text to a time of day
+            if pa.types.is_time(kind):
+                return pa.scalar(datetime.time.fromisoformat(value), kind)
             return pa.scalar(value).cast(kind)
-        except pa.ArrowException:
-            raise ConfigError(f"`where`: {value[:_SHOWN]!r} is not a {kind}, which column {column.name} is") from None
-    return pa.scalar(value)
+        except (pa.ArrowException, ValueError):
+            which = f"which column {column.name} is: wanted {wanted}"
+            raise ConfigError(f"`where`: {value[:_SHOWN]!r} is not a {kind}, {which}") from None
+    # a column of 32 bits has no 0.1, only what 0.1 is rounded to
+    return pa.scalar(value, kind if pa.types.is_float32(kind) and isinstance(value, float) else None)
 
 
 def _literal(node: exp.Expr) -> Any:

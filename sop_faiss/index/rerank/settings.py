@@ -13,6 +13,8 @@ _NEIGHBORS = {"global": 4, "diffusion": 10}
 _MOST_DEPTH = 2000
 """The graph of the candidates has the square of this number of entries, per query."""
 _MOST_DIMENSIONS = 4096
+_LARGEST_SIDE = 8192
+"""As of all images that an encoder takes, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,13 @@ class TokenSettings:
     """Tokens kept of each image, those of the largest norm."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.dimension <= _MOST_DIMENSIONS:
-            raise ConfigError(f"token dimension {self.dimension}: wanted 1 to {_MOST_DIMENSIONS:,}")
-        if not 1 <= self.most <= 10_000:
-            raise ConfigError(f"{self.most} tokens of an image: wanted 1 to 10,000")
+        for name, value, largest in (
+            ("token_size", 1 if self.size is None else self.size, _LARGEST_SIDE),
+            ("token_dimension", self.dimension, _MOST_DIMENSIONS),
+            ("token_count", self.most, 10_000),
+        ):
+            if type(value) is not int or not 1 <= value <= largest:
+                raise ConfigError(f"`{name}={value}`: wanted 1 to {largest:,}")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ def carry_tokens(old: Path, new: Path) -> None:
         return
     (new / FOLDER).mkdir()
     for name in (TOKENS, IMAGES, WHITENING, MANIFEST):
+        if not (old / FOLDER / name).is_file():  # what is damaged stays so, until tokens are asked for
+            continue
         try:
             os.link(old / FOLDER / name, new / FOLDER / name)
         except OSError:

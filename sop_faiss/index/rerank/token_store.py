@@ -130,7 +130,10 @@ class TokenStore:
         """
         preprocess = token_preprocess(encoder, self.settings)
         if encoder.fingerprint != self.manifest["encoder"] or preprocess.to_dict() != self.manifest["preprocess"]:
-            raise IndexMismatchError(f"{self.directory} has tokens of another encoder than {encoder.name}")
+            raise IndexMismatchError(
+                f"{self.directory} has tokens of another encoder than {encoder.name}: remove it, and "
+                f"{_make(self.directory.parent)}"
+            )
         return Tokenizer(encoder, preprocess, self.whitening, self.settings.most)
 
 

@@ -165,11 +165,21 @@ class ApproximateIndex:
             self._faiss.add(rows)
 
     def features(self, rows: Int64[np.ndarray, " m"]) -> Float32[np.ndarray, "m d"]:
-        """Return some rows, as reconstructed from the stored codes."""
+        """Return some rows, as reconstructed from the stored codes.
+
+        Raises:
+            ConfigError: FAISS has no way back from the codes of this factory.
+        """
         self._map_rows()
         if not len(rows):
             return np.empty((0, self.dimension), np.float32)
-        return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
+        try:
+            return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
+        except RuntimeError:
+            raise ConfigError(
+                f"an index {self.factory} cannot return its vectors: search by images or features, without `where`, "
+                "`unique` or `rerank`, or build it by another factory"
+            ) from None
 
     def _map_rows(self) -> None:
         """Note the list of each row, once, for reconstruction; searches in other threads wait for it."""
@@ -358,6 +368,10 @@ def make_approximate_index(factory: str, dimension: int) -> ApproximateIndex:
     has_own_ids = isinstance(innermost(index), faiss.IndexIDMap | faiss.IndexLSH)
     if has_own_ids or index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ConfigError(f"index factory {factory!r} has ids or a metric of its own: use one without")
+    if isinstance(index, faiss.IndexRefine):
+        finer = faiss.downcast_index(index.refine_index)
+        if not isinstance(finer, faiss.IndexFlatCodes):  # FAISS would end the process at the first search
+            raise ConfigError(f"index factory {factory!r} re-ranks by an index: wanted codes, as Refine(SQfp16)")
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
         ivf.cp.seed = _SEED

@@ -33,9 +33,15 @@ def load(path: Path, *, mapped: bool) -> Any:
     """
     require_readable(path)
     try:
-        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:
         raise IndexMismatchError(f"{path} cannot be read by FAISS ({reason(error)}): build the index again") from None
+    ivf: Any = faiss.try_extract_index_ivf(index)
+    lists: Any = None if ivf is None else faiss.downcast_index(ivf)
+    if isinstance(lists, faiss.IndexIVFFastScan) and lists.fine_quantizer is None:
+        # FAISS (1.15.1) reads it, but not this pointer to it, without which a reconstruction ends the process
+        lists.fine_quantizer = lists.pq if hasattr(lists, "pq") else lists.aq
+    return index
 
 
 def reason(error: RuntimeError) -> str:

@@ -9,12 +9,14 @@ import faiss
 
 def layers_of(index: Any) -> list[tuple[str, int]]:
     """List the kinds of an index and of those inside it, each with its bytes per row or number of lists."""
-    layers = []
-    while index is not None:
-        kind = "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__  # IndexFlatIP until written
-        size = next((int(getattr(index, name)) for name in ("nlist", "code_size") if hasattr(index, name)), 0)
+    layers, layer = [], index  # the outermost owns the others, which are gone with it
+    while layer is not None:
+        kind = "IndexFlat" if isinstance(layer, faiss.IndexFlat) else type(layer).__name__  # IndexFlatIP until written
+        size = next((int(getattr(layer, name)) for name in ("nlist", "code_size") if hasattr(layer, name)), 0)
+        if isinstance(layer, faiss.IndexRefine):  # Refine(Flat) is an IndexRefineFlat from its file on
+            kind, size = "IndexRefine", int(layer.refine_index.sa_code_size())
         layers.append((kind, size))
-        index = inside(index)
+        layer = inside(layer)
     return layers
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,14 +45,25 @@ def name_of_all(keys: Sequence[str], minus: Sequence[str]) -> str:
     return f"{plus} - {' - '.join(minus) if len(minus) <= _NAMED else f'{len(minus):,} images'}"
 
 
-def refuse_minus(minus: Sequence[str], queries: Sequence[str], features: Path | None) -> None:
+def refuse_minus(
+    minus: Sequence[str], queries: Sequence[str], features: Path | None, normal: Callable[[str], str] = str
+) -> None:
     """Refuse what cannot be subtracted, before images are encoded.
+
+    Args:
+        minus: what is subtracted, by name.
+        queries: the names of the queries.
+        features: the queries as a feature store.
+        normal: makes names equal that are of the same image.
 
     Raises:
         ConfigError: images are subtracted from a feature store, or one is both wanted and not.
     """
     if minus and features is not None:
         raise ConfigError(f"`minus={minus[0]}` is for images or keys as queries, not for `features`: leave it out")
-    both = [name for name in minus if name in queries]
+    if "" in minus:
+        raise ConfigError("`minus` is empty: name an image, or a key")
+    wanted = {normal(name) for name in queries}
+    both = [name for name in minus if normal(name) in wanted]
     if both:
         raise ConfigError(f"`minus={both[0]}` is a query, too: name it once")

@@ -38,6 +38,8 @@ def draw_explanation(
         raise ConfigError(
             f"`explain` draws one query and its neighbors; {answered} of {len(result.queries)} queries have any"
         )
+    if result.combined > 1:
+        raise ConfigError(f"`explain` draws one image, and this query is of {result.combined}: search by each alone")
     query = result.queries[0]
     tokenizer = TokenStore.open(index).tokenizer(encoder_of_index(index, encoder))
     first = tokenizer.seen(query.read(), query.key)

@@ -114,7 +114,8 @@ def search_index(
         raise ConfigError(f"{needless}: leave `model` and its options out")
     if options.box is not None and not images:
         raise ConfigError("`box` is a part of an image file: name one, or leave it out")
-    refuse_minus(options.minus, list(keys) if keys else [str(image) for image in images], features)
+    names, normal = (list(keys), str) if keys else ([str(image) for image in images], os.path.realpath)
+    refuse_minus(options.minus, names, features, normal)
     k = options.k
     how: dict[str, Any] = {
         "threshold": options.threshold,
@@ -181,13 +182,15 @@ def search_by_images(
     tokens = None if reranker is None else reranker.tokens_of_images(encoder, source, usable)
     reads = [(functools.partial(source.read, positions[key]), place_of(source, positions[key])) for key in store.keys]
     dropped = dict(store.manifest["dropped"]["reasons"])
+    combined = 1
     if together:
         unwanted = (
             None if minus is None else extract_features(encoder, minus, replace(extraction, max_bad_fraction=0.0))
         )
+        combined = len(store) + (0 if unwanted is None else len(unwanted))
         store, reads = as_one(store, unwanted), reads[:1]
     lines = _search(index, store.features, k, threshold, narrowing, reranker, tokens)
-    return SearchResult(_judged(index, store, source.class_names, lines, reads, threshold), dropped)
+    return SearchResult(_judged(index, store, source.class_names, lines, reads, threshold), dropped, combined)
 
 
 def search_by_features(
@@ -222,13 +225,14 @@ def search_by_features(
     reranker = open_reranker(index, rerank, threshold, of_some=narrowing is not None or together)
     described = store_as_index(store, index.manifest.factory)
     require_same_space(index.manifest.space, described.space, "the index", "the store")
+    combined = 1
     if together:
         store.check()
-        store = as_one(store)
+        combined, store = len(store), as_one(store)
     lines = _search(index, store.features, k, threshold, narrowing, reranker)
     images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
     reads = [(functools.partial(images.read, row), images.place(row)) for row in range(len(store))]
-    return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {})
+    return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {}, combined)
 
 
 def search_by_key(
@@ -288,7 +292,7 @@ def search_by_key(
         read = functools.partial(images.read, row)
         found = _found(index, line, name, threshold)
         queries.append(SearchedQuery(key, name, found, read, images.place(row), not together))
-    return SearchResult(queries, {})
+    return SearchResult(queries, {}, len(left_out) if together else 1)
 
 
 def _without(narrowing: Narrowing | None, rows: Sequence[int]) -> Narrowing:

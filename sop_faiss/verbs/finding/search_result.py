@@ -49,3 +49,5 @@ class SearchResult:
     queries: list[SearchedQuery]
     dropped: dict[str, int]
     """How many query images could not be used, by reason."""
+    combined: int = 1
+    """Of how many images each query is, those that are subtracted among them."""
