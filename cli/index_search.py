@@ -14,7 +14,6 @@ from sop_faiss.cli.json_output import put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
 from sop_faiss.cli.rerank_options import rerank_options
-from sop_faiss.errors import ConfigError
 from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files

@@ -38,7 +38,8 @@ def load(path: Path, *, mapped: bool) -> Any:
         raise IndexMismatchError(f"{path} cannot be read by FAISS ({reason(error)}): build the index again") from None
     ivf: Any = faiss.try_extract_index_ivf(index)
     lists: Any = None if ivf is None else faiss.downcast_index(ivf)
-    if isinstance(lists, faiss.IndexIVFFastScan) and lists.fine_quantizer is None:
+    is_fast: bool = isinstance(lists, faiss.IndexIVFFastScan)
+    if is_fast and lists.fine_quantizer is None:
         # FAISS (1.15.1) reads it, but not this pointer to it, without which a reconstruction ends the process
         lists.fine_quantizer = lists.pq if hasattr(lists, "pq") else lists.aq
     return index
