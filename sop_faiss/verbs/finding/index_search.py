@@ -114,8 +114,8 @@ def search_index(
         raise ConfigError(f"{needless}: leave `model` and its options out")
     if options.box is not None and not images:
         raise ConfigError("`box` is a part of an image file: name one, or leave it out")
-    names, normal = (list(keys), str) if keys else ([str(image) for image in images], os.path.realpath)
-    refuse_minus(options.minus, names, features, normal)
+    normal: Callable[[str], str] = str if keys else os.path.realpath
+    refuse_minus(options.minus, list(keys) if keys else [str(image) for image in images], features, normal)
     k = options.k
     how: dict[str, Any] = {
         "threshold": options.threshold,
