@@ -405,7 +405,7 @@ def test_a_memory_has_no_more_rows_than_there_are_images(tmp_path, images, overr
     [
         (
             "sop.cls.num_anchors=9",
-            r"sop\.cls\.num_anchors = 9 is too much for a memory of 8 rows \(8 training images.* num_anchors=2, ",
+            r"sop\.cls\.num_anchors = 9 is too much for a memory of 8 rows \(8 training images.*num_anchors=2, ",
         ),
         ("sop.cls.num_supports=7", r"sop\.cls\.num_supports = 7 .* wanted at most 6"),
     ],
