@@ -328,7 +328,7 @@ def test_methods_values_stand_beside_ours(graded: Path, tmp_path: Path, monkeypa
         (("--rerank", "local", "--rerank-beta", 1), "--rerank-beta is not of --rerank local"),
         (("--rerank-depth", 9), "--rerank-depth says how --rerank works"),
         (("--rerank", "global", "--token-size", 64), "give --rerank local too"),
-        (("--rerank", "local", "--token-count", 0), "0 tokens of an image"),
+        (("--rerank", "local", "--token-count", 0), "--token-count 0"),
         (("--rerank", "global", "--baselines"), "without distractors, expansion and re-ranking"),
         (("--rerank", "global", "--distractors", "x"), "distractors are only counted"),
         (("--top", 0), "--top 0"),

@@ -151,7 +151,8 @@ def test_damage_is_one_line(place: Path) -> None:
     with pytest.raises(IndexMismatchError, match=r"tokens\.f16 is damaged"):
         open_store(place)[1].of([0])
     good = json.loads(whole["manifest.json"])
-    wrong_values = [good | each for each in ({"size": "big"}, {"size": -5}, {"size": True}, {"most": 3.5}, {"most": 0})]
+    wrong_settings = ({"size": "big"}, {"size": -5}, {"size": True}, {"most": 3.5}, {"most": 0})
+    wrong_values = [good | {"settings": good["settings"] | each} for each in wrong_settings]
     for wrong in ({}, [], {"format": "sop_faiss.tokens", "format_version": 2}, *wrong_values):
         (folder / "manifest.json").write_text(json.dumps(wrong))
         with pytest.raises(IndexMismatchError):
