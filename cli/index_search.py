@@ -182,6 +182,7 @@ def search_command(
                 result,
                 images_root=images_root,
                 by_label=by_label,
+                reranked=rerank is not None,
                 footer=footer,
                 progress=progress,
             )

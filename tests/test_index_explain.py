@@ -50,3 +50,7 @@ def test_what_is_drawn_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "--box" in command_fails(main, "search", index, "--key", "0001", "--box", "0,0,1,1")
     assert "is not inside" in command_fails(main, "search", index, query, "--box", "0,0,999,999")
     invoke("search", index, query, "--box", "0,0,0.5,1", "-k", 1)
+    page = tmp_path / "found.html"
+    for order, said in ((), False), (("--rerank", "global"), True):
+        invoke("search", index, query, *order, "--html", page, "--force")
+        assert ("Re-ranked" in page.read_text()) == said

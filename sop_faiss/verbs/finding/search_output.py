@@ -110,6 +110,7 @@ def write_search_page(
     by_label: bool = False,
     title: str = "",
     queries: int = _PAGE_QUERIES,
+    reranked: bool = False,
     footer: str = "",
     summary: Sequence[SheetTable] = (),
     charts: Sequence[Chart] = (),
@@ -123,6 +124,7 @@ def write_search_page(
         by_label: mark neighbors with the label of their query as right, others as wrong.
         title: of the page; the name of the data set, if empty.
         queries: most that are shown.
+        reranked: the order is not that of similarities, and the page says so.
         footer: how it was made.
         summary: tables above the images.
         charts: plots above the images.
@@ -134,6 +136,7 @@ def write_search_page(
     subtitle = (
         f"{count:,} {'query' if count == 1 else 'queries'} in {len(index):,} images. "
         f"Encoder {manifest.encoder['name']}; {manifest.factory} index, dimension {manifest.dimension}.{rule}"
+        f"{' Re-ranked: the order of a row is not that of the cosine similarities.' if reranked else ''}"
     )
     write_contact_sheet(
         path,
