@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 from mixture import write_mixture
 from report import Row, finish, meets
+from resident import resident
 
 from sop_faiss.index.packed_texts import PackedTexts, RowsOfTexts
 from sop_faiss.neighbors.disk import among
@@ -103,17 +104,6 @@ def filter_rows(name: str, index: ApproximateIndex, gallery: np.ndarray, queries
         detail = {"milliseconds": spent, "rows_that_do_not_pass": wrong, "passing": len(passing)}
         rows.append(Row(f"{name}: recall@10 among {what}", "brute force", share, f">= {target:g}", met, detail))
     return rows
-
-
-def resident(path: Path) -> int:
-    """Return the bytes of a mapped file that are in memory."""
-    total, ours = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split()[0]:
-            ours = line.endswith(str(path))
-        elif ours and line.startswith("Rss:"):
-            total += 1024 * int(line.split()[1])
-    return total
 
 
 def small_rows(path: Path, factory: str, setting: int, gallery: np.ndarray, queries: np.ndarray, nearest: Any) -> Any:

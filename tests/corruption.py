@@ -39,8 +39,10 @@ def answers(index: FeatureIndex) -> str:
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     found, above = index.search(unit, 9), index.search_above(unit, 0.5)
     lines = [found.rows, found.similarities, found.labels, features, *(each.rows for each in above)]
-    told = [line.tolist() for line in lines if line is not None]
-    return json.dumps([told, found.keys, list(index.ids.sources), list(index.ids.members), index.manifest.class_names])
+    answered = [line.tolist() for line in lines if line is not None]
+    return json.dumps(
+        [answered, found.keys, list(index.ids.sources), list(index.ids.members), index.manifest.class_names]
+    )
 
 
 def empty(content: bytes, rng: np.random.Generator) -> bytes:
@@ -85,7 +87,7 @@ class Bench:
                 (directory / file).write_bytes(data)
         before = read_calls[0]
         try:
-            told = answers(FeatureIndex.open(directory))
+            answered = answers(FeatureIndex.open(directory))
         except IndexMismatchError as error:
             message = str(error)
             assert message and "\n" not in message, f"case {seed}: {message!r}"
@@ -97,7 +99,7 @@ class Bench:
         # Indices of two kinds of the same images may have the same ids: their other two files are all of an index.
         same = [other for other, files in self.whole.items() if files == content | damaged]
         assert same, f"case {seed}: {sorted(map(str, damaged))} of {name} were believed"
-        assert told == self.answers[same[0]], f"case {seed}: answers of {name} are others"
+        assert answered == self.answers[same[0]], f"case {seed}: answers of {name} are others"
         return "whole"
 
     def _damage(self, name: str, rng: np.random.Generator) -> dict[str, bytes | None]:

@@ -49,8 +49,8 @@ def main(folder: Path, shards: Path) -> None:
 
     states = {way: state(way) for way in WAYS}
     batches = Batches(source, np.arange(len(source)), states["ddp"].config, 4, *ranks)
-    told = [train_all(states, batches, step) for step in range(3)]
-    assert told[0] != told[1]
+    reported = [train_all(states, batches, step) for step in range(3)]
+    assert reported[0] != reported[1]
     a_part = states["fsdp"].student.backbone.trunk.blocks[0].mlp.fc1.weight
     assert a_part.to_local().numel() == a_part.numel() // 2
 
@@ -100,14 +100,14 @@ def main(folder: Path, shards: Path) -> None:
 
 def train_all(states: dict[str, RunState], batches: Batches, step: int) -> dict[str, float]:
     """One step of each, which must tell the same and leave the same student; what they tell."""
-    told = {
+    reported = {
         way: {k: float(v) for k, v in train_step(state, batches[step]).metrics.items()} for way, state in states.items()
     }
     students = {
         way: {name: whole(value) for name, value in state.student.state_dict().items()} for way, state in states.items()
     }
-    first = next(iter(told.values()))
-    for way, values in told.items():
+    first = next(iter(reported.values()))
+    for way, values in reported.items():
         assert values == pytest.approx(first, rel=1e-5, abs=1e-6, nan_ok=True), (way, step)
     if distributed.is_main():
         for way, student in students.items():

@@ -8,23 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.resident import resident
 from sop_faiss.neighbors.disk.approximate_index import make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.disk.mapped_pages import pages_for_reranking
 from tests.oracle_neighbors import unit_rows
 
 FACTORY = "IVF4,RaBitQ,Refine(SQfp16)"
 COUNT, DIMENSION = 4000, 64
-
-
-def in_memory(path: Path) -> int:
-    """Return how many bytes of a mapped file are in this process's memory."""
-    total, ours = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split()[0]:
-            ours = line.endswith(str(path))
-        elif ours and line.startswith("Rss:"):
-            total += 1024 * int(line.split()[1])
-    return total
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -42,7 +32,7 @@ def test_pages_do_not_stay(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.rows, index.search(rows[:500], 20).rows)
     assert opened._reranked_by is not None
     fine, coarse = 2 * COUNT * DIMENSION, COUNT * (DIMENSION // 8 + 8 + 8)
-    assert in_memory(tmp_path / "index.faiss") < coarse + fine / 4
+    assert resident(tmp_path / "index.faiss") < coarse + fine / 4
     unmapped = read_approximate_index(tmp_path / "index.faiss", FACTORY, DIMENSION, COUNT, mapped=False)
     assert unmapped._reranked_by is None and pages_for_reranking(unmapped._faiss, tmp_path / "index.faiss") is None
     among = np.arange(0, COUNT, 3)
