@@ -91,8 +91,7 @@ class Tokenizer:
         with exact_inference(self.encoder):
             found = self.encoder.tokens(self.preprocess.normalize(torch.from_numpy(pixels)[None].to(device)))[1]
         tokens = found.patches[0].float().cpu().numpy()
-        if not np.isfinite(tokens).all():
-            raise FeatureError(f"the tokens of {name} are not finite: the encoder's weights are wrong")
+        _require_finite(tokens, name)
         return SeenTokens(pixels, self.whitening.apply(tokens, len(tokens)).astype(np.float32), found.grid)
 
 
@@ -185,8 +184,10 @@ def tokens_of_images(
         for positions, batch in batches_of_equal_shape(prepared, _BATCH):
             made = encoder.tokens(preprocess.normalize(batch.to(device)))[1].patches.float().cpu().numpy()
             for position, tokens in zip(positions, made, strict=True):
-                if not np.isfinite(tokens).all():
-                    raise FeatureError(
-                        f"the tokens of {names[position]} are not finite: the encoder's weights are wrong"
-                    )
+                _require_finite(tokens, names[position])
                 yield position, tokens
+
+
+def _require_finite(tokens: Float32[np.ndarray, "n D"], name: str) -> None:
+    if not np.isfinite(tokens).all():
+        raise FeatureError(f"the tokens of {name} are not finite: the encoder's weights are wrong")
