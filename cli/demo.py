@@ -27,8 +27,11 @@ from sop_faiss.cli.path_options import NamedPath, refuse_empty
     default=Path("demo"),
     help="Where the page, the run and the index go; an earlier demo there is replaced.",
 )
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Of the training's random draws."
+)
 @run_command
-def main(images: str | None, out: Path) -> None:
+def main(images: str | None, out: Path, seed: int) -> None:
     """Train, build an index, and write a page of images found by similarity.
 
     On built-in photographs of things seen again, it compares raw pixels, random weights, the pretrained encoder and
@@ -40,13 +43,13 @@ def main(images: str | None, out: Path) -> None:
     if images is not None:
         from sop_faiss.verbs.photos_demo import photos_demo
 
-        shown = photos_demo(images, out, progress_reporter)
+        shown = photos_demo(images, out, progress_reporter, seed)
         for line in (shown.verdict, f"page: {shown.page}", *shown.commands):
             click.echo(one_line(line))
         return
     from sop_faiss.verbs.demo import KNN_GAIN, MAP_GAIN, scenes_demo
 
-    result = scenes_demo(out, progress_reporter)
+    result = scenes_demo(out, progress_reporter, seed)
     click.echo(f"{'features':26}{'k-NN top-1':>12}{'mAP':>10}")
     for scores in result.scores:
         click.echo(f"{scores.name:26}{scores.knn_top1:>10.1f} %{scores.mean_average_precision:>8.1f} %")

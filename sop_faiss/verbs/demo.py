@@ -150,11 +150,13 @@ def open_demo_tasks(data: Path) -> DemoTasks:
     return DemoTasks(KnnTask(LabeledSets(known, asked, "k-NN"), (_K,)), RetrievalTask(retrieval, rules))
 
 
-def scenes_demo(out: Path, stage: Stage) -> DemoResult:
+def scenes_demo(out: Path, stage: Stage, seed: int = 0) -> DemoResult:
     """Continue the pretrained encoder on built-in photographs, and compare with pixels, random weights and its start.
 
     Args:
         out: folder for everything; one of an earlier demo is replaced.
+        stage: announces each step.
+        seed: of the training and of the random weights; the photographs stay the same.
 
     Raises:
         CheckpointError: the pretrained encoder is not installed.
@@ -165,10 +167,10 @@ def scenes_demo(out: Path, stage: Stage) -> DemoResult:
     fresh_folder(out)
     data = out / "data"
     write_scenes(data)
-    config = _config(data)
+    config = _config(data, seed)
     network = f"timm:{packaged_architecture(_PRETRAINED)}"
     encoders = {
-        "random weights": EncoderSpec(network, random_weights=0, size=_SIZE, pooling="pooled", device="cpu"),
+        "random weights": EncoderSpec(network, random_weights=seed, size=_SIZE, pooling="pooled", device="cpu"),
         f"{_PRETRAINED} as installed": EncoderSpec(_PRETRAINED, size=_SIZE, pooling="pooled", device="cpu"),
     }
     with stage("scoring raw pixels, random weights and the pretrained encoder", "steps") as progress:
@@ -198,11 +200,11 @@ def scenes_demo(out: Path, stage: Stage) -> DemoResult:
     return DemoResult(page, scores, reached, verdict)
 
 
-def _config(data: Path) -> Config:
+def _config(data: Path, seed: int) -> Config:
     """Take the recipe for one's own photos at the size of these, with changed colors, and its first steps only."""
     sizes = [f"views.global_size={_SIZE}", "views.local_size=64", "views.local_count=2"]
     colors = ["views.jitter=0.8", "views.gray=0.2", "views.solarize_global2=0.2"]  # as the photographs differ
-    steps = [f"train.stop_after_steps={_STEPS}", f"evaluate.every_steps={_STEPS}"]
+    steps = [f"train.stop_after_steps={_STEPS}", f"evaluate.every_steps={_STEPS}", f"train.seed={seed}"]
     parts = {"data.train": "train", "evaluate.retrieval": "retrieval"}
     return load_config(
         "continue_conv", [*sizes, *colors, *steps, *(f"{key}={data / name}" for key, name in parts.items())]

@@ -58,7 +58,7 @@ class PhotosResult:
     """What to run next, complete command lines."""
 
 
-def photos_demo(images: str, out: Path, stage: Stage) -> PhotosResult:
+def photos_demo(images: str, out: Path, stage: Stage, seed: int = 0) -> PhotosResult:
     """Continue a pretrained encoder on a user's own images, and show what it finds before and after; without labels.
 
     Without the package of its weights, train from scratch, with a line in the log.
@@ -66,6 +66,8 @@ def photos_demo(images: str, out: Path, stage: Stage) -> PhotosResult:
     Args:
         images: SRC of the images.
         out: folder for everything; one of an earlier demo is replaced.
+        stage: announces each step.
+        seed: of the training and of the photos that are left out of it.
 
     Raises:
         ConfigError: `out` holds something else.
@@ -83,7 +85,7 @@ def photos_demo(images: str, out: Path, stage: Stage) -> PhotosResult:
         usable = pack(images, out / "data", resize=160, progress=progress).samples
     if usable < _FEWEST_PHOTOS:
         raise DataError(f"only {usable} of the {count} images of {images} are usable: the demo needs {_FEWEST_PHOTOS}")
-    config = _config(out, usable, pretrained)
+    config = _config(out, usable, pretrained, seed)
     with stage("training", "steps") as progress:
         result = train_for_demo(config, out, progress)
     verdict, is_better = _say(result.last_metrics, config, pretrained)
@@ -115,11 +117,11 @@ def _has_pretrained() -> bool:
     return True
 
 
-def _config(out: Path, usable: int, pretrained: bool) -> Config:
+def _config(out: Path, usable: int, pretrained: bool, seed: int) -> Config:
     """Take the recipe with the sizes that suit this many photos, and its first steps only."""
     share = 0.2 if usable >= _FROM_HELD_OUT else 0.0
-    trained = len(split_holdout(usable, share, 0)[0])
-    sizes = [f"data.train={out / 'data'}", f"data.holdout_share={share}"]
+    trained = len(split_holdout(usable, share, seed)[0])
+    sizes = [f"data.train={out / 'data'}", f"data.holdout_share={share}", f"train.seed={seed}"]
     if not pretrained:
         batch_size, capacity = min(64, trained), max(64, min(2048, trained))
         sizes += [
