@@ -107,6 +107,9 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
     assert "--batch-size" in fails(*SHORT, *both, "--batch-size", 3)
     assert "--lr" in fails(*SHORT, *both, "--lr", "nan")
     assert "--workers" in fails(*SHORT, *both, "--workers", -1)
+    for idle in ("--held-out", "--sweep-epochs"):  # nothing is chosen: there is one learning rate
+        assert idle in fails(*SHORT, *both, idle, 1)
+        assert idle in fails("finetune", *RESNET, *both, "--quick", idle, 1)
     assert "--scales" in fails(*SHORT, *both, "--scales", "1,0.5")
     assert "--mirrored" in fails(*SHORT, *both, "--mirrored")
     assert "--cache" in fails(*SHORT, *both, "--cache", tmp_path / "cache")
