@@ -50,6 +50,7 @@ def test_clusters_of_features(data: Path) -> None:
     content = json.loads(result.stdout)
     assert content["metrics"] == {"acc": 100.0, "ari": 100.0, "nmi": 100.0, "fmi": 100.0}
     assert content["protocol"]["clusters"] == 3 and content["protocol"]["restarts"] == 5
+    assert content["intervals"]["acc"][0] == pytest.approx(88.65, abs=0.01)  # 30 of 30
 
 
 def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:

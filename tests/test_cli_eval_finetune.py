@@ -85,7 +85,7 @@ def test_few_labels_and_quick(data: Path) -> None:
     protocol = json.loads(result.stdout)["protocol"]
     assert protocol["train_images"] == 6 and protocol["train_part"]["images_per_class"] == 2
     assert protocol["epochs"] == 2 and protocol["preprocess"]["crop"] == 32  # as given
-    assert protocol["erasing"] == 0 and protocol["min_crop"] == 0.4 and protocol["mixup"] == 0.8
+    assert protocol["erasing"] == 0 and protocol["min_crop"] == 0.4 and protocol["mixup"] == 0
 
 
 def test_labels_are_compared_by_name(data: Path) -> None:
