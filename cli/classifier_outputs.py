@@ -120,7 +120,7 @@ def report_trained(result: ClassifierResult, words: Trained, outputs: Classifier
     if outputs.prints:
         _print_trained(result, words)
     say_more_values(result, words.setting, words.plural, words.option)
-    say_left_out(result)
+    say_left_out(result.protocol)
     outputs.say()
 
 
@@ -128,6 +128,8 @@ def _print_trained(result: ClassifierResult, words: Trained) -> None:
     """Print what held-out images said of each value of the setting, and the scores."""
     protocol, metrics = result.protocol, result.metrics
     chosen = protocol[words.setting.replace(" ", "_")]
+    interval = result.intervals()["top1"]
+    between = f"{interval.low:.2f} to {interval.high:.2f}"
     if held_out := protocol["held_out_top1"]:
         print_table(
             f"{words.plural.capitalize()} on {protocol['held_out_images']:,} held-out training images",
@@ -137,8 +139,8 @@ def _print_trained(result: ClassifierResult, words: Trained) -> None:
     print_table(
         f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
         f"images, {protocol['classes']:,} classes",
-        [words.classifier, *(f"top-{name.removeprefix('top')} %" for name in metrics)],
-        [[f"{words.note}{words.setting} {chosen:g}", *(f"{value:.2f}" for value in metrics.values())]],
+        [words.classifier, *(f"top-{name.removeprefix('top')} %" for name in metrics), "95 % interval of top-1"],
+        [[f"{words.note}{words.setting} {chosen:g}", *(f"{value:.2f}" for value in metrics.values()), between]],
     )
 
 
@@ -155,8 +157,8 @@ def say_dropped(protocol: Mapping[str, Any]) -> None:
         click.echo(f"{dropped:,} unusable images were dropped", err=True)
 
 
-def say_left_out(result: ClassifierResult) -> None:
+def say_left_out(protocol: Mapping[str, Any]) -> None:
     """Report images that were dropped, or that no classifier could get right."""
-    say_dropped(result.protocol)
-    if unseen := result.protocol["test_images_of_unseen_classes"]:
+    say_dropped(protocol)
+    if unseen := protocol["test_images_of_unseen_classes"]:
         click.echo(f"{unseen:,} test images are of classes without training images, and count as wrong", err=True)

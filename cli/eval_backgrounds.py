@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.classifier_outputs import max_bad_option, say_dropped, say_more_values
+from sop_faiss.cli.classifier_outputs import max_bad_option, say_left_out, say_more_values
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, encoder_options, workers_option
 from sop_faiss.cli.eval_logistic import penalty_option
@@ -90,5 +90,5 @@ def backgrounds_command(
             ],
         )
     say_more_values(result, "penalty", "penalties", "--penalty")
-    say_dropped(protocol)
+    say_left_out(protocol)
     say_written("JSON", json_file)

@@ -17,6 +17,7 @@ from sop_faiss.cli.classifier_outputs import (
 )
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
+from sop_faiss.cli.idle_options import refuse_unchosen
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.ranks import ranks_of_torchrun
@@ -95,6 +96,7 @@ def finetune_command(
     if quick and encoder.size is None:
         encoder = replace(encoder, size=QUICK_SIZE)
     choices = FinetuneChoices(**{**(QUICK if quick else {}), **given}, seed=part.seed)
+    refuse_unchosen("--lr", choices.learning_rates, "held_out", "sweep_epochs")
     with ranks_of_torchrun() as is_main:
         stage = progress_reporter if is_main else silent_stage
         result = evaluate_finetune(train, test, encoder, FinetuneOptions(choices, part, workers, out), stage=stage)

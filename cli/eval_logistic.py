@@ -13,6 +13,7 @@ from sop_faiss.cli.classifier_outputs import (
 )
 from sop_faiss.cli.common import progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
+from sop_faiss.cli.idle_options import refuse_unchosen
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
@@ -71,6 +72,7 @@ def logistic_command(
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.eval_logistic import LogisticOptions, evaluate_logistic
 
+    refuse_unchosen("--penalty", penalties, "held_out")
     outputs.check(train, test, encoder, part)
     choices = LogisticChoices(penalties, iterations, held_out, part.seed)
     options = LogisticOptions(choices, ExtractionOptions(batch_size, workers, max_bad_fraction), part)

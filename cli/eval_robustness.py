@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.classifier_outputs import max_bad_option
+from sop_faiss.cli.classifier_outputs import max_bad_option, say_left_out
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, encoder_options, workers_option
 from sop_faiss.cli.json_output import json_option, put_json
@@ -127,8 +127,7 @@ def robustness_command(
         write_file(out, figure)
     if json_file != STDOUT:
         _print(result)
-    if dropped := result.protocol["test_dropped"]:
-        click.echo(f"{dropped:,} unusable test images were dropped", err=True)
+    say_left_out(result.protocol)
     say_written("JSON", json_file)
     say_written("image", out)
 

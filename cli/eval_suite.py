@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
 from sop_faiss.config.load import config_summary, find_file, packaged_suites, read_mapping
 from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.model.encoders.spec import OF_FROZEN_FEATURES, OF_ONE_FEATURE
 from sop_faiss.paths import path_state
 
 _COMMANDS: dict[str, tuple[str, click.Command]] = {
@@ -44,6 +46,11 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "video": ("sop-eval video", eval_video.video_command),
 }
 """By the name in a suite: how it is typed, and the command."""
+_LEFT_OUT = {
+    **dict.fromkeys(("detect", "segment", "video"), (*OF_ONE_FEATURE, "top_value")),
+    **dict.fromkeys(("finetune", "transfer"), OF_FROZEN_FEATURES),
+}
+"""Options of an encoder that do not apply to a task: given for all tasks, they are left out of it."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.,=+-]{0,99}", re.ASCII)
 """Of a task or a model: the name of a file."""
 _OPTION = re.compile(r"[A-Za-z][A-Za-z_-]*", re.ASCII)
@@ -89,7 +96,8 @@ def suite_command(
 ) -> None:
     """Run the tasks of a suite on a model; write leaderboard.json, .md and .html with all models measured so far.
 
-    Options that are not listed here, as --size, go to every task. A task that was measured by the same command is not
+    Options that are not listed here, as --size, go to every task. Those that say how a feature is made, as --pooling,
+    are left out of tasks on patch tokens. A task that was measured by the same command is not
     measured again; one that fails is reported, and the others continue. A column is of one model and its options:
     others need another --name.
 
@@ -120,8 +128,9 @@ def suite_command(
     board.check_column(column, shared)
     file = find_file("suite", suite, packaged_suites())
     planned = _tasks(file, root)
+    own = {kind: _applicable(kind, shared) for kind, _ in planned.values()}
     for task, (kind, argv) in planned.items():
-        _check(file, task, _COMMANDS[kind][1], [*argv, *shared])
+        _check(file, task, _COMMANDS[kind][1], [*argv, *own[kind]])
     failed = []
     for task, (kind, argv) in planned.items():
         typed, command = _COMMANDS[kind]
@@ -129,12 +138,12 @@ def suite_command(
         if not again and board.is_done(column, task, asked):
             click.echo(f"{task}: already measured (--again measures it again)", err=True)
             continue
-        click.echo(f"{task}: {' '.join([typed, *argv, *shared])}", err=True)
+        click.echo(f"{task}: {' '.join([typed, *argv, *own[kind]])}", err=True)
         partial = board.result_file(column, task).with_suffix(".partial")
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
         try:
-            command.main([*argv, *shared, "--json", str(partial)], standalone_mode=False)
+            command.main([*argv, *own[kind], "--json", str(partial)], standalone_mode=False)
         except SystemExit as ended:
             if ended.code not in (0, 1):  # a signal
                 raise
@@ -146,9 +155,31 @@ def suite_command(
     print_table(table.caption, table.columns, table.rows)
     for what, ending in (("page", "html"), ("Markdown", "md"), ("JSON", "json")):
         say_written(what, out / f"leaderboard.{ending}")
+    problems = []
     if failed:
         others = "; the others are in the table" if len(failed) < len(planned) else ""
-        raise DataError(f"{len(failed)} of {len(planned)} tasks failed: {', '.join(failed)}{others}")
+        problems += [f"{len(failed)} of {len(planned)} tasks failed: {', '.join(failed)}{others}"]
+    if damaged := board.damaged():
+        named = ", ".join(map(str, damaged))
+        problems += [f"not a result of a task, and so not in the table: {named}; remove it, or measure it again"]
+    if problems:
+        raise DataError("; ".join(problems))
+
+
+def _applicable(kind: str, shared: list[str]) -> list[str]:
+    """Return the options for all tasks without those that do not apply to a kind of task."""
+    idle = {f"--{name.replace('_', '-')}" for name in _LEFT_OUT.get(kind, ())}
+    takes_value = {option: not each.is_flag for each in _options(kind) for option in each.opts}
+    kept, words = [], iter(shared)
+    for word in words:
+        option, equals, _ = word.partition("=")
+        with_value = [word] if equals or not takes_value.get(option) else [word, *itertools.islice(words, 1)]
+        kept += with_value if option not in idle else []
+    return kept
+
+
+def _options(kind: str) -> list[click.Option]:
+    return [each for each in _COMMANDS[kind][1].params if isinstance(each, click.Option)]
 
 
 def _column(model: str) -> str:

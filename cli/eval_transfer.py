@@ -12,6 +12,7 @@ from sop_faiss.cli.classifier_outputs import ClassifierOutputs, classifier_outpu
 from sop_faiss.cli.common import progress_reporter, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.eval_finetune import FINETUNE_OPTIONS, words_of
+from sop_faiss.cli.idle_options import refuse_unchosen
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.ranks import ranks_of_torchrun
@@ -73,6 +74,8 @@ def transfer_command(
     if quick and encoder.size is None:
         encoder = replace(encoder, size=QUICK_SIZE)
     chosen = {**(TRANSFER_QUICK if quick else {}), **given}
+    rates = chosen.get("learning_rates", DEIT["learning_rates"])  # the recipe of every set has one
+    refuse_unchosen("--lr", rates, "held_out", "sweep_epochs")
     options = TransferOptions(name, chosen, part, QUICK_IMAGES if quick else None, workers, out)
     with ranks_of_torchrun() as is_main:
         result = evaluate_transfer(data, encoder, options, stage=progress_reporter if is_main else silent_stage)

@@ -71,13 +71,13 @@ def unsupervised_command(
     if not is_main:
         return
     put_json(json_file, result.content())
-    protocol = result.protocol
+    protocol, (low, high) = result.protocol, result.details["intervals"]["acc"]
     if json_file != STDOUT:
         print_table(
             f"{result.encoder['name']}: {protocol['clusters']:,} clusters of {protocol['train_images']:,} training "
             f"images; {protocol['test_images']:,} test images, {protocol['classes']:,} classes",
-            ["unsupervised", *(f"{name.upper()} %" for name in result.metrics)],
-            [["k-means", *(f"{value:.2f}" for value in result.metrics.values())]],
+            ["unsupervised", *(f"{name.upper()} %" for name in result.metrics), "95 % interval of ACC"],
+            [["k-means", *(f"{value:.2f}" for value in result.metrics.values()), f"{low:.2f} to {high:.2f}"]],
         )
     say_dropped(protocol)
     say_written("JSON", json_file)

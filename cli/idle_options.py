@@ -35,6 +35,27 @@ def refuse_idle(option: str, used: Collection[str]) -> None:
         raise ConfigError(f"{', '.join(idle)}: not used with {option}: leave {'it' if len(idle) == 1 else 'them'} out")
 
 
+def refuse_unchosen(option: str, tried: Collection[float], *parameters: str) -> None:
+    """Refuse options that say how held-out images choose among several values, where only one is tried.
+
+    Args:
+        option: the one with the values, as `--lr`.
+        tried: its values.
+        parameters: the function's parameters of the options that are idle then.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    given = _given()
+    idle = [given[parameter] for parameter in parameters if parameter in given]
+    if idle and len(tried) == 1:
+        them = "it" if len(idle) == 1 else "them"
+        raise ConfigError(
+            f"{', '.join(idle)}: with one {option} ({next(iter(tried)):g}) nothing is chosen: give several {option}, "
+            f"or leave {them} out"
+        )
+
+
 def refuse_without(parameter: str, needed: str, is_there: bool) -> None:
     """Refuse an option that only says how another one works.
 

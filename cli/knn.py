@@ -92,18 +92,25 @@ def main(
     outputs.write(result, title)
     if outputs.prints:
         _print(result)
-    say_left_out(result)
+    say_left_out(result.protocol)
     outputs.say()
 
 
 def _print(result: ClassifierResult) -> None:
     protocol, metrics = result.protocol, result.metrics
+    between = {name: f"{each.low:.2f} to {each.high:.2f}" for name, each in result.intervals().items()}
     print_table(
         f"{result.encoder['name']}: {protocol['test_images']:,} test and {protocol['train_images']:,} training "
         f"images, {protocol['classes']:,} classes",
-        ["k", "top-1 %", "top-5 %", ""],
+        ["k", "top-1 %", "95 % interval", "top-5 %", ""],
         [
-            [str(k), *(f"{metrics[f'top{top}_k{k}']:.2f}" for top in (1, 5)), "best" * (k == protocol["best_k"])]
+            [
+                str(k),
+                f"{metrics[f'top1_k{k}']:.2f}",
+                between[f"top1_k{k}"],
+                f"{metrics[f'top5_k{k}']:.2f}",
+                "best" * (k == protocol["best_k"]),
+            ]
             for k in protocol["ks"]
         ],
     )

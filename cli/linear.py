@@ -13,6 +13,7 @@ from sop_faiss.cli.classifier_outputs import (
 )
 from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
+from sop_faiss.cli.idle_options import refuse_unchosen
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
@@ -80,6 +81,7 @@ def main(
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.verbs.scoring.linear import LinearOptions, evaluate_linear
 
+    refuse_unchosen("--lr", learning_rates, "held_out")
     outputs.check(train, test, encoder, part)
     choices = LinearChoices(learning_rates, epochs, train_batch, momentum, weight_decay, held_out, part.seed)
     extraction = ExtractionOptions(batch_size, workers, max_bad_fraction)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -121,6 +122,27 @@ def paired_difference(
     return PairedDifference(
         _interval(differences, means, comparisons), p_value, int((differences > 0).sum()), int((differences < 0).sum())
     )
+
+
+def share_interval(percent: float, count: int) -> Interval:
+    """Return a share of a count in percent, such as an accuracy, and its 95 % interval.
+
+    Wilson's, as one of yes and no needs no resampling: Wilson 1927, "Probable inference, the law of succession, and
+    statistical inference", JASA 22.
+
+    Args:
+        percent: of the count, 0 to 100.
+        count: 1 or more.
+
+    Raises:
+        ValueError: the count is 0.
+    """
+    if count < 1:
+        raise ValueError("no query was counted")
+    share, squared = percent / 100, NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2 / count
+    middle = (share + squared / 2) / (1 + squared)
+    half = (squared * share * (1 - share) + squared**2 / 4) ** 0.5 / (1 + squared)
+    return Interval(percent, 100 * max(0.0, middle - half), 100 * min(1.0, middle + half))
 
 
 def mean_difference(

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from sop_faiss import bootstrap
-from sop_faiss.bootstrap import bootstrap_interval, bootstrap_of_sums, mean_difference, paired_difference
+from sop_faiss.bootstrap import (
+    bootstrap_interval,
+    bootstrap_of_sums,
+    mean_difference,
+    paired_difference,
+    share_interval,
+)
 
 
 def test_as_wide_as_the_normal_interval() -> None:
@@ -50,6 +56,20 @@ def test_a_difference_of_means_of_different_queries_is_as_wide_as_the_normal_int
     assert found.high == pytest.approx(found.mean + 1.96 * error, abs=0.1 * error)
     same = mean_difference(first, first)  # of other queries, not of the same ones
     assert same.mean == 0 and same.high > 1
+
+
+def test_the_interval_of_a_share_is_where_its_score_test_ends() -> None:
+    for percent, count in ((0.0, 5), (20.0, 10), (72.3, 94), (100.0, 1000)):
+        found = share_interval(percent, count)
+        for end in (found.low, found.high):
+            if end in (0, 100):
+                assert end == percent
+                continue
+            error = np.sqrt(end * (100 - end) / count)
+            assert abs(percent - end) == pytest.approx(1.959964 * error, rel=1e-6)
+        assert found.low <= found.mean <= found.high
+    with pytest.raises(ValueError, match="counted"):
+        share_interval(0.0, 0)
 
 
 def test_no_difference() -> None:

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from sop_faiss.cli.eval import main
-from sop_faiss.cli.eval_suite import _COMMANDS, _check, _tasks
+from sop_faiss.cli.eval_suite import _COMMANDS, _applicable, _check, _tasks
 from sop_faiss.config.load import packaged_suites
 from tests.images import write_folder
 from tests.messages import command_fails
@@ -50,6 +50,7 @@ def test_clusters_of_features(data: Path) -> None:
     content = json.loads(result.stdout)
     assert content["metrics"] == {"acc": 100.0, "ari": 100.0, "nmi": 100.0, "fmi": 100.0}
     assert content["protocol"]["clusters"] == 3 and content["protocol"]["restarts"] == 5
+    assert content["intervals"]["acc"][0] == pytest.approx(88.65, abs=0.01)  # 30 of 30
 
 
 def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
     assert "--penalty [0.0]" in fails("logistic", "--data", data, "--penalty", 0)
     assert "--clusters 1" in fails("unsupervised", "--data", data, "--clusters", 1)
     assert "--clusters 31" in fails("unsupervised", "--data", data, "--clusters", 31)
+    assert "--held-out" in fails("logistic", "--data", data, "--held-out", 0.2, "--penalty", 0.1)
 
 
 @pytest.fixture
@@ -99,6 +101,39 @@ def test_a_suite_grows_by_a_column_a_model(suite: Path, tmp_path: Path) -> None:
     assert before == {file: file.read_bytes() for file in board.rglob("*.json")}
 
 
+def test_a_damaged_result_is_named_and_the_others_stay(suite: Path, tmp_path: Path) -> None:
+    board = tmp_path / "board"
+    for name in ("one", "two"):
+        assert run("suite", suite, *RESNET, "--name", name, "--out", board).exit_code == 0
+    damaged = board / "results" / "one" / "clusters.json"
+    whole = json.loads((board / "results" / "one" / "neighbors.json").read_text())
+    contents = ["{", "[" * 10**5, "3", json.dumps({**whole, "metrics": {"a": 10**400}})]
+    contents += [json.dumps({**whole, "intervals": odd}) for odd in (3, {"top1_best": [1]}, {"top1_best": "ab"})]
+    for content in contents:
+        damaged.write_text(content)
+        result = run("suite", suite, *RESNET, "--name", "two", "--out", board)
+        assert result.exit_code == 1 and f"error: not a result of a task, and so not in the table: {damaged}" in (
+            result.stderr
+        )
+        table = json.loads((board / "leaderboard.json").read_text())
+        assert list(table["one"]) == ["neighbors"] and list(table["two"]) == ["clusters", "neighbors"]
+    again = run("suite", suite, *RESNET, "--name", "one", "--out", board)
+    assert again.exit_code == 0 and again.stderr.count("already measured") == 1, again.output
+    assert json.loads((board / "leaderboard.json").read_text())["one"].keys() == table["two"].keys()
+    assert json.loads(damaged.read_text())["command"] == "sop-eval unsupervised"
+
+
+def test_a_table_has_the_intervals(suite: Path, tmp_path: Path) -> None:
+    assert run("suite", suite, *RESNET, "--name", "one", "--out", tmp_path / "board").exit_code == 0
+    (of_tasks,) = json.loads((tmp_path / "board" / "leaderboard.json").read_text()).values()
+    low, high = of_tasks["neighbors"]["intervals"]["top1_k3"]
+    top1 = of_tasks["neighbors"]["metrics"]["top1_k3"]
+    assert (
+        f"| neighbors: top1_k3 | {top1:.2f} [{low:.1f}, {high:.1f}] |"
+        in (tmp_path / "board" / "leaderboard.md").read_text()
+    )
+
+
 def test_every_name_of_a_task_is_in_the_table(suite: Path, tmp_path: Path) -> None:
     content = yaml.safe_load(suite.read_text())
     names = ("a", "a.asked", "a.json", "a.partial")
@@ -117,6 +152,15 @@ def test_a_failed_task_does_not_stop_the_others(suite: Path, tmp_path: Path) -> 
     assert result.exit_code == 1 and "1 of 2 tasks failed: neighbors" in result.stderr
     (table,) = json.loads((tmp_path / "board" / "leaderboard.json").read_text()).values()
     assert list(table) == ["clusters"]
+
+
+def test_options_for_all_tasks_are_left_out_where_they_do_not_apply() -> None:
+    shared = ["--model", "m", "--pooling", "mean", "--mirrored", "--size=32", "--cache=c", "--random-weights", "0"]
+    own = {kind: _applicable(kind, shared) for kind in _COMMANDS}
+    plain = ["--model", "m", "--size=32", "--random-weights", "0"]
+    assert own["knn"] == own["retrieve"] == own["robustness"] == shared
+    assert own["detect"] == own["segment"] == own["video"] == plain
+    assert own["finetune"] == own["transfer"] == ["--model", "m", "--pooling", "mean", *plain[2:]]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,16 @@ def test_accuracy_of_each_set_and_the_gap(challenge: Path, tmp_path: Path) -> No
     assert json.loads(own.stdout)["metrics"]["top1"] == pytest.approx(metrics["mixed_same"])
 
 
+def test_classes_without_training_images_are_said(challenge: Path, tmp_path: Path) -> None:
+    train = tmp_path / "train"
+    shutil.copytree(challenge / "original" / "train", train)
+    shutil.rmtree(train / "0_1")
+    result = run(*RESNET, *LOGISTIC, "--data", challenge, "--train", train, "--json", tmp_path / "b.json")
+    assert result.exit_code == 0 and "12 test images are of classes without" in result.stderr, result.output
+    protocol = json.loads((tmp_path / "b.json").read_text())["protocol"]
+    assert protocol["test_images_of_unseen_classes"] == 3 * 4  # of three sets
+
+
 def test_what_a_user_gets_wrong(challenge: Path, tmp_path: Path) -> None:
     data = ("--data", challenge)
     assert "SET/val/CLASS" in fails(*RESNET, "--data", tmp_path)

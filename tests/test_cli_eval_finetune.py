@@ -85,7 +85,7 @@ def test_few_labels_and_quick(data: Path) -> None:
     protocol = json.loads(result.stdout)["protocol"]
     assert protocol["train_images"] == 6 and protocol["train_part"]["images_per_class"] == 2
     assert protocol["epochs"] == 2 and protocol["preprocess"]["crop"] == 32  # as given
-    assert protocol["erasing"] == 0 and protocol["min_crop"] == 0.4 and protocol["mixup"] == 0.8
+    assert protocol["erasing"] == 0 and protocol["min_crop"] == 0.4 and protocol["mixup"] == 0
 
 
 def test_labels_are_compared_by_name(data: Path) -> None:
@@ -107,6 +107,9 @@ def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
     assert "--batch-size" in fails(*SHORT, *both, "--batch-size", 3)
     assert "--lr" in fails(*SHORT, *both, "--lr", "nan")
     assert "--workers" in fails(*SHORT, *both, "--workers", -1)
+    for idle in ("--held-out", "--sweep-epochs"):  # nothing is chosen: there is one learning rate
+        assert idle in fails(*SHORT, *both, idle, 1)
+        assert idle in fails("finetune", *RESNET, *both, "--quick", idle, 1)
     assert "--scales" in fails(*SHORT, *both, "--scales", "1,0.5")
     assert "--mirrored" in fails(*SHORT, *both, "--mirrored")
     assert "--cache" in fails(*SHORT, *both, "--cache", tmp_path / "cache")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,13 @@ def test_unchanged_images_score_as_k_nn(sets: tuple[object, ...]) -> None:
     words = [*RESNET, "--train", folder / "train", "--test", folder / "val", "-k", 3, "--json", "-"]
     clean = json.loads(CliRunner().invoke(knn, [str(word) for word in words]).stdout)["metrics"]["top1_k3"]
     assert set(content["metrics"].values()) == {clean}
+
+
+def test_classes_without_training_images_are_said(sets: tuple[object, ...], tmp_path: Path) -> None:
+    shutil.copytree(Path(str(sets[1])), tmp_path / "few")
+    shutil.rmtree(min((tmp_path / "few" / "train").iterdir()))
+    result = run(*RESNET, "--data", tmp_path / "few", *FEW)
+    assert result.exit_code == 0 and "2 test images are of classes without" in result.stderr, result.output
 
 
 def test_what_a_user_gets_wrong(sets: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

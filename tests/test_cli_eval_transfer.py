@@ -57,6 +57,8 @@ def test_what_a_user_gets_wrong(tmp_path: Path) -> None:
         assert option in command_fails(main, *both, option, value) or option == "--set"
     assert "--data" in command_fails(main, "transfer", *RESNET, "--data", tmp_path / "none")
     assert "--workers" in command_fails(main, *both, "--workers", -1)
+    for words in ((), ("--quick",), ("--lr", 1)):
+        assert "--sweep-epochs" in command_fails(main, *both, *words, "--sweep-epochs", 1)
     (data / "jpg" / "image_00008.jpg").unlink()
     assert "image_00008" in command_fails(main, *both, "--quick")
     with pytest.raises(FileNotFoundError):

@@ -71,6 +71,7 @@ def test_two_feature_stores_without_a_model(stores: tuple[Path, Path], tmp_path:
         "dataset",
         "protocol",
         "metrics",
+        "intervals",
         "encoder",
         "environment",
         "seconds",

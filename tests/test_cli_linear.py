@@ -67,6 +67,7 @@ def test_what_a_user_gets_wrong(stores: tuple[Path, Path], tmp_path: Path) -> No
     sets = ("--train", stores[0], "--test", stores[1])
     assert "--epochs 0" in fails(*sets, "--epochs", 0)
     assert "each above 0" in fails(*sets, "--lr", 0)
+    assert "--held-out" in fails(*sets, "--held-out", 0.2, "--lr", 1)
     assert "--held-out 2.0" in fails(*sets, "--held-out", 2)
     assert "every image would find itself" in fails("--train", stores[0], "--test", stores[0])
     assert "a linear probe needs a label" in fails("--train", write_store(tmp_path / "n", 3, None), "--test", stores[1])

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.encoder import Encoder
-from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import OF_ONE_FEATURE, EncoderSpec
 
-_IDLE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache", "top_value")
-"""Fields of an encoder's spec that say how one feature is made of an image, or how deep grayscale is read."""
+_IDLE = (*OF_ONE_FEATURE, "top_value")
 
 _PROBE_SIDE = 256
 """Pixels, at least, of the black image that shows how many tokens there are: a multiple of all usual strides."""

@@ -10,6 +10,10 @@ from sop_faiss.errors import ConfigError
 PACKAGED_ENCODERS = ("lite0", "lite1", "lite2")
 """Encoders whose weights the extra `encoder` installs (see `packaged.py`)."""
 POSITION_RESIZES = ("timm", "dino")
+OF_ONE_FEATURE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache")
+"""Fields of a spec that say how one feature is made of an image, of no use where patch tokens are taken."""
+OF_FROZEN_FEATURES = OF_ONE_FEATURE[2:]
+"""Those that are of no use where the network is trained, either."""
 
 _READ_BY = {
     "run": ("student",),

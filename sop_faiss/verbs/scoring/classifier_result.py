@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sop_faiss.bootstrap import Interval, share_interval
 from sop_faiss.evaluate.baselines import Baseline
 from sop_faiss.evaluate.confusion import Confusion
 from sop_faiss.evaluate.results import result_content
@@ -37,9 +38,15 @@ class ClassifierResult:
     confusion: Confusion
     baselines: list[Baseline] = field(default_factory=list)
 
+    def intervals(self) -> dict[str, Interval]:
+        """Return the 95 % interval of each metric, over other test images like these."""
+        images = int(self.confusion.images().sum())
+        return {name: share_interval(value, images) for name, value in self.metrics.items()}
+
     def content(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        details: dict[str, Any] = {"per_class": self.confusion.per_class()}
+        intervals = {name: [each.low, each.high] for name, each in self.intervals().items()}
+        details: dict[str, Any] = {"intervals": intervals, "per_class": self.confusion.per_class()}
         if self.baselines:
             details["baselines"] = {each.name: each.to_dict() for each in self.baselines}
         return result_content(

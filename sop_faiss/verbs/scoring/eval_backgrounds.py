@@ -84,7 +84,10 @@ def evaluate_backgrounds(
         "train": train,
         **{key: known[key] for key in ("train_images", "classes", "train_dropped", "preprocess", "pooling")},
         "test_images": {name: len(values) for name, values in right.items()},
-        "test_dropped": sum(each.choices["test_dropped"] for each in features),
+        **{
+            key: sum(each.choices[key] for each in features)
+            for key in ("test_dropped", "test_images_of_unseen_classes")
+        },
     }
     return TaskResult(
         "sop-eval backgrounds",

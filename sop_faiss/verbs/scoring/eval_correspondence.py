@@ -24,7 +24,7 @@ from sop_faiss.model.encoders.dense import DenseEncoder
 from sop_faiss.model.encoders.forward import exact_inference
 from sop_faiss.model.encoders.image_input import pixels_of
 from sop_faiss.model.encoders.load import encoder_of_spec
-from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.model.encoders.spec import OF_ONE_FEATURE, EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.matches_figure import MatchedPair, draw_matches
 from sop_faiss.verbs.scoring.task_result import TaskResult
@@ -32,8 +32,6 @@ from sop_faiss.verbs.scoring.task_result import TaskResult
 _COMMAND = "sop-eval correspondence"
 _SHOWN = 4
 """Rows of the figure."""
-_IDLE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache")
-"""Fields of an encoder's spec that say how one feature is made of an image."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ def match_views(
 def _dense(spec: EncoderSpec, options: CorrespondenceOptions) -> tuple[DenseEncoder, int]:
     """Load the encoder, and return the side of the images it sees."""
     options.check()
-    for name in _IDLE:
+    for name in OF_ONE_FEATURE:
         if getattr(spec, name) not in (None, False):
             raise ConfigError(
                 f"`{name}` does not apply to correspondence, where patch tokens are compared: leave it out"

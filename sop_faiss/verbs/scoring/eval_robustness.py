@@ -113,6 +113,7 @@ def evaluate_robustness(
         "train_images": len(filled),
         "test_images": len(right),
         "test_dropped": len(source) - len(right),
+        "test_images_of_unseen_classes": int((~np.isin(sets.test_labels, filled.labels)).sum()),
         "classes": len(np.unique(filled.labels)),
     }
     result = _result(test, made, protocol, intervals, time.perf_counter() - started)

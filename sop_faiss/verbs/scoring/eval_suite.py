@@ -56,9 +56,9 @@ class Leaderboard:
                 raise DataError(f"{folder} was measured with {before}, not {now}: give another `name`, or remove it")
 
     def is_done(self, model: str, task: str, asked: dict[str, list[str]]) -> bool:
-        """Return whether the result of a command is there."""
+        """Return whether the result of a command is there, and whole."""
         file = self.result_file(model, task)
-        return file.exists() and _read(_asked_file(file)) == asked
+        return _read(_asked_file(file)) == asked and _checked(file) is not None
 
     def accept(self, model: str, task: str, asked: dict[str, list[str]], file: Path) -> None:
         """Make a file the result of a task, in place of an earlier one, and record which command wrote it."""
@@ -67,12 +67,12 @@ class Leaderboard:
         file.replace(result)
         write_json(_asked_file(result), asked)
 
-    def results(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return the results: by model, the oldest first, then by task.
+    def damaged(self) -> list[Path]:
+        """Return the files that are in no table, since they are not results of a task."""
+        return [file for file in sorted((self.directory / "results").glob("*/*.json")) if _checked(file) is None]
 
-        Raises:
-            DataError: a file is damaged.
-        """
+    def results(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return the results that are whole: by model, the oldest first, then by task."""
 
         def age(folder: Path) -> tuple[float, str]:
             return min((file.stat().st_mtime for file in folder.glob("*.json")), default=0.0), folder.name
@@ -81,7 +81,8 @@ class Leaderboard:
         found: dict[str, dict[str, dict[str, Any]]] = {}
         for folder in folders:
             for file in sorted(folder.glob("*.json")):
-                found.setdefault(folder.name, {})[file.stem] = _checked(file)
+                if (result := _checked(file)) is not None:
+                    found.setdefault(folder.name, {})[file.stem] = result
         return found
 
     def table(self, first: Sequence[str] = ()) -> SheetTable:
@@ -95,11 +96,12 @@ class Leaderboard:
         tasks = [task for task in first if task in measured] + sorted(measured - set(first))
         rows = []
         for task in tasks:
-            of_task = {model: results[model][task]["metrics"] for model in results if task in results[model]}
-            for metric in dict.fromkeys(name for metrics in of_task.values() for name in metrics):
-                cells = [_shown(of_task.get(model, {}).get(metric)) for model in results]
+            of_task = {model: results[model][task] for model in results if task in results[model]}
+            for metric in dict.fromkeys(name for result in of_task.values() for name in result["metrics"]):
+                cells = [_shown(of_task[model], metric) if model in of_task else "-" for model in results]
                 rows.append([f"{task}: {metric}", *cells])
-        return SheetTable(["task", *results], rows, "Percent, unless a task says otherwise")
+        caption = "Percent, unless a task says otherwise; in brackets the 95 % interval over other test data"
+        return SheetTable(["task", *results], rows, caption)
 
     def write(self, title: str, first: Sequence[str], footer: str) -> SheetTable:
         """Write `leaderboard.json`, `.md` and `.html`, each atomically, and return the table.
@@ -137,18 +139,30 @@ def _details(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> SheetTab
     return SheetTable(["model", "task", "command", "data", "encoder", "seconds"], rows, "Measurements")
 
 
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _shown(result: Mapping[str, Any], metric: str) -> str:
+    """Return a metric of a result, with its interval where the task measures one."""
+    if metric not in result["metrics"]:
+        return "-"
+    interval = result["intervals"].get(metric)
+    return f"{result['metrics'][metric]:.2f}" + ("" if interval is None else " [{:.1f}, {:.1f}]".format(*interval))
 
 
 def _read(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
-def _checked(file: Path) -> dict[str, Any]:
+def _intervals(result: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Return the interval of each metric that has one: tasks have them by metric, retrieval below `confidence`."""
+    named = {**result.get("confidence", {}), **result.get("intervals", {})}
+    given = {name: named.get(name, result.get(f"{name}_interval")) for name in metrics}
+    return {name: (float(each[0]), float(each[1])) for name, each in given.items() if each is not None}
+
+
+def _checked(file: Path) -> dict[str, Any] | None:
+    """Read a result; None where the file is damaged, or something else."""
     result = _read(file)
     try:
         numbers = {str(name): float(value) for name, value in result["metrics"].items()}
@@ -157,8 +171,9 @@ def _checked(file: Path) -> dict[str, Any]:
             **result,
             **texts,
             "metrics": numbers,
+            "intervals": _intervals(result, numbers),
             "encoder": {"name": str(result["encoder"]["name"])},
             "seconds": float(result["seconds"]),
         }
-    except (TypeError, KeyError, ValueError, AttributeError):
-        raise DataError(f"{file} is not a result of a task: remove it, and the suite measures it again") from None
+    except (TypeError, LookupError, ValueError, AttributeError, OverflowError):
+        return None

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
+from sop_faiss.bootstrap import share_interval
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.cluster_choices import ClusterChoices
 from sop_faiss.evaluate.clustering import cluster_and_match
@@ -65,4 +66,7 @@ def evaluate_unsupervised(
         features.train_features, classes, features.test_features, features.test_labels, options.choices
     )
     protocol = {**asdict(options.choices), "clusters": options.choices.clusters or classes, **features.choices}
-    return TaskResult("sop-eval unsupervised", test, protocol, metrics, features.encoder, time.perf_counter() - started)
+    interval = share_interval(metrics["acc"], len(features.test_labels))  # of these clusters, matched as they are
+    details = {"intervals": {"acc": [interval.low, interval.high]}}
+    seconds = time.perf_counter() - started
+    return TaskResult("sop-eval unsupervised", test, protocol, metrics, features.encoder, seconds, details)
