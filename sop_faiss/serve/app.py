@@ -74,7 +74,10 @@ def _application(now: ServedNow, options: ServeOptions) -> FastAPI:
 def _add_page(app: FastAPI) -> None:
     types = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
     folder = files("sop_faiss.serve")
-    parts = {f"page.{ending}": folder.joinpath(f"page.{ending}").read_bytes() for ending in types}
+    parts = {
+        name: folder.joinpath(name).read_bytes()
+        for name in (*(f"page.{ending}" for ending in types), "part.js", "query.js")
+    }
     parts |= {name: page_part(name).encode() for name in ("viewer.css", "viewer.js")}
     for name, content in parts.items():
         kind = types[name.rpartition(".")[2]]
