@@ -113,8 +113,8 @@ def search_command(
     INDEX is the directory that sop-index build wrote, IMAGE an image file. The index knows its encoder; --model opens
     it from another place. The similarity is the cosine of the features; labels, such as the names of folders, are in
     brackets. With --threshold and without -k, all neighbors that reach the threshold are found; with both, of the k
-    nearest those that reach it. --rerank orders the first images again: their similarities no longer fall. --rerank
-    local needs tokens (sop-index build --tokens).
+    nearest those that reach it. --rerank orders the first of the images that count again: their similarities no longer
+    fall; near-duplicates are folded after that. --rerank local needs tokens (sop-index build --tokens).
 
     \b
     Examples:

@@ -111,9 +111,13 @@ class Served:
             for rank, hit in enumerate(hits, 1)
         ]
         asked = [None if image.row is None else self._facts_of(image.row) for image in (*plus, *minus)]
-        query = asked[0] if len(asked) == 1 else None
-        sides = {"plus": asked[: len(plus)], "minus": asked[len(plus) :]}
-        return SearchAnswer(query=query, **sides, **dataclasses.asdict(wanted), found=found)
+        return SearchAnswer(
+            query=asked[0] if len(asked) == 1 else None,
+            plus=asked[: len(plus)],
+            minus=asked[len(plus) :],
+            found=found,
+            **dataclasses.asdict(wanted),
+        )
 
     def _facts_of(self, row: int) -> ImageFacts:
         return ImageFacts(**self.image(row))
