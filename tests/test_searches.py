@@ -121,7 +121,7 @@ def test_a_condition_on_a_sent_image(client: TestClient, place: Path, index: Fea
             " ",
             "price",
             "price <",
-            "colour = 'x'",
+            "hue = 'x'",
             "label = 3",
             "price < 'x'",
             "price > 1000",

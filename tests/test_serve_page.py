@@ -52,6 +52,7 @@ def expect(locator: Any) -> Any:
     """Playwright's waiting assertion; unlike `wait_for_function` it needs no eval, which the page forbids."""
     from playwright.sync_api import expect as waiting  # where there is none, `open_browser` has skipped the test
 
+    waiting.set_options(timeout=30_000)  # a busy machine takes its time
     return waiting(locator)
 
 

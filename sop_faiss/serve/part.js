@@ -35,7 +35,6 @@ function makePartChooser(chosen) {
     button("Cancel", () => dialog.close(), "button small plain"),
   );
   dialog.append(heading, help, place, said, actions);
-  document.body.append(dialog);
 
   function finish(part) {
     dialog.close();
@@ -95,12 +94,14 @@ function makePartChooser(chosen) {
     draw();
   });
   dialog.addEventListener("keydown", (event) => event.stopPropagation()); // the page's own keys wait
+  dialog.addEventListener("close", () => dialog.remove());
 
   function open(src, name, part) {
     box = part ? [...part] : [0.25, 0.25, 0.75, 0.75];
     image.alt = name;
     image.src = src;
     draw();
+    document.body.append(dialog);
     dialog.showModal();
     mark.focus();
   }
