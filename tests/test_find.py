@@ -127,6 +127,14 @@ def test_of_more_rows_it_is_said_that_some_may_be_missed(
     assert (line.rows % 3 == 0).all() and "may be missed" in caplog.text
 
 
+@pytest.mark.parametrize(("k", "narrowing"), [(5, None), (None, None), (5, Narrowing(unique=0.9))])
+def test_nothing_reaches_the_threshold(index: FeatureIndex, k: int | None, narrowing: Narrowing | None) -> None:
+    query = unit_rows(np.random.default_rng(8), 1, DIMENSION)
+    for rerank in (None, Rerank("global")):
+        ((line, folded),) = find(index, query, k, 1.0, narrowing, open_reranker(index, rerank))
+        assert line.rows.shape == (1, 0) and folded in (None, [])
+
+
 def test_parts_of_several_images_are_not_compared(index: FeatureIndex) -> None:
     with pytest.raises(ConfigError) as raised:
         open_reranker(index, Rerank("local"), together=True)

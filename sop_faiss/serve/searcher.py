@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.data.images.box import Box, encoded_part
-from sop_faiss.data.images.decode import MAX_PIXELS, decode_image, drop_reason, open_image
+from sop_faiss.data.images.decode import MAX_PIXELS, decode_image, drop_reason, open_image, quiet
 from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatchError
 from sop_faiss.index.find import Line, find, find_others
 from sop_faiss.index.images import IndexImages, index_images
@@ -188,7 +188,8 @@ class Searcher:
             tokenizer = tokens.tokenizer(encoder)
             with self._encoding:
                 seen = [tokenizer.seen(each, "the image") for each in encoded]
-        return draw_heats([matched(self.index.ids.keys[row], seen[0], seen[1])], "where they match")
+        with quiet():  # the figure changes the process's warnings, as opening an image does: one at a time
+            return draw_heats([matched(self.index.ids.keys[row], seen[0], seen[1])], "where they match")
 
     def require_encoder(self) -> Encoder:
         """Return the encoder.

@@ -51,6 +51,8 @@ class Reranker:
             tokens: of the query, where they are compared.
         """
         rows = found.rows[0, : self.settings.depth].tolist()
+        if not rows:
+            return found
         if tokens is None:
             order = order_by_features(self.settings, feature, self.index.unit_features(rows))
         else:
