@@ -113,8 +113,8 @@ def search_command(
     INDEX is the directory that sop-index build wrote, IMAGE an image file. The index knows its encoder; --model opens
     it from another place. The similarity is the cosine of the features; labels, such as the names of folders, are in
     brackets. With --threshold and without -k, all neighbors that reach the threshold are found; with both, of the k
-    nearest those that reach it. --rerank orders the first images again: their similarities no longer fall. --rerank
-    local needs tokens (sop-index build --tokens).
+    nearest those that reach it. --rerank orders the first of the images that count again: their similarities no longer
+    fall; near-duplicates are folded after that. --rerank local needs tokens (sop-index build --tokens).
 
     \b
     Examples:
@@ -127,11 +127,11 @@ def search_command(
       sop-index search photos.index query.jpg --table shop.csv --where "price < 50 and label <> 'shoe'"
       sop-index search photos.index --features queries.features/ --threshold 0.9 --json found.json
     """
+    from sop_faiss.data.images.box import parse_box
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.images import index_images
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
-    from sop_faiss.verbs.finding.query_box import parse_box
     from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
 
     check_outputs(

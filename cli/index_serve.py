@@ -25,6 +25,7 @@ _EXTRA = ("fastapi", "starlette", "uvicorn", "pydantic")
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Where to listen; 0.0.0.0: for all.")
 @click.option("--port", default=8000, metavar="N", help="Port; 0: a free one.")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
+@click.option("--table", type=_FOLDER, metavar="FILE", help="More columns for filters, by key: .csv or .parquet.")
 @click.option("--max-upload", default="16MB", metavar="SIZE", help="Largest image file accepted.")
 @click.option("--max-pixels", default=64_000_000, help="Most pixels of an image.")
 @click.option("--threads", default=2, help="Searches that run at once.")
@@ -36,6 +37,7 @@ def serve_command(
     host: str,
     port: int,
     images_root: Path | None,
+    table: Path | None,
     max_upload: str,
     max_pixels: int,
     threads: int,
@@ -50,6 +52,7 @@ def serve_command(
     Examples:
       sop-index serve photos.index
       sop-index serve photos.index --host 0.0.0.0 --port 8080
+      sop-index serve photos.index --table shop.csv
     """
     try:
         from sop_faiss.index.build import parse_bytes
@@ -64,6 +67,7 @@ def serve_command(
         host=host,
         port=port,
         images_root=images_root,
+        table=table,
         max_upload_bytes=parse_bytes(max_upload),
         max_upload_pixels=max_pixels,
         threads=threads,

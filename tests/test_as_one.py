@@ -14,7 +14,10 @@ from click.testing import CliRunner, Result
 from sop_faiss.cli.index import main
 from sop_faiss.data.images.source import open_source
 from sop_faiss.features.extract import extract_features
-from sop_faiss.index.narrowed import combined_query
+from sop_faiss.index.find import find, find_others
+from sop_faiss.index.narrowed import Narrowing, combined_query
+from sop_faiss.index.rerank.reranker import open_reranker
+from sop_faiss.index.rerank.settings import Rerank
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.verbs.finding.as_one import name_of_all
@@ -56,7 +59,7 @@ def rows_of(content: dict[str, Any]) -> list[list[int]]:
 def test_keys_together_less_another(place: Path) -> None:
     index = FeatureIndex.open(place / "photos.index")
     one, two, three = index.ids.keys[:3]
-    query = combined_query(index.features([0, 1]), index.features([2]))
+    query = combined_query(index.unit_features([0, 1]), index.unit_features([2]))
     wanted = [row for row in index.search(query, 12).rows[0].tolist() if row > 2][:4]
     content = found(place, "--key", one, "--key", two, "--minus", three, "-k", 4)
     assert rows_of(content) == [wanted] and content["queries"][0]["query"] == f"{one} + {two} - {three}"
@@ -101,6 +104,31 @@ def test_where_and_unique(place: Path) -> None:
     assert lines[0][-1] == "folded" and lines[1][-1] == "10"
     above = found(place, "--key", key, "--threshold", -1, "--where", f"label <> '{names[0]}'", "--unique", 1)
     assert set(rows_of(above)[0]) == set(np.flatnonzero(index.ids.labels > 0))
+
+
+@pytest.mark.parametrize("method", ["global", "diffusion"])
+def test_reranked_together_with_the_others(place: Path, method: str) -> None:
+    index = FeatureIndex.open(place / "photos.index")
+    keys = index.ids.keys
+    reranker = open_reranker(index, Rerank(method))
+    rerank = ("--rerank", method)
+    narrowing = Narrowing(np.arange(3, 12), 0.9)
+    line, folded = find_others(index, [5], 4, 0.1, narrowing, reranker)[0]
+    words = ("--table", place / "shop.csv", "--where", "price >= 3", "--unique", 0.9, "--threshold", 0.1)
+    (query,) = found(place, "--key", keys[5], *words, "-k", 4, *rerank)["queries"]
+    assert [each["row"] for each in query["neighbors"]] == line.rows[0].tolist()
+    assert folded is not None and [len(each["folded"]) for each in query["neighbors"]] == [len(each) for each in folded]
+    mean = combined_query(index.unit_features([0, 1]), index.unit_features([2]))
+    without = Narrowing(without=np.array([0, 1, 2]))
+    wanted = find(index, mean, 5, None, without, reranker)[0][0].rows.tolist()
+    words = ("--key", keys[0], "--key", keys[1], "--minus", keys[2], "-k", 5)
+    assert rows_of(found(place, *words, *rerank)) == wanted
+    members = [place / "photos" / index.ids.members[row] for row in (0, 1, 2)]
+    wanted = find(index, mean, 5, None, None, reranker)[0][0].rows.tolist()
+    assert rows_of(found(place, *members[:2], "--minus", members[2], "-k", 5, *rerank)) == wanted
+    above = rows_of(found(place, "--features", place / "features", "--threshold", 0.2, *rerank))
+    plain = rows_of(found(place, "--features", place / "features", "--threshold", 0.2))
+    assert [sorted(rows) for rows in above] == [sorted(rows) for rows in plain] and above != plain
 
 
 @pytest.mark.parametrize(

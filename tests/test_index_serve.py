@@ -54,6 +54,7 @@ def test_a_port_in_use(place: Path) -> None:
         (("--max-upload", "much"), "size 'much'"),
         (("--images-root", "/no/such/folder"), "is not a folder"),
         (("--threads", 0), "wanted 1 or more"),
+        (("--table", "/no/such.csv", "--no-encoder", "--port", 0), "--table /no/such.csv"),
         (("--student",), "has another encoder than the index"),
         (("--no-encoder", "--student"), "leave --model and its options out"),
         (("--model", "/no/such/run", "--port", 0), "does not exist"),

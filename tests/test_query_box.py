@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sop_faiss.data.images.box import parse_box
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.verbs.finding.query_box import boxed, parse_box
+from sop_faiss.verbs.finding.query_box import boxed
 from sop_faiss.verbs.finding.query_files import open_images
 
 

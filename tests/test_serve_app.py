@@ -27,12 +27,11 @@ from sop_faiss.index.change import remove_from_index
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
-from sop_faiss.serve import searcher as searching
 from sop_faiss.serve import work_queue
 from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.refused import Refused
-from sop_faiss.serve.searcher import Searcher, Wanted
+from sop_faiss.serve.searcher import QueryImage, Searcher, Wanted
 from tests.images import encode, make_image
 from tests.servers_of_indices import write_served
 
@@ -133,13 +132,9 @@ def test_more_than_there_are(client: TestClient) -> None:
     assert len(client.post("/api/search?k=500", content=photo, headers=STREAM).json()["found"]) == 36
 
 
-@pytest.mark.parametrize("scored_rows", [20_000, 0], ids=["scored", "sifted"])
 @pytest.mark.parametrize("factory", ["Flat", "IVF3,Flat"])
-def test_label_and_threshold(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scored_rows: int, factory: str
-) -> None:
-    """Both ways to keep to a label find what brute force does."""
-    monkeypatch.setattr(searching, "_SCORED_ROWS", scored_rows)
+def test_label_and_threshold(tmp_path: Path, factory: str) -> None:
+    """A search of a label finds what brute force does."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(300, 8)).astype(np.float32)
     features[40] = features[50]  # a tie
@@ -161,7 +156,7 @@ def test_label_and_threshold(
             query = index.features([row])[0].astype(np.float64)
             wanted = by_brute_force(index, query, rows)
             for k, least in ((7, None), (500, None), (500, 0.3)):
-                hits = served.near_row(row, Wanted(k, str(label), least))
+                hits = served.find(Wanted(k, str(label), least), [QueryImage(row)])
                 expected = [each for each in wanted if least is None or each[1] >= least][:k]
                 assert_found(
                     [{"rank": place + 1, **dataclasses.asdict(hit)} for place, hit in enumerate(hits)], expected
@@ -327,7 +322,7 @@ def test_a_failure_of_ours_tells_nothing(place: Path, monkeypatch: pytest.Monkey
 
     with client_of(place) as client:
         key = client.get("/api/images").json()["images"][0]["key"]
-        monkeypatch.setattr(Searcher, "near_row", fail)
+        monkeypatch.setattr(Searcher, "find", fail)
         answer = client.get("/api/search", params={"key": key})
         assert_refused(answer, 500, "log")
         assert "secret" not in answer.text and answer.headers["x-content-type-options"] == "nosniff"
@@ -336,7 +331,7 @@ def test_a_failure_of_ours_tells_nothing(place: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "/page.js", "/viewer.js", "/page.css", "/viewer.css", "/page.svg"),
+        *("/", "/page.js", "/part.js", "/query.js", "/viewer.js", "/page.css", "/viewer.css", "/page.svg"),
         *("/docs", "/openapi.json", "/api/index", "/nothing"),
     ],
 )
@@ -366,7 +361,9 @@ def test_every_status_is_described(client: TestClient) -> None:
         "/api/images": ["get"],
         "/api/images/{row}": ["get"],
         "/api/images/{row}/thumbnail": ["get"],
+        "/api/images/{row}/match": ["get", "post"],
         "/api/search": ["get", "post"],
+        "/api/search/together": ["post"],
     }
     statuses = set(paths["/api/search"]["post"]["responses"])
     assert statuses == {"200", "400", "404", "408", "409", "413", "415", "422", "503"}
@@ -416,14 +413,14 @@ def test_answers_of_many_clients_are_not_mixed_up(client: TestClient, place: Pat
 
 def test_too_many_are_turned_away_and_the_rest_served(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold, started = threading.Event(), threading.Semaphore(0)
-    original = Searcher.near_row
+    original = Searcher.find
 
-    def slow(self: Searcher, row: int, wanted: Wanted) -> Any:
+    def slow(self: Searcher, *asked: Any) -> Any:
         started.release()
         hold.wait(20)
-        return original(self, row, wanted)
+        return original(self, *asked)
 
-    monkeypatch.setattr(Searcher, "near_row", slow)
+    monkeypatch.setattr(Searcher, "find", slow)
     with client_of(place, threads=1, max_waiting=2) as client, concurrent.futures.ThreadPoolExecutor(8) as threads:
         key = client.get("/api/images").json()["images"][0]["key"]
         answers = [threads.submit(client.get, "/api/search", params={"key": key}) for _ in range(8)]

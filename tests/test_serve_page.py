@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
 from sop_faiss.index.change import remove_from_index
+from sop_faiss.index.images import index_images
+from sop_faiss.index.rerank.settings import TokenSettings
+from sop_faiss.index.rerank.token_store import write_tokens
+from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.load import load_encoder
 from tests.browser import open_browser
 from tests.images import write_folder
@@ -29,12 +34,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_served(tmp_path_factory.mktemp("place"), per_class=30)
     write_folder(root / "own", classes=0, per_class=2, seed=9)
     (root / "own" / "text.jpg").write_text("not an image")
+    index = FeatureIndex.open(root / "index")
+    write_tokens(index, load_encoder(str(root / "run")), index_images(index), TokenSettings(most=9))
+    prices = "".join(f"{key},{row}\n" for row, key in enumerate(index.ids.keys))
+    (root / "shop.csv").write_text(f"key,price\n{prices}")
     return root
 
 
 @pytest.fixture(scope="module")
 def address(place: Path) -> Iterator[str]:
-    with serve_index(place / "index", "--model", place / "run", "--max-upload", "50KB") as (address, _):
+    table = ("--table", place / "shop.csv")
+    with serve_index(place / "index", "--model", place / "run", "--max-upload", "50KB", *table) as (address, _):
         yield address
 
 
@@ -42,6 +52,7 @@ def expect(locator: Any) -> Any:
     """Playwright's waiting assertion; unlike `wait_for_function` it needs no eval, which the page forbids."""
     from playwright.sync_api import expect as waiting  # where there is none, `open_browser` has skipped the test
 
+    waiting.set_options(timeout=30_000)  # a busy machine takes its time
     return waiting(locator)
 
 
@@ -236,4 +247,130 @@ def test_an_image_opens_large_and_leads_to_its_folder(place: Path, address: str,
         assert set(page.locator("#hits .label").all_inner_texts()) == {folder}
         page.locator("#folder").click()
         expect(page.locator("#heading")).to_have_text("24 nearest, by cosine similarity")
+        assert problems == []
+
+
+def test_filters_by_columns_and_near_duplicates(address: str) -> None:
+    with open_browser(**DESK) as page:
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        expect(page.locator("#columns")).to_have_text("Columns: key, source, member, label, price")
+        page.keyboard.press("f")
+        page.keyboard.type("price < 7")  # whose letters are no keys of the page
+        page.keyboard.press("Enter")
+        expect(page.locator("#heading")).to_contain_text("7 images of the index that pass the filter")
+        page.locator("#hits .again").first.click()
+        expect(page.locator("#heading")).to_have_text("6 nearest that pass the filter, by cosine similarity")
+        page.locator("#where").fill("prize < 7")
+        page.locator("#where").press("Enter")
+        expect(page.locator("#empty.error")).to_contain_text("where names column 'prize'")
+        expect(page.locator("#where")).to_have_attribute("aria-invalid", "true")
+        page.locator("#where").fill("")
+        page.locator("#where").press("Enter")
+        expect(page.locator("#heading")).to_have_text("24 nearest, by cosine similarity")
+        page.goto(f"{page.url}&unique=-1")
+        expect(page.locator("#hits .open")).to_have_count(1)
+        expect(page.locator("#hits .open")).to_contain_text("+ 88 alike")
+        page.select_option("#unique", "")
+        page.select_option("#rerank", "local")
+        expect(page.locator("#heading")).to_have_text("24 nearest, re-ranked: local")
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_several_images_and_less_of_others(place: Path, address: str, size: dict[str, Any]) -> None:
+    with open_browser(**size) as page:
+        problems = heard(page)
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        page.set_input_files("#file", place / "own" / "0000.jpg")
+        expect(page.locator("#query-name")).to_have_text("0000.jpg")
+        expect(page.locator(".similarity")).to_have_count(24)
+        first, second = shown(page)[:2]
+        for number, name in ((0, "More like it, too"), (0, "Less like it")):
+            page.locator("#hits .open").nth(number).click()
+            page.get_by_role("button", name=name).click()
+            expect(page.locator("dialog.large").first).to_be_hidden()
+            expect(page.locator(".chip")).to_have_count(2 if name.startswith("More") else 3)
+            expect(page.locator("#hits")).not_to_have_class("hits waiting")
+        expect(page.locator(".chip.less")).to_have_count(1)
+        expect(page.locator("#query-label")).to_have_text("Searching with 3 images")
+        assert first not in shown(page) and "minus-key=" in page.url
+        for image in page.locator(".chip img").all():
+            expect(image).to_have_js_property("naturalWidth", 32)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.locator(".chip.less").get_by_role("button", name="unwanted").click()
+        expect(page.locator(".chip.less")).to_have_count(0)
+        page.set_input_files("#add", [place / "own" / "0000.jpg", place / "own" / "0001.jpg"])
+        expect(page.locator(".chip")).to_have_count(5)
+        page.go_back()
+        expect(page.locator(".chip")).to_have_count(3)
+        for left in (2, 0):  # one image is shown as one
+            page.locator(".chip").last.get_by_role("button", name="Remove").click()
+            expect(page.locator(".chip:visible")).to_have_count(left)
+        expect(page.locator("#query-name")).to_have_text("0000.jpg")
+        page.set_input_files("#file", [place / "own" / "0000.jpg", place / "own" / "0001.jpg"])
+        expect(page.locator(".chip:visible")).to_have_count(2)
+        page.goto(f"{address}?key={first}&minus-key={second}")
+        expect(page.locator(".chip.less")).to_have_count(1)
+        expect(page.locator(".right, .wrong")).to_have_count(24)
+        assert problems == []
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_part_by_pointer_and_by_keys(address: str, size: dict[str, Any]) -> None:
+    pointer = """(stage, kind) => {
+        const frame = stage.getBoundingClientRect();
+        const at = (type, x, y) => stage.dispatchEvent(new PointerEvent(type, {
+            pointerId: 1, pointerType: kind, bubbles: true, cancelable: true, isPrimary: true,
+            clientX: frame.left + x * frame.width, clientY: frame.top + y * frame.height}));
+        stage.setPointerCapture = () => {}; // there is no such pointer
+        at("pointerdown", 0.75, 0.5); at("pointermove", 0.5, 0.7); at("pointerup", 0.25, 2);
+    }"""
+    with open_browser(**size) as page:
+        problems = heard(page)
+        page.goto(address)
+        page.locator("#hits .again").nth(3).click()
+        expect(page.locator(".similarity")).to_have_count(24)
+        whole = shown(page)
+        page.keyboard.press("b")
+        stage = page.locator(".part-stage")
+        expect(stage.locator("img")).to_have_js_property("complete", True)
+        if size is DESK:
+            frame = stage.bounding_box()
+            page.mouse.move(frame["x"] + 0.75 * frame["width"], frame["y"] + 0.5 * frame["height"])
+            page.mouse.down()
+            page.mouse.move(frame["x"] + 0.25 * frame["width"], frame["y"] + 1.2 * frame["height"], steps=4)
+            page.mouse.up()
+        else:
+            stage.evaluate(pointer, "touch")
+        said = page.locator("dialog p[aria-live]")
+        expect(said).to_have_text("25 to 75 % from the left, 50 to 100 % from the top")
+        for key in ("ArrowLeft", "ArrowLeft", "ArrowDown", "ArrowUp", "Shift+ArrowRight"):
+            page.keyboard.press(key)
+        expect(said).to_have_text("21 to 73 % from the left, 48 to 98 % from the top")
+        page.keyboard.press("Enter")
+        expect(page.locator("#query-part")).to_be_visible()
+        expect(page.locator("#hits")).not_to_have_class("hits waiting")
+        assert "box=0.2" in page.url and shown(page) != whole
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.locator("#whole").click()
+        expect(page.locator("#query-part")).to_be_hidden()
+        expect(page.locator("#hits")).not_to_have_class("hits waiting")
+        assert shown(page) == whole and problems == []
+
+
+def test_where_it_matches_is_shown_on_click(place: Path, address: str) -> None:
+    with open_browser(**DESK) as page:
+        problems = heard(page)
+        page.goto(address)
+        page.wait_for_selector("#hits a")
+        page.locator("#hits .again").first.click()
+        for _ in range(2):  # for an image of the index, and for one that is sent
+            expect(page.locator(".similarity")).to_have_count(24)
+            page.locator("#hits .open").first.click()
+            page.get_by_role("button", name="Where it matches").click()
+            expect(page.locator("dialog .large-image img")).to_have_attribute("alt", re.compile("brighter"))
+            page.keyboard.press("Escape")
+            page.set_input_files("#file", place / "own" / "0001.jpg")
+            expect(page.locator("#query-name")).to_have_text("0001.jpg")
         assert problems == []

@@ -202,7 +202,8 @@ def test_learning_and_making_report_each_image(place: Path) -> None:
 def test_what_cannot_go_together(built: Path, tmp_path: Path) -> None:
     query = built / "photos" / "0003.jpg"
     local = ("search", built / "index", "--rerank", "local")
-    assert "--threshold" in command_fails(main, *local, query, "--threshold", 0.5)
+    other = built / "photos" / "0004.jpg"
+    assert "--rerank local" in command_fails(main, *local, query, other, "--together")
     assert "--rerank-depth says" in command_fails(main, "search", built / "index", query, "--rerank-depth", 9)
     words = ("build", built / "photos", "--model", built / "run", "--out", tmp_path / "new")
     assert "give --tokens too" in command_fails(main, *words, "--token-size", 64)

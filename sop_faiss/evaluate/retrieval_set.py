@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64
 from PIL import Image
 
+from sop_faiss.data.images.box import crop_to_box
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError, DataError
@@ -87,20 +88,6 @@ class RetrievalSet:
     whole_queries: FileSource
     query_rows: Int64[np.ndarray, " q"] | None = None
     choices: dict[str, Any] = field(default_factory=dict)
-
-
-def crop_to_box(image: UInt8[np.ndarray, "h w 3"], box: QueryBox) -> UInt8[np.ndarray, "ch cw 3"]:
-    """Cut out the part of an image inside a box, whose corners are rounded to whole pixels and clipped to the image.
-
-    Raises:
-        DataError: nothing of the box is inside the image (first word `outside`).
-    """
-    height, width = image.shape[:2]
-    x1, y1, x2, y2 = (round(value) for value in box)
-    part = image[y1 : min(y2, height), x1 : min(x2, width)]
-    if part.size == 0:
-        raise DataError(f"box {list(box)} is outside its image of {width} x {height} px: wrong gnd or image?")
-    return np.ascontiguousarray(part)
 
 
 def open_retrieval_set(

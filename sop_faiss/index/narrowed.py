@@ -5,13 +5,17 @@ A combined query is Rocchio's (1971): the mean of what is wanted, less a part of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
+
+_log = logging.getLogger(__name__)
 
 MINUS_WEIGHT = 0.5
 """Of the mean of the unwanted images: images of one kind are alike, and all of it would leave little of the query."""
@@ -20,7 +24,7 @@ _LEAST_LENGTH = 1e-3
 _ROUNDING = 1e-6
 """Equal images have a similarity of 1 up to this."""
 _MOST_FETCHED = 100_000
-"""Neighbors of a query that are fetched to find k that differ."""
+"""Neighbors of a query that are fetched to find k that differ, or all that reach a threshold among some rows."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,20 @@ class Narrowing:
     """Fold a row into a nearer one from this cosine between the two on; None: all stay."""
     without: Int64[np.ndarray, " w"] | None = None
     """Rows that are not to be found."""
+
+
+def without(narrowing: Narrowing | None, rows: Sequence[int]) -> Narrowing | None:
+    """Leave rows out of a search, besides what it is narrowed to."""
+    if not len(rows):
+        return narrowing
+    return replace(narrowing or Narrowing(), without=np.unique(np.array(rows, np.int64)))
+
+
+def reaching(line: Neighbors, threshold: float | None) -> Neighbors:
+    """Return the neighbors of one query that reach a threshold."""
+    if threshold is None:
+        return line
+    return line.of(np.flatnonzero(line.similarities[0].astype(np.float64) >= threshold).tolist())
 
 
 def combined_query(
@@ -65,6 +83,8 @@ def search_narrowed(
     k: int | None,
     threshold: float | None,
     narrowing: Narrowing,
+    reorder: Callable[[Neighbors], Neighbors] | None = None,
+    depth: int = 0,
 ) -> list[tuple[Neighbors, list[list[int]]]]:
     """Find the nearest rows that count, of each query; fewer than k where fewer count.
 
@@ -74,6 +94,8 @@ def search_narrowed(
         k: how many; None: all that reach the threshold.
         threshold: leave out rows of a smaller similarity.
         narrowing: which rows count.
+        reorder: puts the rows that count, of one query, into a new order, before near-duplicates are folded.
+        depth: how many rows it is given, if so many count.
 
     Returns:
         For each query one line of neighbors, and of each neighbor the rows that are folded into it, nearest first.
@@ -83,11 +105,29 @@ def search_narrowed(
     """
     if narrowing.unique is not None:
         require_cosine(narrowing.unique, "unique")
-    if k is None:
-        if threshold is None:
-            raise ConfigError("neither `k` nor `threshold` is given: wanted one of them")
-        return [_chosen(index, found, len(index), narrowing)[0] for found in index.search_above(queries, threshold)]
-    return [_nearest(index, query[None], k, threshold, narrowing) for query in queries]
+    if k is not None:
+        return [_nearest(index, query[None], k, threshold, narrowing, reorder, depth) for query in queries]
+    if threshold is None:
+        raise ConfigError("neither `k` nor `threshold` is given: wanted one of them")
+    require_cosine(threshold, "threshold")
+    lines = (_counting(line, threshold, narrowing) for line in _above(index, queries, threshold, narrowing.among))
+    ordered = (line if reorder is None else reorder(line) for line in lines)
+    return [_folded(index, line, len(index), narrowing.unique)[:2] for line in ordered]
+
+
+def _above(
+    index: FeatureIndex, queries: Float32[np.ndarray, "q d"], threshold: float, among: Int64[np.ndarray, " m"] | None
+) -> list[Neighbors]:
+    """Find what reaches the threshold, and maybe more; of rows that are few enough all are compared."""
+    if among is not None and len(among) <= _MOST_FETCHED:
+        return [index.search(query[None], len(among), among=among) for query in queries]
+    if among is not None and index.manifest.factory != "Flat":
+        _log.warning(
+            "%d images may be found, more than %d: not all of them are compared, and some that reach the threshold may "
+            "be missed",
+            *(len(among), _MOST_FETCHED),
+        )
+    return index.search_above(queries, threshold)
 
 
 def _nearest(
@@ -96,61 +136,55 @@ def _nearest(
     k: int,
     threshold: float | None,
     narrowing: Narrowing,
+    reorder: Callable[[Neighbors], Neighbors] | None,
+    depth: int,
 ) -> tuple[Neighbors, list[list[int]]]:
     """Search wider until k rows are chosen, or no further one can be."""
-    without = 0 if narrowing.without is None else len(narrowing.without)
+    left_out = 0 if narrowing.without is None else len(narrowing.without)
     most = len(index) if narrowing.among is None else len(narrowing.among)
-    asked = k + without + (0 if narrowing.unique is None else k)
+    asked = max(k, depth) + left_out + (0 if narrowing.unique is None else k)
     while True:
         asked = min(asked, most)
         found = index.search(query, asked, among=narrowing.among)
-        chosen, is_complete = _chosen(index, found, k, narrowing)
+        line = _counting(found, threshold, narrowing)
+        chosen, folded, is_complete = _folded(index, line if reorder is None else reorder(line), k, narrowing.unique)
         is_below = threshold is not None and float(found.similarities[0, -1]) < threshold
         if is_complete or is_below or asked >= min(most, _MOST_FETCHED):
-            return chosen
+            return chosen, folded
         asked = min(4 * asked, _MOST_FETCHED)
 
 
-def _chosen(
-    index: FeatureIndex, found: Neighbors, k: int, narrowing: Narrowing
-) -> tuple[tuple[Neighbors, list[list[int]]], bool]:
-    """Choose at most k of the neighbors of one query, and say whether there would be another one."""
-    rows = found.rows[0]
-    counts: Bool[np.ndarray, " n"] = np.ones(len(rows), bool)
+def _counting(found: Neighbors, threshold: float | None, narrowing: Narrowing) -> Neighbors:
+    """Return the neighbors of one query that count."""
+    counts = np.ones(found.rows.shape[1], bool)
     if narrowing.among is not None:
-        counts &= np.isin(rows, narrowing.among)
+        counts &= np.isin(found.rows[0], narrowing.among)
     if narrowing.without is not None:
-        counts &= ~np.isin(rows, narrowing.without)
-    places = np.flatnonzero(counts)
-    folded: list[list[int]]
-    if narrowing.unique is None:
-        kept, folded = places[:k].tolist(), [[] for _ in places[:k]]
-        is_complete = len(places) >= k
-    else:
-        kept, folded, is_complete = _folded(index, rows, places, k, narrowing.unique)
-    line = Neighbors(
-        found.similarities[:, kept],
-        found.rows[:, kept],
-        [[found.keys[0][place] for place in kept]],
-        None if found.labels is None else found.labels[:, kept],
-    )
-    return (line, folded), is_complete
+        counts &= ~np.isin(found.rows[0], narrowing.without)
+    return reaching(found.of(np.flatnonzero(counts).tolist()), threshold)
 
 
 def _folded(
-    index: FeatureIndex, rows: Int64[np.ndarray, " n"], places: Int64[np.ndarray, " p"], k: int, unique: float
-) -> tuple[list[int], list[list[int]], bool]:
-    """Keep places whose rows differ from all that are kept before; fold others into the first that they are like."""
-    features = index.unit_features(rows[places].tolist())
-    kept: list[int] = []
+    index: FeatureIndex, line: Neighbors, k: int, unique: float | None
+) -> tuple[Neighbors, list[list[int]], bool]:
+    """Keep k neighbors that differ from all that are kept before; fold others into the first that they are like.
+
+    Also say whether no further neighbor could change that.
+    """
+    if unique is None:
+        kept = line.of(slice(k))
+        return kept, [[] for _ in kept.keys[0]], len(line.keys[0]) >= k
+    rows = line.rows[0].tolist()
+    features = index.unit_features(rows)
+    places: list[int] = []
     folded: list[list[int]] = []
-    for number, place in enumerate(places.tolist()):
-        alike = features[kept] @ features[number] >= unique - _ROUNDING
+    for place, row in enumerate(rows):
+        alike = features[places] @ features[place] >= unique - _ROUNDING
         if alike.any():
-            folded[int(alike.argmax())].append(int(rows[place]))
-        elif len(kept) == k:
-            return places[kept].tolist(), folded, True
+            folded[int(alike.argmax())].append(row)
+        elif len(places) == k:
+            return line.of(places), folded, True
         else:
-            kept.append(number)
+            places.append(place)
             folded.append([])
-    return places[kept].tolist(), folded, False
+    return line.of(places), folded, False

@@ -51,7 +51,7 @@ def rows_where(index: FeatureIndex, where: str, table: Path | None = None) -> In
         clash = [name for name in own if name in names and name != _KEY]
         if clash:
             raise ConfigError(
-                f"`where` names {clash[0]}, which both the index and {table} have: rename it in the table"
+                f"`where` names {clash[0]}, which both the index and the table have: rename it in the table"
             )
         _require(wanted, list(dict.fromkeys([*_OWN, *names])), table)
         columns |= _joined(index, others, table)
@@ -61,6 +61,20 @@ def rows_where(index: FeatureIndex, where: str, table: Path | None = None) -> In
     if not len(rows):
         raise ConfigError(f"no image of the index passes `where={where[:200].replace('`', chr(39))}`: change it")
     return rows
+
+
+def column_names(index: FeatureIndex, table: Path | None = None) -> list[str]:
+    """Return the names that a condition may have, those of the index first.
+
+    Raises:
+        DataError: the table cannot be used.
+    """
+    if table is None:
+        return list(_OWN)
+    keys, names = _read_table(table, [])
+    _joined(index, keys, table)
+    both = {name for name in names if name in _OWN and name != _KEY}
+    return [name for name in dict.fromkeys([*_OWN, *names]) if name not in both]
 
 
 def _require(wanted: Sequence[str], present: Sequence[str], table: Path | None) -> None:

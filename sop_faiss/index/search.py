@@ -45,6 +45,28 @@ class Neighbors:
     labels: Int64[np.ndarray, "q k"] | None
     """Their classes, -1 for an image without; None if the index has no labels."""
 
+    def lines(self) -> list[Neighbors]:
+        """Return the neighbors of each query alone."""
+        return [
+            Neighbors(
+                self.similarities[number : number + 1],
+                self.rows[number : number + 1],
+                [keys],
+                None if self.labels is None else self.labels[number : number + 1],
+            )
+            for number, keys in enumerate(self.keys)
+        ]
+
+    def of(self, places: Sequence[int] | slice) -> Neighbors:
+        """Return some neighbors of one query, by their places in its line, in the order given."""
+        chosen = np.arange(self.rows.shape[1])[places if isinstance(places, slice) else np.asarray(places, np.int64)]
+        return Neighbors(
+            self.similarities[:, chosen],
+            self.rows[:, chosen],
+            [[self.keys[0][place] for place in chosen.tolist()]],
+            None if self.labels is None else self.labels[:, chosen],
+        )
+
 
 class FeatureIndex:
     """A searchable index of unit-norm features. Make one with `open`; thread-safe."""

@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 from matplotlib.figure import Figure
 
+from sop_faiss.index.rerank.local import token_shares
+from sop_faiss.index.rerank.tokens import SeenTokens
 from sop_faiss.report.png_figure import png_figure, shortened, without_ticks
 
 _INCHES = 2.0
@@ -23,6 +25,13 @@ class HeatRow:
     name: str
     images: tuple[UInt8[np.ndarray, "h w 3"], UInt8[np.ndarray, "h2 w2 3"]]
     heats: tuple[Float32[np.ndarray, "rows columns"], Float32[np.ndarray, "rows2 columns2"]]
+
+
+def matched(name: str, first: SeenTokens, second: SeenTokens) -> HeatRow:
+    """Return two images with what their parts add to their local score."""
+    shares = token_shares(first.tokens, second.tokens)
+    heats = [np.reshape(share, each.grid) for share, each in zip(shares, (first, second), strict=True)]
+    return HeatRow(name, (first.pixels, second.pixels), (heats[0], heats[1]))
 
 
 def draw_heats(rows: Sequence[HeatRow], title: str) -> bytes:

@@ -116,6 +116,21 @@ function makeViewer(tiles, describe) {
     }));
   }
 
+  function showProblem(reason) {
+    image.replaceChildren(element("div", "problem", `⊘ ${reason}`));
+  }
+
+  function showImage(src, name, tiny) {
+    const picture = element("img", tiny ? "tiny" : "");
+    picture.alt = name;
+    picture.addEventListener("error", () => { if (picture.isConnected) showProblem("cannot be shown"); });
+    picture.addEventListener("load", () => {
+      if (Math.max(picture.naturalWidth, picture.naturalHeight) <= 64) picture.classList.add("tiny");
+    });
+    picture.src = src;
+    image.replaceChildren(picture);
+  }
+
   function open(tile) {
     here = tile;
     const all = tiles();
@@ -124,17 +139,8 @@ function makeViewer(tiles, describe) {
     before.disabled = tile === all[0];
     after.disabled = tile === all.at(-1);
     name.textContent = shown.name;
-    const problem = (reason) => element("div", "problem", `⊘ ${reason}`);
-    if (shown.src) {
-      const picture = element("img", shown.tiny ? "tiny" : "");
-      picture.alt = shown.name;
-      picture.addEventListener("error", () => picture.replaceWith(problem("cannot be shown")));
-      picture.addEventListener("load", () => {
-        if (Math.max(picture.naturalWidth, picture.naturalHeight) <= 64) picture.classList.add("tiny");
-      });
-      picture.src = shown.src;
-      image.replaceChildren(picture);
-    } else image.replaceChildren(problem(shown.problem || "no image"));
+    if (shown.src) showImage(shown.src, shown.name, shown.tiny);
+    else showProblem(shown.problem || "no image");
     showFacts(shown.facts);
     actions.replaceChildren(...shown.actions);
     if (!dialog.open) {
@@ -158,5 +164,7 @@ function makeViewer(tiles, describe) {
     else if (event.key === "x") actions.querySelector("input")?.click();
   });
   const leave = () => { here = null; dialog.close(); }; // for another view: the tile does not get the focus back
-  return { open, leave, showFacts: (tile, rows) => { if (dialog.open && here === tile) showFacts(rows); } };
+  // for what comes later: it is shown only if the tile still is
+  const ifShown = (run) => (tile, ...given) => { if (dialog.open && here === tile) run(...given); };
+  return { open, leave, showFacts: ifShown(showFacts), showImage: ifShown(showImage), showProblem: ifShown(showProblem) };
 }

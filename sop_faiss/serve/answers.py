@@ -32,6 +32,11 @@ class IndexFacts(BaseModel):
     max_upload_pixels: int = Field(description="Largest image that is decoded, width times height.")
     max_k: int = Field(description="Largest number of neighbors of one search.")
     labels: list[Label] = Field(description="Sorted by name; empty if the index has none.")
+    columns: list[str] = Field(
+        description="What a condition may name: columns of the index, and of the server's table."
+    )
+    rerank: list[str] = Field(description="Methods of re-ranking that the index allows.")
+    shows_matches: bool = Field(description="Whether /api/images/{row}/match draws: there are tokens and an encoder.")
     version: str = Field(description="Changes with the index.")
 
 
@@ -60,21 +65,28 @@ class FoundImage(ImageFacts):
 
     rank: int = Field(description="1 is the nearest.")
     similarity: float = Field(description="Cosine.")
+    folded_count: int = Field(description="Number of near-duplicates that are left out for it.")
+    folded: list[ImageFacts] = Field(description="The first 100 of these, nearest first.")
 
 
 class SearchAnswer(BaseModel):
-    """The neighbors of a query, nearest first; equal similarities in order of rows."""
+    """The neighbors of a query, nearest first unless re-ranked; equal similarities in order of rows."""
 
-    query: ImageFacts | None = Field(description="The query image; null for one that was sent.")
+    query: ImageFacts | None = Field(description="The query image; null for one that was sent, or several.")
+    plus: list[ImageFacts | None] = Field(description="The images searched by; null for one that was sent.")
+    minus: list[ImageFacts | None] = Field(description="Those that are subtracted; null for one that was sent.")
     k: int = Field(description="Number of neighbors requested; fewer are found if there are no more.")
     label: str | None = Field(description="Only of this label.")
     threshold: float | None = Field(description="Only of at least this similarity.")
     folder: str | None = Field(description="Only of this folder.")
+    where: str | None = Field(description="Only those that pass this condition.")
+    unique: float | None = Field(description="Near-duplicates of this cosine similarity or more are folded.")
+    rerank: str | None = Field(description="Method by which the first were put into a new order.")
     found: list[FoundImage]
 
 
 class ImagePage(BaseModel):
     """Some images of the index, in order of rows unless mixed."""
 
-    total: int = Field(description="Images of the index, or of the label and folder.")
+    total: int = Field(description="Images of the index, or that pass the filters.")
     images: list[ImageFacts]

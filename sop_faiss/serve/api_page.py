@@ -54,6 +54,12 @@ def _kind(schema: dict[str, Any]) -> str:
 
 def _curl(method: str, path: str) -> str:
     place = "http://127.0.0.1:8000" + path.replace("{row}", "0")
+    is_search = path.startswith("/api/search")
+    if path.endswith("together"):
+        return f"""curl --json '{{"plus": [{{"key": "KEY"}}, {{"key": "KEY2"}}]}}' '{place}?k=5'"""
     if method == "post":
-        return f"curl -H 'Content-Type: application/octet-stream' --data-binary @photo.jpg '{place}?k=5'"
-    return f"curl '{place}?key=KEY&k=5'" if path.endswith("search") else f"curl '{place}'"
+        address = f"'{place}?k=5'" if is_search else f"'{place}' > match.png"
+        return f"curl -H 'Content-Type: application/octet-stream' --data-binary @photo.jpg {address}"
+    if path.endswith("match"):
+        return f"curl '{place}?key=KEY' > match.png"
+    return f"curl '{place}?key=KEY&k=5'" if is_search else f"curl '{place}'"

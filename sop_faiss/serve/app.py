@@ -8,19 +8,20 @@ import math
 from collections.abc import AsyncIterator
 from importlib.metadata import version as package_version
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
-from fastapi import FastAPI, Path, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.report.page import page_part
-from sop_faiss.serve.answers import ImageDetails, ImageFacts, ImagePage, IndexFacts, Problem, SearchAnswer
+from sop_faiss.serve.answers import ImageDetails, ImageFacts, ImagePage, IndexFacts
 from sop_faiss.serve.api_page import api_page
 from sop_faiss.serve.options import ServeOptions
+from sop_faiss.serve.parameters import Folder, LabelName, Row, Size, Version, Where, drawn, refusals
 from sop_faiss.serve.responses import SecureApp, answer_problems_in_one_line, is_loopback
-from sop_faiss.serve.searcher import Wanted
+from sop_faiss.serve.searches import add_searches
 from sop_faiss.serve.served import MAX_K, ServedNow
 from sop_faiss.serve.uploads import UploadReader
 from sop_faiss.serve.work_queue import WorkQueue
@@ -28,47 +29,6 @@ from sop_faiss.serve.work_queue import WorkQueue
 __all__ = ["MAX_K", "create_app"]
 
 _MAX_PAGE = 200
-_NAME_LENGTH = 4096
-
-_REASONS = {
-    400: "The image is empty or damaged.",
-    404: "No such image, label or folder.",
-    408: "The image took too long to arrive.",
-    409: "Served without an encoder.",
-    413: "The image has too many bytes or pixels.",
-    415: "The body is not an image of a known format.",
-    422: "A parameter is missing or out of range.",
-    503: "Too many searches are waiting; try again.",
-}
-
-
-def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem, "description": _REASONS[status]} for status in statuses}
-
-
-_Row = Annotated[int, Path(ge=0, description="Row of the image in the index.")]
-_Size = Annotated[Literal["small", "large"], Query(description="At most 240 or 800 pixels per side.")]
-_K = Annotated[int, Query(ge=1, le=MAX_K, description="Number of neighbors to find.")]
-_LabelName = Annotated[str | None, Query(max_length=_NAME_LENGTH, description="Only images of this label.")]
-_Folder = Annotated[
-    str | None, Query(max_length=_NAME_LENGTH, description="Only images of this folder, as /api/images/{row} names it.")
-]
-_Threshold = Annotated[
-    float | None, Query(ge=-1, le=1, allow_inf_nan=False, description="Only of at least this cosine similarity.")
-]
-_Version = Annotated[
-    str | None, Query(max_length=64, description="Of the index, as /api/index has it; another one is refused.")
-]
-_Key = Annotated[str, Query(max_length=_NAME_LENGTH, description="Name of an image of the index.")]
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
-_IMAGE_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "The bytes of an image file: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF or HEIC.",
-        "content": {"application/octet-stream": _BINARY, "image/*": _BINARY},
-    }
-}
-_JPEG: dict[int | str, dict[str, Any]] = {200: {"description": "A JPEG.", "content": {"image/jpeg": _BINARY}}}
 
 
 def create_app(index: FeatureIndex, encoder: Encoder | None = None, options: ServeOptions | None = None) -> SecureApp:
@@ -107,14 +67,17 @@ def _application(now: ServedNow, options: ServeOptions) -> FastAPI:
     answer_problems_in_one_line(app)
     _add_page(app)
     _add_images(app, now, drawings)
-    _add_searches(app, now, searches, UploadReader(options))
+    add_searches(app, now, searches, UploadReader(options))
     return app
 
 
 def _add_page(app: FastAPI) -> None:
     types = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
     folder = files("sop_faiss.serve")
-    parts = {f"page.{ending}": folder.joinpath(f"page.{ending}").read_bytes() for ending in types}
+    parts = {
+        name: folder.joinpath(name).read_bytes()
+        for name in (*(f"page.{ending}" for ending in types), "part.js", "query.js")
+    }
     parts |= {name: page_part(name).encode() for name in ("viewer.css", "viewer.js")}
     for name, content in parts.items():
         kind = types[name.rpartition(".")[2]]
@@ -137,27 +100,28 @@ def _add_images(app: FastAPI, now: ServedNow, drawings: WorkQueue) -> None:
     async def about() -> IndexFacts:
         return (await now.get()).facts
 
-    @app.get("/api/images", summary="Look through the index", responses=_refusals(404, 422))
+    @app.get("/api/images", summary="Look through the index", responses=refusals(404, 422, 503))
     async def images(
         offset: Annotated[int, Query(ge=0, description="Images to skip.")] = 0,
         limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Number of images to list.")] = 48,
         mixed: Annotated[
             bool, Query(description="In an order whose first images come from all parts of the index.")
         ] = False,
-        label: _LabelName = None,
-        folder: _Folder = None,
+        label: LabelName = None,
+        folder: Folder = None,
+        where: Where = None,
     ) -> ImagePage:
         served = await now.get()
-        find = functools.partial(served.searcher.rows, label, folder)
-        chosen = find() if folder is None else await drawings.run(find)
+        find = functools.partial(served.searcher.rows, label, folder, where)
+        chosen = find() if folder is None and where is None else await drawings.run(find)
         rows = range(len(served.index)) if chosen is None else chosen
         step = _mixing_step(len(rows)) if mixed else 1
         places = range(min(offset, len(rows)), min(offset + limit, len(rows)))
         part = [int(rows[place * step % len(rows)]) for place in places]
         return ImagePage(total=len(rows), images=[ImageFacts(**served.image(row)) for row in part])
 
-    @app.get("/api/images/{row}", summary="What is known of an image", responses=_refusals(404, 422, 503))
-    async def details(row: _Row, version: _Version = None) -> ImageDetails:
+    @app.get("/api/images/{row}", summary="What is known of an image", responses=refusals(404, 422, 503))
+    async def details(row: Row, version: Version = None) -> ImageDetails:
         served = await now.get()
         served.require_row(row, version)
         return await drawings.run(lambda: served.details(row))
@@ -166,9 +130,9 @@ def _add_images(app: FastAPI, now: ServedNow, drawings: WorkQueue) -> None:
         "/api/images/{row}/thumbnail",
         summary="An image of the index",
         response_class=Response,
-        responses=_JPEG | _refusals(404, 422, 503),
+        responses=drawn("jpeg") | refusals(404, 422, 503),
     )
-    async def thumbnail(row: _Row, size: _Size = "small", version: _Version = None) -> Response:
+    async def thumbnail(row: Row, size: Size = "small", version: Version = None) -> Response:
         served = await now.get()
         served.require_row(row, version)
         jpeg = served.thumbnails.kept(row, size)
@@ -181,30 +145,3 @@ def _add_images(app: FastAPI, now: ServedNow, drawings: WorkQueue) -> None:
 def _mixing_step(count: int) -> int:
     """Find a step near the golden ratio of `count`: modulo `count` it visits each place once, distant ones first."""
     return next(step for step in range(max(1, round(count * 0.618)), 2 * count + 2) if math.gcd(step, count) == 1)
-
-
-def _add_searches(app: FastAPI, now: ServedNow, searches: WorkQueue, uploads: UploadReader) -> None:
-    @app.get("/api/search", summary="Search by an image of the index", responses=_refusals(404, 422, 503))
-    async def by_key(
-        key: _Key, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None, folder: _Folder = None
-    ) -> SearchAnswer:
-        served = await now.get()
-        row, wanted = served.searcher.row_of(key), Wanted(k, label, threshold, folder)
-        hits = await searches.run(lambda: served.searcher.near_row(row, wanted))
-        return served.answer(row, wanted, hits)
-
-    @app.post(
-        "/api/search",
-        summary="Search by an image that you send",
-        responses=_refusals(400, 404, 408, 409, 413, 415, 422, 503),
-        openapi_extra=_IMAGE_BODY,
-    )
-    async def by_image(
-        request: Request, k: _K = 24, label: _LabelName = None, threshold: _Threshold = None, folder: _Folder = None
-    ) -> SearchAnswer:
-        served = await now.get()
-        served.searcher.require_encoder()
-        wanted = Wanted(k, label, threshold, folder)
-        async with uploads.read(request) as encoded:
-            hits = await searches.run(lambda: served.searcher.near_image(encoded, wanted))
-        return served.answer(None, wanted, hits)

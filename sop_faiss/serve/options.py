@@ -19,6 +19,8 @@ class ServeOptions:
     """0 selects a free port."""
     images_root: Path | None = None
     """Where the index's images are now; None: where they were when it was built."""
+    table: Path | None = None
+    """More columns for conditions, by key: .csv or .parquet; None: those of the index alone."""
     max_upload_bytes: int = 16_000_000
     """Largest image file that is accepted."""
     max_upload_pixels: int = MAX_PIXELS

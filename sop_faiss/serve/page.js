@@ -1,31 +1,11 @@
-// One page, whose address says what it shows: ?key=KEY, ?upload=N (an image of this visit), or neither; &label=, &folder=, &k=.
-// It stands on viewer.js.
+// One page, whose address says what it shows: what is searched by (?key=KEY or ?upload=N, an image of this visit, any number
+// of them, less ?minus-key= and ?minus-upload=), or the index; &box= is a part of the first; the others narrow what is found.
+// It stands on viewer.js, part.js and query.js.
 // All text is set by textContent: names of files and labels are never parsed as HTML.
 
-const at = (id) => document.getElementById(id);
-const uploads = new Map(); // number -> File; lost when the page is left
 const PAGE = 48;
 let facts = null;
 let running = null; // AbortController of the pending request
-let previewAddress = "";
-
-const DEFAULT_K = at("k").value;
-
-function asked() {
-  const search = new URLSearchParams(location.search);
-  return { key: search.get("key"), upload: search.get("upload"), label: search.get("label") || "", folder: search.get("folder"), k: search.get("k") || DEFAULT_K };
-}
-
-function addressOf(view) {
-  const search = new URLSearchParams();
-  if (view.key !== null) search.set("key", view.key);
-  if (view.upload !== null) search.set("upload", view.upload);
-  if (view.label) search.set("label", view.label);
-  if (view.folder !== null) search.set("folder", view.folder);
-  if (view.k !== DEFAULT_K) search.set("k", view.k);
-  const text = search.toString();
-  return text ? "/?" + text : "/";
-}
 
 function go(changes) {
   const view = { ...asked(), ...changes };
@@ -49,8 +29,9 @@ async function ask(address, options) {
 
 function filterOf(view) {
   const search = new URLSearchParams({ k: view.k });
-  if (view.label) search.set("label", view.label);
+  for (const name of FILTERS) if (view[name]) search.set(name, view[name]);
   if (view.folder !== null) search.set("folder", view.folder);
+  if (view.box && !isSeveral(view)) search.set("box", view.box);
   return search;
 }
 
@@ -72,15 +53,17 @@ async function show() {
   showFilters(view);
   at("hits").classList.add("waiting");
   try {
-    if (view.upload !== null) await showUpload(view, mine.signal);
-    else if (view.key !== null) await showKey(view, mine.signal);
-    else await showIndex(view, mine.signal);
+    if (!view.plus.length) await showIndex(view, mine.signal);
+    else if (isSeveral(view)) await showSeveral(view, mine.signal);
+    else if (view.plus[0].key !== undefined) await showKey(view, mine.signal);
+    else await showUpload(view, mine.signal);
     if (running !== mine) return;
     scrollTo(0, (history.state && history.state.scroll) || 0);
   } catch (error) {
     if (running !== mine) return; // another view is being shown
     fill([], "Not found");
     showEmpty(error.message, true);
+    at("where").setAttribute("aria-invalid", error.message.startsWith("where"));
     refresh(); // the image may have left the index
   }
   at("hits").classList.remove("waiting");
@@ -91,13 +74,13 @@ async function showIndex(view, signal) {
   showQuery(null, facts.accepts_images ? "No image yet" : "No image chosen", "");
   document.title = facts.name;
   await notice(page.images);
-  fill(page.images, `${count(page.total)} of ${folderName(view) || "the index"}: choose one as the query`);
+  fill(page.images, `${count(page.total)} of ${folderName(view) || "the index"}${passing(view)}: choose one as the query`);
   showMore(page);
 }
 
 function listOf(view, offset) {
-  const search = new URLSearchParams({ offset, limit: PAGE, mixed: !view.label && view.folder === null });
-  if (view.label) search.set("label", view.label);
+  const search = new URLSearchParams({ offset, limit: PAGE, mixed: !view.label && !view.where && view.folder === null });
+  for (const name of ["label", "where"]) if (view[name]) search.set(name, view[name]);
   if (view.folder !== null) search.set("folder", view.folder);
   return search;
 }
@@ -108,7 +91,7 @@ function showMore(page) {
 
 async function showKey(view, signal) {
   const search = filterOf(view);
-  search.set("key", view.key);
+  search.set("key", view.plus[0].key);
   const answer = await ask("/api/search?" + search, { signal });
   showQuery(answer.query.thumbnail + "&size=large", answer.query.label || "", answer.query.key);
   document.title = `${answer.query.key} · ${facts.name}`;
@@ -116,31 +99,42 @@ async function showKey(view, signal) {
 }
 
 async function showUpload(view, signal) {
-  const file = uploads.get(view.upload);
   document.title = facts.name;
-  if (!file) {
-    showQuery(null, "", "");
-    fill([], "Not found");
-    showEmpty("The image of this address is from an earlier visit: choose it again.", true);
-    return;
-  }
-  if (previewAddress) URL.revokeObjectURL(previewAddress);
-  previewAddress = URL.createObjectURL(file);
-  showQuery(previewAddress, "Your image", file.name || "pasted");
+  showQuery(null, "", "");
+  const { file, address } = uploadOf(view.plus[0]);
+  showQuery(address, "Your image", file.name || "pasted");
   at("heading").textContent = "Searching";
-  if (file.size > facts.max_upload_bytes) {
-    throw new Error(`the image has ${megabytes(file.size)}, the limit is ${megabytes(facts.max_upload_bytes)}`);
-  }
+  requireSize(file);
   const headers = { "Content-Type": "application/octet-stream" };
   showAnswer(await ask("/api/search?" + filterOf(view), { method: "POST", body: file, headers, signal }));
 }
 
-function showAnswer(answer) {
+async function showSeveral(view, signal) {
+  document.title = facts.name;
+  showQuery(null, `Searching with ${count(view.plus.length + view.minus.length)}`, "");
+  at("query-frame").hidden = true;
+  showStrip(view);
+  const [plus, minus] = await Promise.all([view.plus, view.minus].map((images) => Promise.all(images.map(sent))));
+  if (view.box) plus[0].box = view.box.split(",").map(Number);
+  const headers = { "Content-Type": "application/json" };
+  const answer = await ask("/api/search/together?" + filterOf(view), { method: "POST", body: JSON.stringify({ plus, minus }), headers, signal });
+  remember([...answer.plus, ...answer.minus]);
+  showStrip(view);
+  const labels = new Set(answer.plus.map((image) => image && image.label));
+  showAnswer(answer, labels.size === 1 ? [...labels][0] : null);
+}
+
+function showAnswer(answer, label = answer.query && answer.query.label) {
   const within = (answer.label === null ? "" : ` of ${answer.label}`) + (answer.folder === null ? "" : ` in ${folderName(answer)}`);
   notice(answer.found);
-  fill(answer.found, `${answer.found.length} nearest${within}, by cosine similarity`, answer.query && answer.query.label);
+  const order = answer.rerank === null ? "by cosine similarity" : `re-ranked: ${answer.rerank}`;
+  fill(answer.found, `${answer.found.length} nearest${within}${passing(answer)}, ${order}`, label);
   if (!answer.found.length) showEmpty("Nothing found.", false);
   at("more").hidden = true;
+}
+
+function passing(view) {
+  return view.where ? " that pass the filter" : "";
 }
 
 function showEmpty(text, failed) {
@@ -158,14 +152,39 @@ function showQuery(image, label, name) {
   if (image === null) shown.removeAttribute("src");
   else if (shown.getAttribute("src") !== image) shown.src = image;
   shown.alt = name;
+  showPart();
   at("query-label").textContent = label;
   at("query-name").textContent = name;
 }
 
+// Marks the part that is searched by, in shares of the image, in its frame; the image is as large as the frame allows.
+function showPart() {
+  const [shown, mark, box] = [at("query-image"), at("query-part"), asked().box];
+  const shares = box ? box.split(",").map(Number) : [];
+  const [width, height] = [shown.naturalWidth, shown.naturalHeight];
+  const side = Math.max(width, height);
+  mark.hidden = shown.hidden || !side || shares.length !== 4 || !shares.every((share) => share <= 1);
+  if (mark.hidden) return;
+  const onFrame = (share, length) => `${(100 * ((side - length) / 2 + share * length)) / side}%`;
+  const inset = (share, length) => `${100 - (100 * ((side - length) / 2 + share * length)) / side}%`;
+  Object.assign(mark.style, {
+    left: onFrame(shares[0], width), top: onFrame(shares[1], height), right: inset(shares[2], width), bottom: inset(shares[3], height),
+  });
+}
+
 function showFilters(view) {
-  at("label").value = view.label;
-  if (![...at("k").options].some((option) => option.value === view.k)) at("k").add(new Option(view.k));
-  at("k").value = view.k;
+  for (const id of ["k", "unique", "rerank", "label"]) {
+    if (![...at(id).options].some((option) => option.value === view[id])) at(id).add(new Option(view[id]));
+    at(id).value = view[id];
+  }
+  at("where").value = view.where;
+  at("where").removeAttribute("aria-invalid");
+  at("with").hidden = true;
+  const isOne = view.plus.length === 1 && !isSeveral(view);
+  at("add-label").hidden = !view.plus.length;
+  at("drop-hint").hidden = view.plus.length > 0;
+  at("part").hidden = !isOne;
+  at("whole").hidden = !view.box;
   at("folder").hidden = view.folder === null;
   at("folder").textContent = `${folderName(view)} ✕`;
 }
@@ -182,9 +201,10 @@ function fill(images, heading, wantedLabel) {
 }
 
 function card(image, wantedLabel) {
+  remember([image]);
   const item = element("li", "hit");
   const link = element("a", "again", "⌕");
-  link.href = addressOf({ ...asked(), key: image.key, upload: null });
+  link.href = addressOf({ ...asked(), ...NO_QUERY, plus: [{ key: image.key }] });
   link.title = "Search by it";
   link.setAttribute("aria-label", `Search by ${image.key}`);
   const tile = button("", () => viewer.open(tile), "open");
@@ -216,6 +236,7 @@ function card(image, wantedLabel) {
   }
   if (image.label) tile.append(element("div", "label", image.label));
   tile.append(nameOf(image.key));
+  if (image.folded_count) tile.append(element("div", "name", `+ ${image.folded_count.toLocaleString("en")} alike`));
   item.append(tile, link);
   return item;
 }
@@ -235,12 +256,43 @@ const viewer = makeViewer(tiles, (tile) => {
     ["Key", image.key, true],
     ["Label", image.label],
     ["Similarity", image.similarity !== undefined && `${image.similarity.toFixed(4)}, rank ${image.rank}`],
+    ["Alike", image.folded_count && image.folded.map((each) => each.key).join(", ") + (image.folded.length < image.folded_count ? ", …" : "")],
   ];
-  const actions = [button("Search by it", () => searchBy(image.key)), element("span", "folder-actions")];
+  const actions = [button("Search by it", () => searchBy(image.key)), ...moreActions(tile, image), element("span", "folder-actions")];
   actions[0].autofocus = true;
-  addDetails(tile, image, facts, actions[1]);
+  addDetails(tile, image, facts, actions.at(-1));
   return { name: image.key, src: `${image.thumbnail}&size=large`, facts, actions };
 });
+
+function moreActions(tile, image) {
+  const view = asked();
+  if (!view.plus.length) return [];
+  const itself = { key: image.key };
+  const actions = [
+    button("More like it, too", () => go(queryWith(itself, "plus"))), button("Less like it", () => go(queryWith(itself, "minus"))),
+  ];
+  if (facts.shows_matches && !isSeveral(view)) actions.push(button("Where it matches", () => showMatch(tile, image)));
+  return actions;
+}
+
+let matchAddress = "";
+
+async function showMatch(tile, image) {
+  const { plus: [query], box } = asked();
+  const search = new URLSearchParams(query.key === undefined ? {} : { key: query.key });
+  if (box) search.set("box", box);
+  const address = `${image.thumbnail.replace("/thumbnail", "/match")}&${search}`;
+  try {
+    const headers = { "Content-Type": "application/octet-stream" };
+    const answer = await fetch(address, query.key === undefined ? { method: "POST", body: uploadOf(query).file, headers } : {});
+    if (!answer.ok) throw new Error((await answer.json()).error);
+    if (matchAddress) URL.revokeObjectURL(matchAddress);
+    matchAddress = URL.createObjectURL(await answer.blob());
+    viewer.showImage(tile, matchAddress, `The query and ${image.key}: brighter where they match`);
+  } catch (error) {
+    viewer.showProblem(tile, error.message);
+  }
+}
 
 async function addDetails(tile, image, facts, place) {
   const details = await ask(image.thumbnail.replace("/thumbnail", "")).catch(() => null);
@@ -249,13 +301,13 @@ async function addDetails(tile, image, facts, place) {
   viewer.showFacts(tile, [["Path", details.path, true], ...facts, ["Size", size]]);
   const { folder } = details;
   place.append(
-    button(`Its folder: ${count(details.folder_images)}`, () => go({ key: null, upload: null, label: "", folder })),
-    button("Nearest in its folder", () => go({ key: image.key, upload: null, label: "", folder })),
+    button(`Its folder: ${count(details.folder_images)}`, () => go({ ...START, folder })),
+    button("Nearest in its folder", () => go({ ...START, plus: [{ key: image.key }], folder })),
   );
 }
 
 function searchBy(key) {
-  go({ key, upload: null });
+  go({ ...NO_QUERY, plus: [{ key }] });
   at("heading").focus({ preventScroll: true });
 }
 
@@ -269,13 +321,6 @@ function count(number) {
 
 function megabytes(bytes) {
   return `${(bytes / 1e6).toFixed(1)} MB`;
-}
-
-function upload(file) {
-  if (!file || !facts || !facts.accepts_images) return;
-  const number = String(uploads.size + 1);
-  uploads.set(number, file);
-  go({ upload: number, key: null });
 }
 
 // Links can be opened in a new tab or copied; a plain click stays on the page.
@@ -293,15 +338,19 @@ function listen() {
   at("home").addEventListener("click", (event) => {
     if (!followed(event)) return;
     event.preventDefault();
-    go({ key: null, upload: null, label: "", folder: null });
+    go(START);
   });
-  at("file").addEventListener("change", () => {
-    upload(at("file").files[0]);
-    at("file").value = ""; // so that the same file can be chosen again
-  });
-  at("label").addEventListener("change", () => go({ label: at("label").value }));
+  for (const [id, before] of [["file", () => []], ["add", () => asked().plus]]) {
+    at(id).addEventListener("change", () => {
+      upload(at(id).files, before());
+      at(id).value = ""; // so that the same file can be chosen again
+    });
+  }
+  for (const id of ["label", "k", "unique", "rerank", "where"]) at(id).addEventListener("change", () => go({ [id]: at(id).value.trim() }));
   at("folder").addEventListener("click", () => go({ folder: null }));
-  at("k").addEventListener("change", () => go({ k: at("k").value }));
+  at("part").addEventListener("click", choosePart);
+  at("whole").addEventListener("click", () => go({ box: null }));
+  at("query-image").addEventListener("load", showPart);
   at("filters").addEventListener("submit", (event) => event.preventDefault());
   at("query-image").addEventListener("error", () => {
     at("query-image").hidden = true;
@@ -309,9 +358,17 @@ function listen() {
   });
   at("more").addEventListener("click", more);
   addEventListener("popstate", show);
-  addEventListener("paste", (event) => upload([...event.clipboardData.files][0]));
+  addEventListener("paste", (event) => upload(event.clipboardData.files));
   listenForDrops();
   addEventListener("keydown", pressed);
+}
+
+const parts = makePartChooser((box) => go({ box: box && box.map((share) => share.toFixed(4)).join(",") }));
+
+function choosePart() {
+  const { box } = asked();
+  const shares = box ? box.split(",").map(Number) : [];
+  parts.open(at("query-image").src, at("query-image").alt, shares.length === 4 && shares.every((share) => share <= 1) ? shares : null);
 }
 
 async function more() {
@@ -342,16 +399,18 @@ function listenForDrops() {
   addEventListener("drop", (event) => {
     event.preventDefault();
     at("drop").hidden = true;
-    upload(event.dataTransfer.files[0]);
+    upload(event.dataTransfer.files);
   });
 }
 
 function pressed(event) {
-  if (event.metaKey || event.ctrlKey || event.altKey || event.target.tagName === "SELECT") return;
+  if (event.metaKey || event.ctrlKey || event.altKey || event.target.tagName === "SELECT" || event.target === at("where")) return;
   const key = event.key.toLowerCase();
   if (key === "o" && facts && facts.accepts_images) at("file").click();
   else if (key === "l" && !at("label-field").hidden) at("label").focus();
-  else if (key === "escape" && location.search) go({ key: null, upload: null, label: "", folder: null });
+  else if (key === "f") at("where").focus();
+  else if (key === "b" && !at("part").hidden) choosePart();
+  else if (key === "escape" && location.search) go(START);
   else if (key === "s" && shownImages.has(document.activeElement)) searchBy(document.activeElement.dataset.key);
   else if (key.startsWith("arrow")) moveFocus(event, tiles());
   else return;
@@ -380,6 +439,10 @@ function showFacts() {
   const [all] = at("label").options;
   at("label").replaceChildren(all, ...facts.labels.map((label) => new Option(`${label.name} (${label.images})`, label.name)));
   at("label").value = asked().label;
+  at("columns").textContent = `Columns: ${facts.columns.join(", ")}`;
+  const [bySimilarity] = at("rerank").options;
+  at("rerank").replaceChildren(bySimilarity, ...facts.rerank.map((method) => new Option(`re-ranked: ${method}`, method)));
+  at("rerank").value = asked().rerank;
 }
 
 start();

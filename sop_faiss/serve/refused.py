@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sop_faiss.data.images.decode import drop_reason
-from sop_faiss.errors import DataError, one_line
+from sop_faiss.errors import ConfigError, DataError, one_line, spell_arguments
 
 _STATUS = {"not-an-image": 415, "no-heic-reader": 415, "too-many-pixels": 413, "elongated": 413}
 """The status by the reason why an image is bad; 400 for all others, which are damaged."""
@@ -25,3 +25,8 @@ class Refused(Exception):
 def refused_image(error: DataError) -> Refused:
     """Make the refusal of an image that a client sent; the messages of the decoder name no files."""
     return Refused(_STATUS.get(drop_reason(error), 400), str(error))
+
+
+def refused_request(error: ConfigError) -> Refused:
+    """Make the refusal of what a client asked for (422); arguments have the names of parameters."""
+    return Refused(422, spell_arguments(str(error), lambda name: name))

@@ -1,16 +1,23 @@
-"""The rows of an index by label and by folder."""
+"""The rows of an index by label, by folder and by condition."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from array import array
-from pathlib import PurePosixPath
+from collections import OrderedDict
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 from jaxtyping import Int64
 
+from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.index.rows_where import column_names, rows_where
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.serve.refused import Refused
+from sop_faiss.serve.refused import Refused, refused_request
+
+_log = logging.getLogger(__name__)
+_KEPT_CONDITIONS = 8
 
 
 class LabelRows:
@@ -78,6 +85,49 @@ class FolderRows:
         if folder not in self._rows:
             raise Refused(404, "no image of the index is in this folder")
         return np.array(self._rows[folder], np.int64)
+
+
+class ConditionRows:
+    """The rows that pass a condition; those of the last few conditions are kept. Safe in threads.
+
+    Args:
+        index: whose images.
+        table: more columns, chosen when the server is started; read at each new condition.
+
+    Raises:
+        DataError: the table cannot be used.
+    """
+
+    def __init__(self, index: FeatureIndex, table: Path | None) -> None:
+        self.names = column_names(index, table)
+        self._index = index
+        self._table = table
+        self._keeping = threading.Lock()
+        self._rows: OrderedDict[tuple[str, int], Int64[np.ndarray, " n"]] = OrderedDict()
+
+    def rows(self, where: str) -> Int64[np.ndarray, " n"]:
+        """Return the rows that pass, sorted.
+
+        Raises:
+            Refused: it is not a condition, or nothing passes (422), or the table cannot be read now (503).
+        """
+        try:
+            known = (where, 0 if self._table is None else self._table.stat().st_mtime_ns)
+            with self._keeping:
+                if known in self._rows:
+                    self._rows.move_to_end(known)
+                    return self._rows[known]
+            rows = rows_where(self._index, where, self._table)
+        except ConfigError as error:
+            raise refused_request(error) from None
+        except (DataError, OSError) as error:
+            _log.warning("the table cannot be used now: %s", error)
+            raise Refused(503, "the table of the server cannot be read now: see its log") from None
+        with self._keeping:
+            self._rows[known] = rows
+            while len(self._rows) > _KEPT_CONDITIONS:
+                self._rows.popitem(last=False)
+        return rows
 
 
 def _above(member: str) -> str:

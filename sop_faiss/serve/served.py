@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sop_faiss.data.images.decode import open_image
 from sop_faiss.errors import DataError, SopError
-from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import MANIFEST_FILE, IndexManifest
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.serve.answers import FoundImage, ImageDetails, ImageFacts, IndexFacts, Label, SearchAnswer
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.refused import Refused
-from sop_faiss.serve.searcher import Hit, Searcher, Wanted
+from sop_faiss.serve.searcher import Hit, QueryImage, Searcher, Wanted
 from sop_faiss.serve.thumbnails import Thumbnails
 
 _log = logging.getLogger(__name__)
 
 MAX_K = 500
 """Largest number of neighbors of one search."""
+_SHOWN_FOLDED = 100
 
 
 class Served:
     """An opened index with everything that answers about it need."""
 
     def __init__(self, index: FeatureIndex, encoder: Encoder | None, options: ServeOptions) -> None:
-        self.searcher = Searcher(index, encoder, options.max_upload_pixels)
+        self.searcher = Searcher(index, encoder, options.max_upload_pixels, options.table, options.images_root)
         self.index = index
         self.options = options
-        self.thumbnails = Thumbnails(index_images(index, options.images_root), options.thumbnail_cache_bytes)
+        self.thumbnails = Thumbnails(self.searcher.images, options.thumbnail_cache_bytes)
         self.version = _version_of(index.manifest)
         self.facts = self._facts()
 
@@ -51,6 +53,9 @@ class Served:
             max_upload_pixels=options.max_upload_pixels,
             max_k=MAX_K,
             labels=[Label(name=name, images=count) for name, count in self.searcher.labels.counts().items()],
+            columns=self.searcher.conditions.names,
+            rerank=self.searcher.methods,
+            shows_matches=self.searcher.tokens is not None and self.searcher.encoder is not None,
             version=self.version,
         )
 
@@ -91,15 +96,31 @@ class Served:
             file_bytes=len(encoded) or None,
         )
 
-    def answer(self, query: int | None, wanted: Wanted, hits: list[Hit]) -> SearchAnswer:
-        """Return the answer to a search, of which `query` is the row, if it is an image of the index."""
+    def answer(
+        self, wanted: Wanted, plus: Sequence[QueryImage], minus: Sequence[QueryImage], hits: list[Hit]
+    ) -> SearchAnswer:
+        """Return the answer to a search."""
         found = [
-            FoundImage(rank=rank, similarity=hit.similarity, **self.image(hit.row)) for rank, hit in enumerate(hits, 1)
+            FoundImage(
+                rank=rank,
+                similarity=hit.similarity,
+                folded_count=len(hit.folded),
+                folded=[self._facts_of(row) for row in hit.folded[:_SHOWN_FOLDED]],
+                **self.image(hit.row),
+            )
+            for rank, hit in enumerate(hits, 1)
         ]
-        asked = None if query is None else ImageFacts(**self.image(query))
+        asked = [None if image.row is None else self._facts_of(image.row) for image in (*plus, *minus)]
         return SearchAnswer(
-            query=asked, k=wanted.k, label=wanted.label, threshold=wanted.threshold, folder=wanted.folder, found=found
+            query=asked[0] if len(asked) == 1 else None,
+            plus=asked[: len(plus)],
+            minus=asked[len(plus) :],
+            found=found,
+            **dataclasses.asdict(wanted),
         )
+
+    def _facts_of(self, row: int) -> ImageFacts:
+        return ImageFacts(**self.image(row))
 
 
 class ServedNow:

@@ -118,7 +118,7 @@ def open_image(encoded: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
             `damaged`, as one that has no pixels.
     """
     try:
-        with _quiet():
+        with quiet():
             if is_heif(encoded):
                 image = open_heif(encoded)
             else:
@@ -162,7 +162,7 @@ def _known_formats() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence PIL's warnings (odd EXIF, many pixels), whose important cases are errors here. One thread at a time."""
     with _OPENING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -173,7 +173,7 @@ def _upright(image: Image.Image) -> Image.Image:
     """Apply the EXIF orientation of a loaded image; damaged EXIF does not make the image unusable."""
     if image.format == "HEIF":  # upright as decoded, by its own turns: its EXIF only repeats them
         return image.copy()
-    with _quiet(), contextlib.suppress(Exception):
+    with quiet(), contextlib.suppress(Exception):
         return ImageOps.exif_transpose(image)
     return image
 

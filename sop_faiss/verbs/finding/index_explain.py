@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from sop_faiss.errors import ConfigError
 from sop_faiss.index.images import IndexImages
 from sop_faiss.index.own_encoder import encoder_of_index
-from sop_faiss.index.rerank.local import token_shares
 from sop_faiss.index.rerank.token_store import TokenStore
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.spec import EncoderSpec
-from sop_faiss.report.heat_figure import HeatRow, draw_heats
+from sop_faiss.report.heat_figure import draw_heats, matched
 from sop_faiss.verbs.finding.search_result import SearchResult
 
 _SHOWN = 5
@@ -46,8 +43,5 @@ def draw_explanation(
     rows = []
     for found in query.found[:_SHOWN]:
         second = tokenizer.seen(images.read(found.row), found.key)
-        shares = token_shares(first.tokens, second.tokens)
-        heats = [np.reshape(share, each.grid) for share, each in zip(shares, (first, second), strict=True)]
-        name = f"{found.rank}  {found.key}  ({found.similarity:.3f})"
-        rows.append(HeatRow(name, (first.pixels, second.pixels), (heats[0], heats[1])))
+        rows.append(matched(f"{found.rank}  {found.key}  ({found.similarity:.3f})", first, second))
     return draw_heats(rows, f"{query.key}: where it matches")

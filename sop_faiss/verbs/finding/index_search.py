@@ -9,27 +9,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float32
-
+from sop_faiss.data.images.box import Box
 from sop_faiss.data.images.source import ImageSource, Place, open_source, place_of
 from sop_faiss.errors import ConfigError
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.change import require_same_space
+from sop_faiss.index.find import Line, find, find_others
 from sop_faiss.index.images import IndexImages, index_images
-from sop_faiss.index.narrowed import Narrowing, combined_query, search_narrowed
+from sop_faiss.index.narrowed import Narrowing, combined_query, without
 from sop_faiss.index.own_encoder import encoder_of_index
+from sop_faiss.index.rerank.reranker import open_reranker
 from sop_faiss.index.rerank.settings import Rerank
-from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
+from sop_faiss.index.search import FeatureIndex, require_cosine
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.finding.as_one import as_one, name_of_all, refuse_minus
-from sop_faiss.verbs.finding.index_rerank import Reranker, open_reranker
-from sop_faiss.verbs.finding.query_box import Box, boxed
+from sop_faiss.verbs.finding.query_box import boxed
 from sop_faiss.verbs.finding.query_files import open_images
 from sop_faiss.verbs.finding.search_result import Found, SearchedQuery, SearchResult
 
@@ -175,7 +174,9 @@ def search_by_images(
     """
     _check_request(k, len(index), threshold)
     index.check_encoder(encoder)
-    reranker = open_reranker(index, rerank, threshold, of_some=narrowing is not None or together)
+    reranker = open_reranker(
+        index, rerank, together=together and len(source) + (0 if minus is None else len(minus)) > 1
+    )
     extraction = extraction or ExtractionOptions(max_bad_fraction=0.0)
     store = extract_features(encoder, source, extraction, progress=progress)
     positions = {key: position for position, key in enumerate(source.keys)}
@@ -190,8 +191,8 @@ def search_by_images(
         )
         combined = len(store) + (0 if unwanted is None else len(unwanted))
         store, reads = as_one(store, unwanted), reads[:1]
-    lines = _search(index, store.features, k, threshold, narrowing, reranker, tokens)
-    return SearchResult(_judged(index, store, source.class_names, lines, reads, threshold), dropped, combined)
+    lines = find(index, store.features, _default_k(k, threshold, len(index)), threshold, narrowing, reranker, tokens)
+    return SearchResult(_judged(index, store, source.class_names, lines, reads), dropped, combined)
 
 
 def search_by_features(
@@ -223,17 +224,17 @@ def search_by_features(
     _check_request(k, len(index), threshold)
     if rerank is not None and rerank.method == "local":
         raise ConfigError("`rerank=local` compares parts of images, and `features` has none: name images or keys")
-    reranker = open_reranker(index, rerank, threshold, of_some=narrowing is not None or together)
+    reranker = open_reranker(index, rerank)
     described = store_as_index(store, index.manifest.factory)
     require_same_space(index.manifest.space, described.space, "the index", "the store")
     combined = 1
     if together:
         store.check()
         combined, store = len(store), as_one(store)
-    lines = _search(index, store.features, k, threshold, narrowing, reranker)
+    lines = find(index, store.features, _default_k(k, threshold, len(index)), threshold, narrowing, reranker)
     images = IndexImages(IdTable(store.keys, store.sources, store.members, store.labels), Path(described.root))
     reads = [(functools.partial(images.read, row), images.place(row)) for row in range(len(store))]
-    return SearchResult(_judged(index, store, described.class_names, lines, reads, threshold), {}, combined)
+    return SearchResult(_judged(index, store, described.class_names, lines, reads), {}, combined)
 
 
 def search_by_key(
@@ -266,74 +267,33 @@ def search_by_key(
     """
     _check_request(k, len(index) - 1, threshold)
     rows = [index.row_of(key) for key in keys]
-    reranker = open_reranker(index, rerank, threshold, of_some=narrowing is not None or together)
-    k = min(_K, len(index) - 1) if k is None and threshold is None else k
+    reranker = open_reranker(index, rerank, together=together and len(rows) + len(minus) > 1)
+    k = _default_k(k, threshold, len(index) - 1)
     names = [index.label_name(row) for row in rows]
-    lines: list[_Line]
+    combined = 1
     if together:
-        left_out = [*rows, *(index.row_of(key) for key in minus)]
-        query = combined_query(index.features(rows), index.features(left_out[len(rows) :]))
-        lines = _search(index, query, k, threshold, _without(narrowing, left_out))
+        unwanted = [index.row_of(key) for key in minus]
+        combined = len(rows) + len(unwanted)
+        query = combined_query(index.unit_features(rows), index.unit_features(unwanted))
+        tokens = None if reranker is None else reranker.tokens_of_rows(rows)
+        lines = find(index, query, k, threshold, without(narrowing, [*rows, *unwanted]), reranker, tokens)
         keys, names = [name_of_all(keys, minus)], names[:1] if len(set(names)) == 1 else [None]
-    elif narrowing is not None:
-        lines = []
-        for row in rows:
-            lines += _search(index, index.unit_features([row]), k, threshold, _without(narrowing, [row]))
-    elif k is None and threshold is not None:
-        lines = [(found, 0, None) for found in index.search_rows_above(rows, threshold)]
     else:
-        assert k is not None
-        neighbors = index.search_rows(rows, k if reranker is None else reranker.wanted(k, len(index) - 1))
-        if reranker is not None:
-            neighbors = reranker.reordered(neighbors, index.unit_features(rows), reranker.tokens_of_rows(rows), k)
-        lines = [(neighbors, number, None) for number in range(len(rows))]
+        lines = find_others(index, rows, k, threshold, narrowing, reranker)
     images = index_images(index, images_root)
     queries = []
     for key, row, name, line in zip(keys, rows, names, lines, strict=False):  # of queries together, the first one's row
         read = functools.partial(images.read, row)
-        found = _found(index, line, name, threshold)
-        queries.append(SearchedQuery(key, name, found, read, images.place(row), not together))
-    return SearchResult(queries, {}, len(left_out) if together else 1)
-
-
-def _without(narrowing: Narrowing | None, rows: Sequence[int]) -> Narrowing:
-    return replace(narrowing or Narrowing(), without=np.unique(np.array(rows, np.int64)))
-
-
-_Line = tuple[Neighbors, int, list[list[int]] | None]
-"""Neighbors of several queries, which line of them is the query's, and the rows that are folded into each neighbor."""
-
-
-def _search(
-    index: FeatureIndex,
-    features: Float32[np.ndarray, "q d"],
-    k: int | None,
-    threshold: float | None,
-    narrowing: Narrowing | None = None,
-    reranker: Reranker | None = None,
-    tokens: Sequence[np.ndarray] | None = None,
-) -> list[_Line]:
-    """Find the neighbors of each query."""
-    k = min(_K, len(index)) if k is None and threshold is None else k
-    if narrowing is not None:
-        found = search_narrowed(index, features, k, threshold, narrowing)
-        return [(line, 0, None if narrowing.unique is None else folded) for line, folded in found]
-    if k is None:
-        assert threshold is not None
-        return [(line, 0, None) for line in index.search_above(features, threshold)]
-    neighbors = index.search(features, k if reranker is None else reranker.wanted(k, len(index)))
-    if reranker is not None:
-        neighbors = reranker.reordered(neighbors, features, tokens, k)
-    return [(neighbors, number, None) for number in range(len(features))]
+        queries.append(SearchedQuery(key, name, _found(index, line, name), read, images.place(row), not together))
+    return SearchResult(queries, {}, combined)
 
 
 def _judged(
     index: FeatureIndex,
     store: FeatureStore,
     class_names: Sequence[str] | None,
-    lines: Sequence[_Line],
+    lines: Sequence[Line],
     reads: Sequence[tuple[Callable[[], bytes], Place]],
-    threshold: float | None,
 ) -> list[SearchedQuery]:
     """Return the queries with their neighbors; right or wrong where both sides name their classes, or neither does."""
     comparable = (class_names is None) == (index.manifest.class_names is None)
@@ -343,32 +303,32 @@ def _judged(
         name = None if label is None else str(label)
         if label is not None and class_names is not None and label < len(class_names):
             name = class_names[label]
-        found = _found(index, lines[number], name if comparable else None, threshold)
+        found = _found(index, lines[number], name if comparable else None)
         queries.append(SearchedQuery(key, name, found, *reads[number]))
     return queries
 
 
+def _default_k(k: int | None, threshold: float | None, limit: int) -> int | None:
+    return min(_K, limit) if k is None and threshold is None else k
+
+
 def _check_request(k: int | None, limit: int, threshold: float | None) -> None:
     """Refuse what would fail later, before images are encoded."""
-    if k is None and threshold is None:
-        k = min(_K, max(limit, 1))
+    k = _default_k(k, threshold, max(limit, 1))
     if k is not None and not 1 <= k <= limit:
         raise ConfigError(f"`k={k}` neighbors asked, {limit} can be found: wanted 1 <= k <= {limit}")
     if threshold is not None:
         require_cosine(threshold, "threshold")
 
 
-def _found(index: FeatureIndex, line: _Line, wanted: str | None, threshold: float | None) -> list[Found]:
+def _found(index: FeatureIndex, line: Line, wanted: str | None) -> list[Found]:
     """Return the neighbors of one query; `wanted` is the class that makes one right, None where that is not known."""
-    neighbors, query, folded = line
-    least = -np.inf if threshold is None else threshold
+    neighbors, folded = line
     found = []
-    for place, row in enumerate(neighbors.rows[query].tolist()):
-        similarity = float(neighbors.similarities[query, place])
-        if similarity < least:
-            break
-        label = None if neighbors.labels is None else index.class_name(int(neighbors.labels[query, place]))
+    for place, row in enumerate(neighbors.rows[0].tolist()):
+        similarity = float(neighbors.similarities[0, place])
+        label = None if neighbors.labels is None else index.class_name(int(neighbors.labels[0, place]))
         right = None if wanted is None or label is None else label == wanted
         names = None if folded is None else [index.ids.keys[each] for each in folded[place]]
-        found.append(Found(place + 1, row, neighbors.keys[query][place], similarity, label, right, names))
+        found.append(Found(place + 1, row, neighbors.keys[0][place], similarity, label, right, names))
     return found
