@@ -2,10 +2,10 @@
 
     python benchmarks/label_free_rules.py STUDY... [--numbers DIR]
 
-STUDY is a directory of sop-study whose runs have scores with labels. Each of four runs or more gets a table of which run
-to keep, and one is of all together, with ranks within each study. When to stop is pooled over all runs of all studies. DIR/ARM/seed_N.json, as `sop-eval label-free --model
-STUDY/runs/ARM/seed_N --json` writes it, adds the numbers of a run's last step (of runs made without
-`evaluate.label_free`).
+STUDY is a directory of sop-study whose runs have scores with labels. Each of four runs or more gets a table of which
+run to keep, and one is of all together, with ranks within each study. When to stop is pooled over all runs of all
+studies. For runs without `evaluate.label_free`, DIR/STUDY/ARM/seed_N/STEP.json adds the numbers of a step that was
+scored, as `sop-eval label-free --json` writes them of a checkpoint (step 0: --model config:NAME --random-weights N).
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def main() -> None:
     pooled: list[RunResult] = []
     ranked: list[RunResult] = []
     for place in arguments.studies:
-        found = [_with_numbers(result, arguments.numbers) for result in _results(place) if result.status == DONE]
+        found = [
+            _with_numbers(result, arguments.numbers and arguments.numbers / place.name)
+            for result in _results(place)
+            if result.status == DONE
+        ]
         named = [_as_score(result) for result in found]
         if len(found) >= 4:
             table = keep_table(found, labeled_scores(found)[0])
@@ -60,14 +64,13 @@ def _results(place: Path) -> list[RunResult]:
 
 
 def _with_numbers(result: RunResult, folder: Path | None) -> RunResult:
-    file = None if folder is None else folder / f"{result.planned.name}.json"
-    if file is None or not file.is_file():
-        return result
-    missing = np.full(len(result.steps) - 1, np.nan)
-    numbers = json.loads(file.read_text(encoding="utf-8"))["metrics"]
-    return replace(
-        result, logged={**result.logged, **{name: np.append(missing, value) for name, value in numbers.items()}}
-    )
+    numbers: dict[str, np.ndarray] = {}
+    for place, step in enumerate(result.steps.astype(int).tolist()) if folder is not None else ():
+        file = folder / result.planned.name / f"{step}.json"
+        if file.is_file():
+            for name, value in json.loads(file.read_text(encoding="utf-8"))["metrics"].items():
+                numbers.setdefault(name, np.full(len(result.steps), np.nan))[place] = value
+    return replace(result, logged={**result.logged, **numbers})
 
 
 def _as_score(result: RunResult) -> RunResult:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -200,7 +201,8 @@ class Scoring:
         _log.info("step %d: %s%s", step, said, shown)
         # written before the history has it, so that a full disk loses nothing
         if history.moves_best(step, score.percent, difference):
-            write_best(self._run, step, {"teacher": measured.teacher.state_dict()}, percents)
+            known = {name: value for name, value in percents.items() if math.isfinite(value)}
+            write_best(self._run, step, {"teacher": measured.teacher.state_dict()}, known)
         history.add(step, score, difference)
         history.measured = None
         place = {"epoch": step / state.schedules.steps_per_epoch, "images": step * state.config.train.batch_size}
