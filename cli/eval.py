@@ -10,6 +10,7 @@ from sop_faiss.cli.eval_backgrounds import backgrounds_command
 from sop_faiss.cli.eval_correspondence import correspondence_command
 from sop_faiss.cli.eval_detect import detect_command
 from sop_faiss.cli.eval_finetune import finetune_command
+from sop_faiss.cli.eval_label_free import label_free_command
 from sop_faiss.cli.eval_logistic import logistic_command
 from sop_faiss.cli.eval_map import map_command
 from sop_faiss.cli.eval_robustness import robustness_command
@@ -44,6 +45,7 @@ main.add_command(correspondence_command)
 main.add_command(video_command)
 main.add_command(robustness_command)
 main.add_command(backgrounds_command)
+main.add_command(label_free_command)
 main.add_command(detect_command)
 main.add_command(segment_command)
 main.add_command(suite_command)

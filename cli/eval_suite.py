@@ -13,6 +13,7 @@ from sop_faiss.cli import (
     eval_backgrounds,
     eval_detect,
     eval_finetune,
+    eval_label_free,
     eval_logistic,
     eval_robustness,
     eval_segment,
@@ -43,6 +44,7 @@ _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "backgrounds": ("sop-eval backgrounds", eval_backgrounds.backgrounds_command),
     "robustness": ("sop-eval robustness", eval_robustness.robustness_command),
     "segment": ("sop-eval segment", eval_segment.segment_command),
+    "label-free": ("sop-eval label-free", eval_label_free.label_free_command),
     "video": ("sop-eval video", eval_video.video_command),
 }
 """By the name in a suite: how it is typed, and the command."""

@@ -28,7 +28,10 @@ class Score(NamedTuple):
     """A score in percent, and the value of each query (or image) that it is the mean of."""
 
     percent: float
+    """In percent, or in `unit`."""
     each: Float64[np.ndarray, " q"]
+    """Empty: it is not a mean, and nothing says how sure a difference is."""
+    unit: str = "%"
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,19 @@ def test_clusters_of_features(data: Path) -> None:
     assert content["intervals"]["acc"][0] == pytest.approx(88.65, abs=0.01)  # 30 of 30
 
 
+def test_numbers_without_labels(tmp_path: Path) -> None:
+    photos, file = write_folder(tmp_path / "photos", per_class=6), tmp_path / "numbers.json"
+    result = run("label-free", *RESNET, "--data", photos, "--images", 10, "--json", file)
+    assert result.exit_code == 0, result.output
+    content = json.loads(file.read_text())
+    assert content["protocol"]["images"] == 10 and content["protocol"]["units"]["rankme"] == "directions"
+    assert 1 <= content["metrics"]["rankme"] <= 10 and 0 <= content["metrics"]["view_recall_at_1"] <= 100
+    assert "rankme (directions)" in result.stdout and f"{content['metrics']['lidar']:.2f}" in result.stdout
+    assert "--images 1" in fails("label-free", *RESNET, "--data", photos, "--images", 1)
+    assert "--max-bad-fraction" in fails("label-free", *RESNET, "--data", photos, "--max-bad-fraction", "nan")
+    assert str(tmp_path / "no") in fails("label-free", *RESNET, "--data", tmp_path / "no")
+
+
 def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:
     for task in ("logistic", "unsupervised"):
         assert "--train SRC" in fails(task)

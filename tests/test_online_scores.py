@@ -28,6 +28,7 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.views.crops import draw_view, view_generator, write_view
 from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError
+from sop_faiss.evaluate.label_free import LABEL_FREE
 from sop_faiss.evaluate.view_recall import view_recall_at_1
 from sop_faiss.files import read_json
 from sop_faiss.model.checkpoint import find_checkpoint, read_state, read_tensors
@@ -133,6 +134,34 @@ def test_without_labels_views_are_compared(tmp_path, photos):
     assert evaluation(tmp_path, f"data.train={photos}") is None
 
 
+def test_label_free_numbers_are_of_the_same_views_and_change_nothing_else(tmp_path, photos):
+    common = (f"data.train={photos}", "train.epochs=1", *EVERY_4[1:], "train.stop_after_steps=2")
+    for name, setting in {"without": "false", "with": "true"}.items():
+        run_training(tiny_config(tmp_path, *common, f"evaluate.label_free={setting}"), tmp_path / name)
+    logged = [[line for line in read_metrics(tmp_path / name) if "loss" not in line] for name in ("without", "with")]
+    for before, after in zip(*logged, strict=True):
+        assert set(after) - set(before) == set(LABEL_FREE) and {key: after[key] for key in before} == before
+        assert after["rankme"] >= 1 and after["lidar"] >= 1 and 0 <= after["assignment_entropy"] <= 100
+    losses = [
+        [line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line] for name in ("without", "with")
+    ]
+    assert losses[0] == losses[1]
+    assert (
+        read_state(find_checkpoint(tmp_path / "with"))["scored_on"]
+        == read_state(find_checkpoint(tmp_path / "without"))["scored_on"]
+    )
+
+
+def test_what_is_not_a_mean_over_images_cannot_be_followed(tmp_path, photos):
+    wanted = (f"data.train={photos}", "evaluate.every_steps=5", "evaluate.label_free=true")
+    online = evaluation(tmp_path, *wanted, "evaluate.best_by=assignment_entropy")
+    assert online is not None and online.names == ("view_recall_at_1", *LABEL_FREE)
+    with pytest.raises(ConfigError, match=r"evaluate\.best_by = lidar"):
+        evaluation(tmp_path, *wanted, "evaluate.best_by=lidar")
+    with pytest.raises(ConfigError, match=r"evaluate\.label_free = true with evaluate\.view_recall = never"):
+        tiny_config(tmp_path, "evaluate.label_free=true", "evaluate.view_recall=never")
+
+
 @pytest.mark.parametrize(
     ("overrides", "names", "best_by"),
     [
@@ -160,7 +189,7 @@ def test_what_is_named_is_measured_in_this_order(tmp_path, shards, overrides, na
     config = tiny_config(tmp_path, *settings)
     scores = online(train.RunState(config, torch.device("cpu"), 18).teacher)
     assert tuple(scores) == names
-    for percent, each in scores.values():
+    for percent, each, _ in scores.values():
         assert 0 <= percent <= 100 and percent == pytest.approx(each.mean(), rel=1e-12) and len(each) > 1
     assert describe_run(config)["scores"] == list(names)
 

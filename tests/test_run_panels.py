@@ -44,7 +44,7 @@ def test_every_metric_of_a_run_has_its_panel():
         *("step", "epoch", "images", "loss", "gradient_norm", "update_norm", "learning_rate", "weight_decay"),
         *("momentum", "teacher_temp", "images_per_second", "data_wait_share", "memory_peak_bytes", "knn_top1_k20"),
         *("mAP_medium", "map", "view_recall_at_1", "embedding_cosine", "feature_cosine", "embedding_rankme"),
-        *("feature_rankme", "view_auc", "backbone_lr_scale"),
+        *("feature_rankme", "view_auc", "backbone_lr_scale", "rankme", "lidar", "alpha_req", "assignment_entropy"),
         *(f"{name}_{level}" for level in levels for name in ("loss", "kl", "memory_fill", "memory_age")),
         *(f"{name}_{level}_over_lnK" for level in levels for name in ("loss", "teacher_entropy")),
         *(f"{name}_cls" for name in ("support_similarity", "distinct_rows", "one_image_share", "neighbor_recall")),

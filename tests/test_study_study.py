@@ -98,6 +98,26 @@ def test_means_and_differences_are_those_of_a_loop(whole):
     assert f"| tasks=2 | 2 | {np.mean(differences):+.2f} ± {half:.2f} |" in text
 
 
+def test_numbers_without_labels_are_judged_where_they_are_measured(whole, tmp_path, images, made):
+    """By the score with labels next to them; the tables say what a loop over the runs finds."""
+    settings = {**SMALL, "data.train": str(images), "evaluate.label_free": True}
+    result = run(study_file(tmp_path, images, settings=settings, final=None), tmp_path / "out")
+    keep, stop = (table for table in result.tables if "knn_top1_k3" in table.caption)
+    rows = table_of(tmp_path / "out").values()
+    best = max(rows, key=lambda row: row["by_step.rankme"][-1])
+    regret = max(row["score.knn_top1_k3"] for row in rows) - best["score.knn_top1_k3"]
+    (shown,) = [row for row in keep.rows if row[0] == "rankme"]
+    assert shown[1:3] == ["highest", "4"] and float(shown[-1].split()[0]) == pytest.approx(regret, abs=0.006)
+    picked = [row["by_step.knn_top1_k3"][int(np.argmax(row["by_step.rankme"]))] for row in rows]
+    gain = np.mean([score - row["by_step.knn_top1_k3"][0] for score, row in zip(picked, rows, strict=True)])
+    (shown,) = [row for row in stop.rows if row[0] == "rankme"]
+    assert float(shown[-1].split()[0]) == pytest.approx(gain, abs=0.006)
+    assert {row[0] for row in stop.rows} >= {"view_recall_at_1", "lidar", "feature_rankme", "step"}
+    assert result.tables[0].columns[2:5] == ["knn_top1_k3 (%)", "view_recall_at_1 (%)", "rankme (directions)"]
+    assert keep.caption in (tmp_path / "out" / "study.md").read_text()
+    assert "Which run to keep" not in (whole / "study.md").read_text()
+
+
 def test_the_page_stands_alone(whole):
     page = Page((whole / "study.html").read_text())
     sources = [attrs["src"] for attrs in page.of("img")]

@@ -216,6 +216,10 @@ class EvaluateConfig:
     from 1.1 to 1.2 %."""
     view_images: int = 1000
     """The most images for it, a seeded draw. Among more images a view is harder to find: compare equal numbers."""
+    label_free: bool = False
+    """Measure the other numbers without labels on the same views: RankMe, LiDAR, alpha-ReQ and the entropy of
+    assignments (docs/metrics.md says what each is worth). They cost no forward passes over recall between views, which
+    is then measured, too."""
     every_steps: int = 0
     """Score at step 0, at every multiple of this, and at the last step (0: never)."""
     best_by: str = ""
@@ -249,6 +253,11 @@ class EvaluateConfig:
             not self.every_steps or bool(self.test or self.retrieval) or self.view_recall != "never",
             f"evaluate.every_steps = {self.every_steps} with nothing to score: set evaluate.test or "
             "evaluate.retrieval, or set evaluate.view_recall=auto",
+        )
+        require(
+            not self.label_free or self.view_recall != "never",
+            "evaluate.label_free = true with evaluate.view_recall = never: both are of the same views; set "
+            "evaluate.view_recall=auto",
         )
         require(
             bool(self.every_steps) or not self.best_by,

@@ -1,4 +1,4 @@
-"""Recall@1 between two views of images as a task; it needs no labels."""
+"""Recall@1 between two views of images, and other numbers of these views, as a task; it needs no labels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from sop_faiss.bootstrap import Score
 from sop_faiss.data.views.view_pairs import ViewPairs
+from sop_faiss.evaluate.label_free import LABEL_FREE, label_free_numbers
 from sop_faiss.evaluate.task import percents
 from sop_faiss.evaluate.view_recall import views_found
 from sop_faiss.model.encoders.encoder import Encoder
@@ -23,11 +24,13 @@ class ViewRecallTask:
     """Two views of each image, always the same ones."""
     batch_size: int = 64
     """Views per forward pass, both of an image in one; at least two."""
+    label_free: bool = False
+    """Whether the other numbers without labels are measured on the same views, too."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`view_recall_at_1`."""
-        return ("view_recall_at_1",)
+        """`view_recall_at_1`, and those of `LABEL_FREE` if they are wanted."""
+        return ("view_recall_at_1", *(LABEL_FREE if self.label_free else ()))
 
     def measure(self, encoder: Encoder) -> dict[str, float]:
         """Return the share of views whose nearest one is of the same image; see `EvaluationTask`."""
@@ -46,4 +49,5 @@ class ViewRecallTask:
                 progress(read, len(self.pairs))
         first, second = np.concatenate([np.empty((2, 0, encoder.feature_dim), np.float32), *features], axis=1)
         found = views_found(first, second)
-        return {"view_recall_at_1": Score(100.0 * float(np.mean(found)), 100.0 * found.mean(axis=0))}
+        recall = Score(100.0 * float(np.mean(found)), 100.0 * found.mean(axis=0))
+        return {"view_recall_at_1": recall, **(label_free_numbers(first, second) if self.label_free else {})}

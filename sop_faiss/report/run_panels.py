@@ -72,8 +72,12 @@ _LEGEND = {
     "feature_cosine": "features",
     "embedding_rankme": "embeddings",
     "feature_rankme": "features",
+    "rankme": "RankMe",
+    "lidar": "LiDAR",
     **dict.fromkeys(("learning_rate", "weight_decay", "momentum", "teacher_temp"), ""),
-    **dict.fromkeys(("images_per_second", "data_wait_share", "memory_peak_bytes"), ""),
+    **dict.fromkeys(
+        ("alpha_req", "assignment_entropy", "images_per_second", "data_wait_share", "memory_peak_bytes"), ""
+    ),
     **dict.fromkeys(
         ("view_recall_at_1", "view_auc", "backbone_lr_scale", "gradient_norm", "update_norm", "regularizer"), ""
     ),
@@ -103,6 +107,9 @@ _KINDS = (
     _Kind("Scores over time", "k-NN accuracy", "%", r"knn_(top\d+_k\d+)", is_score=True),
     _Kind("Scores over time", "Mean average precision", "%", r"(mAP\w*|map\w*)", is_score=True),
     _Kind("Scores over time", "Recall between two views", "%", r"(view_recall\w*)", is_score=True),
+    _Kind("Scores over time", "Ranks without labels", "directions", r"(rankme|lidar)"),
+    _Kind("Scores over time", "alpha-ReQ", "exponent", r"(alpha_req)"),
+    _Kind("Scores over time", "Entropy of assignments to views", "%", r"(assignment_entropy)"),
     _Kind("Loss", "Loss", "nats", r"(loss|loss_cls|loss_patch)", RunConstants.log_counts),
     _Kind("Loss", "Loss over ln K", "ratio", r"loss_(\w+)_over_lnK", _always((1.0, "1: uniform"))),
     _Kind(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -42,7 +43,7 @@ def unannounced() -> AbstractContextManager[ProgressCallback]:
 
 
 _log = logging.getLogger(__name__)
-_HOW = ("every_steps", "background", "batch_size", "best_by")
+_HOW = ("every_steps", "background", "batch_size", "best_by", "label_free")
 """Settings of `evaluate` that do not change what is measured on which images."""
 _LATER = ("pooling", "mirrored")
 """Settings that earlier versions did not have; by default they are empty or False."""
@@ -196,10 +197,12 @@ class Scoring:
         percents = {name: each.percent for name, each in scores.items()}
         difference = history.compare(score, history.comparisons) if step else None
         shown = "" if difference is None else f"; difference to step 0: {describe_difference(difference)}"
-        _log.info("step %d: %s%s", step, ", ".join(f"{name} {value:.2f} %" for name, value in percents.items()), shown)
+        said = ", ".join(f"{name} {each.percent:.2f} {each.unit}" for name, each in scores.items())
+        _log.info("step %d: %s%s", step, said, shown)
         # written before the history has it, so that a full disk loses nothing
         if history.moves_best(step, score.percent, difference):
-            write_best(self._run, step, {"teacher": measured.teacher.state_dict()}, percents)
+            known = {name: value for name, value in percents.items() if math.isfinite(value)}
+            write_best(self._run, step, {"teacher": measured.teacher.state_dict()}, known)
         history.add(step, score, difference)
         history.measured = None
         place = {"epoch": step / state.schedules.steps_per_epoch, "images": step * state.config.train.batch_size}

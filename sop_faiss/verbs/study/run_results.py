@@ -16,6 +16,7 @@ from jaxtyping import Float64
 from sop_faiss.bootstrap import Interval
 from sop_faiss.config import flat_settings
 from sop_faiss.evaluate.seed_intervals import mean_interval, paired_interval
+from sop_faiss.evaluate.stopping import NUMBERS
 from sop_faiss.files import atomic_file
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.verbs.study.clock import read_clock
@@ -43,6 +44,8 @@ class RunResult:
     """Of training until then."""
     by_step: dict[str, Float64[np.ndarray, " m"]]
     """Score -> its values at these steps; NaN where it was not measured."""
+    logged: dict[str, Float64[np.ndarray, " m"]]
+    """Numbers without labels of the newest logged step until then; NaN before the first."""
 
     @property
     def scores(self) -> dict[str, float]:
@@ -65,9 +68,10 @@ def collect(folder: StudyFolder, runs: Sequence[PlannedRun]) -> list[RunResult]:
 def _read(folder: StudyFolder, planned: PlannedRun) -> RunResult:
     record = folder.record(planned.name)
     lines: dict[int, dict[str, Any]] = {}
+    logged: dict[int, dict[str, Any]] = {}
     for line in read_metrics(folder.run(planned.name)):
-        if "loss" not in line:  # scores have lines of their own
-            lines[line["step"]] = {name: value for name, value in line.items() if name not in _PLACE}
+        kind = logged if "loss" in line else lines  # scores have lines of their own
+        kind[line["step"]] = {name: value for name, value in line.items() if name not in _PLACE}
     steps = sorted(lines)
     names = dict.fromkeys(name for step in steps for name in lines[step])
     clock = [(0, 0.0), *read_clock(folder.clock(planned.name))]
@@ -79,7 +83,18 @@ def _read(folder: StudyFolder, planned: PlannedRun) -> RunResult:
         np.array(steps, np.float64),
         np.interp(steps, *np.array(clock, np.float64).T) if steps else np.empty(0),
         {name: np.array([_number(lines[step].get(name)) for step in steps], np.float64) for name in names},
+        _newest(logged, steps),
     )
+
+
+def _newest(logged: Mapping[int, Mapping[str, Any]], steps: Sequence[int]) -> dict[str, Float64[np.ndarray, " m"]]:
+    until = [max((step for step in logged if step <= scored), default=None) for scored in steps]
+    lines = [{} if step is None else logged[step] for step in until]
+    return {
+        name: np.array([_number(line.get(name)) for line in lines], np.float64)
+        for name in NUMBERS
+        if any(name in line for line in lines)
+    }
 
 
 def _number(value: Any) -> float:

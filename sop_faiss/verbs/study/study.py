@@ -23,6 +23,7 @@ from sop_faiss.verbs.study.clock import read_clock
 from sop_faiss.verbs.study.final_tasks import open_final_tasks
 from sop_faiss.verbs.study.folder import DONE, FAILED, StudyFolder
 from sop_faiss.verbs.study.jobs import REQUEUE, Ended, Job, run_on_cluster, run_on_this_machine, write_slurm
+from sop_faiss.verbs.study.label_free_tables import has_label_free, label_free_tables
 from sop_faiss.verbs.study.plan import PlannedRun, arm_configs, plan_runs
 from sop_faiss.verbs.study.run_results import RunResult, collect, write_parquet
 from sop_faiss.verbs.study.study_page import difference_table, mean_table, write_study_page
@@ -211,6 +212,8 @@ def _write_results(
     first = runs[0].arm.name
     if len(study.arms()) > 1:
         tables.append(difference_table(results, compare or first))
+    if has_label_free(results):
+        tables += label_free_tables(results)
     write_parquet(folder.root / "study.parquet", results)
     write_markdown(folder.root / "study.md", title, tables)
     write_study_page(folder.root / "study.html", title, study, results, tables, footer)

@@ -11,6 +11,7 @@ import numpy as np
 
 from sop_faiss.bootstrap import Interval
 from sop_faiss.config.study import StudyConfig
+from sop_faiss.evaluate.label_free import UNITS
 from sop_faiss.report.contact_sheet import Commands, SheetTable
 from sop_faiss.report.page import write_page
 from sop_faiss.report.plots import Curve
@@ -36,6 +37,10 @@ def _shown(value: Interval, sign: str = "") -> str:
     return f"{value.mean:{sign}.2f} ± {half:.2f}" if math.isfinite(half) else f"{value.mean:{sign}.2f} {_ONE_SEED}"
 
 
+def _with_unit(score: str, instead: str = "%") -> str:
+    return f"{score} ({UNITS.get(score, instead)})"
+
+
 def mean_table(results: Sequence[RunResult]) -> SheetTable:
     """Tabulate the mean of each score over the seeds of each arm, with its 95 % interval."""
     scores, rows = score_names(results), []
@@ -53,7 +58,7 @@ def mean_table(results: Sequence[RunResult]) -> SheetTable:
                 f"{max(record['peak_memory_bytes'] for record in done) / _GIB:.2f}" if done else "-",
             ]
         )
-    columns = ["arm", "seeds", *(f"{score} (%)" for score in scores), "steps", "minutes", "peak RAM GiB"]
+    columns = ["arm", "seeds", *(_with_unit(score) for score in scores), "steps", "minutes", "peak RAM GiB"]
     return SheetTable(columns, rows, "Mean ± 95 % interval over seeds (Student's t)")
 
 
@@ -66,7 +71,7 @@ def difference_table(results: Sequence[RunResult], compare: str) -> SheetTable:
         found = differences(results, arm, compare)
         seeds = max((count for _, count in found.values()), default=0)
         rows.append([arm, str(seeds), *(_shown(found[score][0], "+") if score in found else "-" for score in scores)])
-    columns = ["arm", "shared seeds", *(f"{score} (points)" for score in scores)]
+    columns = ["arm", "shared seeds", *(_with_unit(score, "points") for score in scores)]
     return SheetTable(columns, rows, f"Difference to {compare} ± 95 % interval, paired by seed")
 
 
@@ -158,7 +163,7 @@ def _axis_charts(study: StudyConfig, results: Sequence[RunResult], number: int) 
             for point in ps
         )
         labels = [choice.removeprefix(f"{short}=") for choice in choices]
-        charts.append(_chart(score, draw_axis(labels, lines, "%", connected), said))
+        charts.append(_chart(score, draw_axis(labels, lines, UNITS.get(score, "%"), connected), said))
     return charts
 
 
@@ -173,7 +178,7 @@ def _curve_charts(results: Sequence[RunResult], x: str) -> list[dict[str, str]]:
         drawn = {arm: curves for arm, curves in arms.items() if curves is not None}
         if any(len(curves.mean.steps) > 1 for curves in drawn.values()):
             said = "; ".join(f"{arm}: {curves.mean.values[-1]:.2f} at the end" for arm, curves in drawn.items())
-            charts.append(_chart(score, draw_curves(drawn, x, "%"), said))
+            charts.append(_chart(score, draw_curves(drawn, x, UNITS.get(score, "%")), said))
     return charts
 
 

@@ -21,6 +21,7 @@ from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError, spell_arguments
 from sop_faiss.evaluate.feature_sets import FeatureSet
 from sop_faiss.evaluate.knn_task import KnnTask
+from sop_faiss.evaluate.label_free import UNITS
 from sop_faiss.evaluate.labeled_sets import LabeledSets
 from sop_faiss.evaluate.retrieval import choose_protocol
 from sop_faiss.evaluate.retrieval_set import open_retrieval_set
@@ -115,9 +116,9 @@ def open_evaluation(
         tasks.append(_open_knn(config, source, trained, held_out))
     if settings.retrieval:
         tasks.append(_open_retrieval(config))
-    if settings.view_recall == "always" or (settings.view_recall == "auto" and not tasks):
+    if settings.label_free or settings.view_recall == "always" or (settings.view_recall == "auto" and not tasks):
         tasks.append(_open_view_recall(config, source, held_out if len(held_out) else trained))
-    names = [name for task in tasks for name in task.names]
+    names = [name for task in tasks for name in task.names if name not in UNITS]
     best_by = settings.best_by or names[0]
     if best_by not in names:
         raise ConfigError(f"evaluate.best_by = {best_by} is not measured: wanted one of {', '.join(names)}")
@@ -178,7 +179,7 @@ def _open_view_recall(
     if len(positions) < 2:
         raise ConfigError(f"view_recall_at_1 of {len(positions)} image: raise data.holdout_share, or set it to 0")
     pairs = ViewPairs(source, _sample(positions, config.evaluate.view_images, seed=0), config)
-    return ViewRecallTask(pairs, config.evaluate.batch_size)
+    return ViewRecallTask(pairs, config.evaluate.batch_size, config.evaluate.label_free)
 
 
 def _sample(positions: Int64[np.ndarray, " n"], most: int, seed: int) -> Int64[np.ndarray, " m"]:
