@@ -1,7 +1,9 @@
 """Search of an approximate index among some of its rows.
 
 Few rows are all compared. Of more, FAISS skips the others while it searches, and the search setting is doubled until
-the rows that are found stay the same: the nearest of a tenth of the rows are further away than the nearest of all.
+the rows that are found stay the same: the nearest of a tenth of the rows are further away than the nearest of all. With
+it the candidates that are re-ranked: where the rows that pass are unlike the query, more of them are about as near, and
+short codes cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ _ALL_COMPARED = 20_000
 """Rows of which all are compared, in any index."""
 _SHARE_COMPARED = 0.01
 """Of the rows of a large index, the share up to which all that pass are compared."""
+_MOST_RERANKED = 64
+"""Candidates for each neighbor up to which their number is doubled."""
 _BLOCK_ROWS = 4096
 _SPARE_ROWS = 8  # as of a search of all rows
 
@@ -81,9 +85,10 @@ def _until_settled(
     rows = np.full((len(queries), asked), -1, np.int64)
     open_queries = np.arange(len(queries))
     rising: list[int | None] = [*settings[::3], *settings[-1:]]
-    for setting in rising or [None]:  # every third is about the double
+    for doubled, setting in enumerate(rising or [None]):  # every third is about the double
+        parameters = _parameters(index, selector, setting, 2**doubled)
         try:
-            found = index.search(queries[open_queries], asked, params=_parameters(index, selector, setting))
+            found = index.search(queries[open_queries], asked, params=parameters)
         except RuntimeError:
             return None
         first, before = found[1][:, :k], rows[open_queries, :k]
@@ -138,14 +143,15 @@ def _scored(index: Any, queries: Float32[np.ndarray, "q d"], k: int, rows: Int64
     return best, best_rows
 
 
-def _parameters(index: Any, selector: Any, setting: int | None) -> Any:
+def _parameters(index: Any, selector: Any, setting: int | None, more_candidates: int = 1) -> Any:
     """Return the parameters of one search, for each layer of an index."""
     if isinstance(index, faiss.IndexPreTransform):
-        inside = _parameters(faiss.downcast_index(index.index), selector, setting)
+        inside = _parameters(faiss.downcast_index(index.index), selector, setting, more_candidates)
         return _with_keywords.SearchParametersPreTransform(index_params=inside)
     if isinstance(index, faiss.IndexRefine):
         inside = _parameters(faiss.downcast_index(index.base_index), selector, setting)
-        return _with_keywords.IndexRefineSearchParameters(k_factor=index.k_factor, base_index_params=inside)
+        times = max(index.k_factor, min(_MOST_RERANKED, more_candidates * index.k_factor))
+        return _with_keywords.IndexRefineSearchParameters(k_factor=times, base_index_params=inside)
     if isinstance(index, faiss.IndexIVF):
         return _with_keywords.SearchParametersIVF(sel=selector, nprobe=setting)
     if isinstance(index, faiss.IndexHNSW):
