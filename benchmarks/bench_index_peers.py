@@ -1,7 +1,7 @@
 """Our indices beside usearch, hnswlib, LanceDB and autofaiss, on the same vectors.
 
-    python benchmarks/bench_index_peers.py [--features DIR] [--mixture DIR] [--rows N] [--peers PYTHON]
-        [--engine NAME]... [--rounds N] [--builds N] [--quick] [--json FILE] [--record]
+    python benchmarks/bench_index_peers.py [--features DIR] [--mixture DIR] [--rows N] [--queries N]
+        [--peers PYTHON] [--engine NAME]... [--rounds N] [--builds N] [--quick] [--json FILE] [--record]
 
 `--features` has views of photos (`bench_index.py` makes it); `--mixture` a mixture with heavy tails (`mixture.py`),
 which is written there if it is missing, or to a temporary folder. Peers are those that PYTHON can import (`pip install
@@ -39,7 +39,7 @@ from report import Row, finish, meets, vector_flags
 
 from sop_faiss.neighbors.disk.auto_factory import near_by_vectors
 
-DIMENSION, QUERIES, RECALL, SHARE = 384, 200, 0.95, 0.01
+DIMENSION, RECALL, SHARE = 384, 0.95, 0.01
 HERE = Path(__file__).resolve().parent
 ONE_THREAD = ("OMP_NUM_THREADS", "LANCE_CPU_THREADS", "TOKIO_WORKER_THREADS", "RAYON_NUM_THREADS")
 
@@ -233,12 +233,12 @@ def _detail(each: dict[str, Any], speed: float | None) -> dict[str, Any]:
     }
 
 
-def prepare(features: Path, rows: int, folder: Path) -> None:
+def prepare(features: Path, rows: int, queries: int, folder: Path) -> None:
     """Copy so many vectors, the queries, and the rows that pass."""
     folder.mkdir()
     gallery = np.ascontiguousarray(np.load(features / "gallery.npy", mmap_mode="r")[:rows])
     np.save(folder / "gallery.npy", gallery)
-    np.save(folder / "queries.npy", np.load(features / "queries.npy")[:QUERIES])
+    np.save(folder / "queries.npy", np.load(features / "queries.npy")[:queries])
     known = features / "clusters.npy"
     clusters = np.load(known)[:rows] if known.is_file() else np.zeros(len(gallery), np.int64)
     at_random, by_cluster = filters(clusters, (SHARE,)).values()
@@ -255,6 +255,7 @@ def prepare(features: Path, rows: int, folder: Path) -> None:
 @click.option(
     "--rows", type=click.IntRange(1000), default=1_000_000, show_default=True, help="Vectors of each gallery."
 )
+@click.option("--queries", type=click.IntRange(1), default=200, show_default=True, help="Of each gallery.")
 @click.option("--peers", type=click.Path(path_type=Path), default=Path(sys.executable), help="A Python with the peers.")
 @click.option("--engine", "names", multiple=True, type=click.Choice(list(ENGINES)), help="Only these; default all.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of the timings.")
@@ -266,6 +267,7 @@ def main(
     features: Path | None,
     mixture: Path | None,
     rows: int,
+    queries: int,
     peers: Path,
     names: tuple[str, ...],
     rounds: int,
@@ -281,10 +283,10 @@ def main(
         sets = {} if features is None else {"views": features}
         sets["mixture"] = mixture or place / "mixture"
         if not (sets["mixture"] / "clusters.npy").is_file():
-            write_mixture(rows, QUERIES, dimension, sets["mixture"])
+            write_mixture(rows, queries, dimension, sets["mixture"])
         table = [Row("processor flags", "-", None, "", None, {"flags": vector_flags()})]
         for title, folder in sets.items():
-            prepare(folder, rows, place / "measured")
+            prepare(folder, rows, queries, place / "measured")
             figures = measured(place / "measured", names or tuple(ENGINES), peers, rounds, builds)
             table += rows_of(f"{title}, {rows:,}", figures)
             shutil.rmtree(place / "measured")

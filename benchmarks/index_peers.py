@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 K = 10
-NPROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-EF_SEARCHES = (10, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+NPROBES = (1, 4, 12, 32, 80, 200, 500)
+EF_SEARCHES = (10, 20, 40, 80, 160, 320, 640)
 HNSW = {"links": 16, "ef_construction": 128}  # near the defaults of hnswlib and usearch
 REFINED = 20
 """Candidates for each neighbor that LanceDB compares by full vectors; its product quantizer alone finds too few."""
@@ -174,14 +174,14 @@ class Autofaiss:
         limit = f"{max(1, self.megabytes * gallery.size // (10**6 * 384))}MB"
         index, infos = self.library.build_index(
             embeddings=np.ascontiguousarray(gallery),
-            index_path=str(folder / "knn.index"),
-            index_infos_path=str(folder / "infos.json"),
+            save_on_disk=False,  # what it says of the index fails to be written with NumPy 2
             metric_type="ip",
             max_index_memory_usage=limit,
             current_memory_available="8GB",
             nb_cores=1,
         )
-        return f"{type(index).__name__}, {infos.get('index_key', limit)}"
+        self.faiss.write_index(index, str(folder / "knn.index"))
+        return f"{type(index).__name__} for {limit}, {(infos or {}).get('index_key', '')}"
 
     def open(self, folder: Path, passing: dict[str, np.ndarray]) -> Search:
         faiss: Any = self.faiss
