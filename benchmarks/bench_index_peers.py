@@ -4,8 +4,9 @@
         [--peers PYTHON] [--engine NAME]... [--rounds N] [--builds N] [--quick] [--json FILE] [--record]
 
 `--features` has views of photos (`bench_index.py` makes it); `--mixture` a mixture with heavy tails (`mixture.py`),
-which is written there if it is missing, or to a temporary folder. Peers are those that PYTHON can import (`pip install
-usearch hnswlib lancedb autofaiss` in an environment of its own); of one that it cannot, the reason is in the table.
+which is written there if it is missing; without either, the mixture, in a temporary folder. Peers are those that PYTHON
+can import (`pip install usearch hnswlib lancedb autofaiss` in an environment of its own); of one that it cannot, the
+reason is in the table.
 
 Each index is built and searched in processes of its own (`index_peers.py`), with one thread each, and is searched with
 several settings (`nprobe` or `ef`): a curve of recall@10 and queries a second. One query at a time; in each round all
@@ -281,8 +282,9 @@ def main(
     place = Path(tempfile.mkdtemp())
     try:
         sets = {} if features is None else {"views": features}
-        sets["mixture"] = mixture or place / "mixture"
-        if not (sets["mixture"] / "clusters.npy").is_file():
+        if mixture is not None or not sets:
+            sets["mixture"] = mixture or place / "mixture"
+        if "mixture" in sets and not (sets["mixture"] / "clusters.npy").is_file():
             write_mixture(rows, queries, dimension, sets["mixture"])
         table = [Row("processor flags", "-", None, "", None, {"flags": vector_flags()})]
         for title, folder in sets.items():
