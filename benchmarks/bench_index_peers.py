@@ -11,9 +11,9 @@ reason is in the table.
 Each index is built and searched in processes of its own (`index_peers.py`), with one thread each, and is searched with
 several settings (`nprobe` or `ef`): a curve of recall@10 and queries a second. One query at a time; in each round all
 settings of all indices take turns. Speed is queries for each second of the processor, which other work on the machine
-changes little; per second that went by it is in the JSON, too. Memory is what a process takes more after it has opened
-the index and searched with the largest setting. Among 1 % of the rows, at random or by whole clusters, each searches
-with the setting that reaches recall 0.95 among all rows.
+changes little. Memory is what a process that has opened the index once takes more after it has opened it again and
+searched with the largest setting; the time to open is that of the second time, with one search. Among 1 % of the rows,
+at random or by whole clusters, each searches with the setting that reaches recall 0.95 among all rows.
 """
 
 from __future__ import annotations
@@ -150,7 +150,6 @@ def measured(folder: Path, names: Sequence[str], peers: Path, rounds: int, at_on
         share = float((judge(np.maximum(found, 0)) & right).mean())
         figures[name]["resident_megabytes"] = answer["resident_megabytes"]
         per_second = len(queries) / answer["core_seconds"]
-        figures[name].setdefault("wall_per_second", []).append([setting, among, len(queries) / answer["seconds"]])
         return Point(setting, share, per_second)
 
     left = {
