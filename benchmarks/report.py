@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Row", "environment", "finish", "interleaved_medians", "meets"]
+__all__ = ["Row", "environment", "finish", "interleaved_medians", "meets", "vector_flags"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
@@ -182,6 +182,16 @@ def _command() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def vector_flags() -> str:
+    """Return which vector instructions the processor has, as Linux names them; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    return " ".join(flag for flag in flags if flag.startswith(("avx", "fma", "f16c", "amx", "popcnt", "asimd", "sve")))
 
 
 def _processor() -> str:

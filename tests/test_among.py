@@ -102,6 +102,24 @@ def test_far_rows_are_found(rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -
     np.testing.assert_array_equal(found.rows, chosen[brute_force(rows[:1], rows[chosen], K)[1]])
 
 
+def test_candidates_are_doubled_too(rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that pass and are unlike the query are about equally near: few candidates are not enough to tell them."""
+    monkeypatch.setattr(among_module, "_ALL_COMPARED", 0)
+    index = made("IVF16,RaBitQ,Refine(Flat)", rows)
+    index.search_setting, index.rerank = 4, 4
+    queries = unit_rows(np.random.default_rng(5), 30, DIMENSION)
+    chosen = np.sort(np.argsort(rows @ queries.mean(0))[:900])
+    wanted = chosen[brute_force(queries, rows[chosen], K)[1]]
+
+    def recall() -> float:
+        found = index.search(queries, K, chosen).rows
+        return float(np.mean([np.isin(ours, theirs).mean() for ours, theirs in zip(found, wanted, strict=True)]))
+
+    assert recall() >= 0.95 and index.rerank == 4
+    monkeypatch.setattr(among_module, "_MOST_RERANKED", 1)
+    assert recall() < 0.8
+
+
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,Flat"])
 def test_k_above_the_rows_that_pass(rows: np.ndarray, factory: str) -> None:
     index = empty_index("Flat", DIMENSION) if factory == "Flat" else made(factory, rows)

@@ -19,10 +19,11 @@ from jaxtyping import Bool, Float32, Int64
 
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.neighbors.disk.among import search_among
+from sop_faiss.neighbors.disk.codes_on_disk import CodesOnDisk, codes_for_reranking
 from sop_faiss.neighbors.disk.faiss_files import load, reason, save
 from sop_faiss.neighbors.disk.faiss_layers import innermost, inside, layers_of
 from sop_faiss.neighbors.disk.gpu_lists import FilledByGpus, learning_on_gpus
-from sop_faiss.neighbors.disk.mapped_pages import MappedPages, pages_for_reranking
+from sop_faiss.neighbors.disk.reranked import reranked
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, require_dimension, require_k
 
 _SEED = 1234
@@ -49,11 +50,11 @@ class ApproximateIndex:
     Args:
         factory: the FAISS factory string that it was made by.
         index: FAISS's.
-        reranked_by: the pages of its file that it re-ranks by, if any.
+        on_disk: the codes in its file that it re-ranks by, if any.
     """
 
-    def __init__(self, factory: str, index: Any, reranked_by: MappedPages | None = None) -> None:
-        self._reranked_by = reranked_by
+    def __init__(self, factory: str, index: Any, on_disk: CodesOnDisk | None = None) -> None:
+        self._on_disk = on_disk
         self.factory = factory
         self._faiss = index
         self._ivf: Any = faiss.try_extract_index_ivf(index)
@@ -170,9 +171,11 @@ class ApproximateIndex:
         Raises:
             ConfigError: FAISS has no way back from the codes of this factory.
         """
-        self._map_rows()
         if not len(rows):
             return np.empty((0, self.dimension), np.float32)
+        if self._on_disk is not None:
+            return self._on_disk.vectors(rows)
+        self._map_rows()
         try:
             return np.stack([self._faiss.reconstruct(int(row)) for row in rows])
         except RuntimeError:
@@ -209,23 +212,17 @@ class ApproximateIndex:
         queries = np.ascontiguousarray(queries)
         if among is not None:
             settings = [value for value in self.search_settings() if value >= (self._search_setting or value)]
-            found = search_among(self._faiss, queries, k, among, settings if self.setting_name else [], self._map_rows)
-            self._release()
-            return found
+            settings = settings if self.setting_name else []
+            return search_among(self._faiss, queries, k, among, settings, self._map_rows, self._on_disk)
         asked = min(self.count, k + _SPARE_ROWS)
-        similarities, rows = self._faiss.search(queries, asked)
+        similarities, rows = reranked(self._faiss, queries, asked, self._on_disk)
         short = np.flatnonzero((rows[:, :k] < 0).any(1))
         if short.size:
             similarities[short], rows[short] = self._search_wider(queries[short], asked, k)
-        self._release()
         found = in_fixed_order(np.where(rows < 0, -np.inf, similarities).astype(np.float32), rows.astype(np.int64))
         return NearestRows(
             np.clip(np.ascontiguousarray(found.similarities[:, :k]), -1, 1), np.ascontiguousarray(found.rows[:, :k])
         )
-
-    def _release(self) -> None:
-        if self._reranked_by is not None:
-            self._reranked_by.release()
 
     def _search_wider(
         self, queries: Float32[np.ndarray, "q d"], asked: int, k: int
@@ -236,7 +233,7 @@ class ApproximateIndex:
             try:
                 for value in [*wider[::3], *wider[-1:]]:
                     self.search_setting = value
-                    similarities, rows = self._faiss.search(queries, asked)
+                    similarities, rows = reranked(self._faiss, queries, asked, self._on_disk)
                     if not (rows[:, :k] < 0).any():
                         return similarities, rows
             finally:
@@ -404,4 +401,4 @@ def read_approximate_index(
         )
     if layers_of(index) != layers_of(make_approximate_index(factory, dimension)._faiss):
         raise IndexMismatchError(f"{path} is not the index {factory} that its manifest names: build the index again")
-    return ApproximateIndex(factory, index, pages_for_reranking(index, path) if mapped else None)
+    return ApproximateIndex(factory, index, codes_for_reranking(index, path) if mapped else None)
