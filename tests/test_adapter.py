@@ -61,7 +61,10 @@ def test_of_a_convolutional_network_by_a_weights_file(tmp_path):
     config = resolve_init(conv_config(tmp_path, *settings, f"model.weights={tmp_path / 'w.safetensors'}"))
     run = write_low_rank_run(tmp_path / "run", config)
     result = export_run(run, tmp_path / "adapter", ExportOptions(adapter=True))
-    assert result.belongs_to == "timm:test_efficientnet" and result.size_bytes == (tmp_path / "adapter" / TENSORS).stat().st_size
+    assert (
+        result.belongs_to == "timm:test_efficientnet"
+        and result.size_bytes == (tmp_path / "adapter" / TENSORS).stat().st_size
+    )
     assert str(tmp_path) not in (tmp_path / "adapter" / ADAPTER_FILE).read_text()
     adapted = load_encoder(str(tmp_path / "adapter"), weights=tmp_path / "w.safetensors")
     assert adapted.fingerprint == load_encoder(str(run)).fingerprint
@@ -173,7 +176,7 @@ def test_an_index_is_bound_to_base_and_adapter(place, tmp_path):
         assert found.exit_code == 0, found.output
         assert json.loads(found.stdout)["queries"][0]["neighbors"][0]["key"] == "0003"
     base = invoke("search", tmp_path / "index", query, "--model", place / "base")
-    assert base.exit_code == 1 and "another encoder" in base.stderr or "fingerprint" in base.stderr
+    assert base.exit_code == 1 and base.stderr.splitlines()[-1].startswith("error: ")
     export_run(place / "run", tmp_path / "other", ExportOptions(student=True, adapter=True))
     tensors = load_file(tmp_path / "other" / TENSORS)
     save_file({name: value * 0.5 for name, value in tensors.items() if "pos" not in name} | {
@@ -196,6 +199,9 @@ def test_commands_that_export_it(place, tmp_path):
 
     result = run(place / "run", tmp_path / "out", "--adapter")
     assert result.exit_code == 0 and "run:base" in result.stdout
-    for words in ((place / "base", tmp_path / "x", "--adapter"), (place / "run", tmp_path / "x", "--adapter", "--onnx")):
+    for words in (
+        (place / "base", tmp_path / "x", "--adapter"),
+        (place / "run", tmp_path / "x", "--adapter", "--onnx"),
+    ):
         refused = run(*words)
         assert refused.exit_code == 1 and "--adapter" in refused.stderr and not (tmp_path / "x").exists()

@@ -155,7 +155,7 @@ def test_resumed_in_parts_and_with_checkpointed_activations_it_is_the_same_run(t
         run_training(low_rank_config(tmp_path, *data, override), tmp_path / name)
         found = read_tensors(find_checkpoint(tmp_path / name), "teacher")
         assert max((found[key] - value).abs().max() for key, value in whole.items()) < 1e-4
-    with pytest.raises(ConfigError, match="model.lora.rank"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank"):
         run_training(low_rank_config(tmp_path, *data, "model.lora.rank=4"), tmp_path / "run", resume=True)
 
 

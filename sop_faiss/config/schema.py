@@ -67,8 +67,8 @@ class Config:
         )
         require(
             self.optim.patch_embed_lr_scale == 1,
-            f"optim.patch_embed_lr_scale = {self.optim.patch_embed_lr_scale} with model.lora: the patch embedding stays "
-            "as it is; leave it out",
+            f"optim.patch_embed_lr_scale = {self.optim.patch_embed_lr_scale} with model.lora: the patch embedding "
+            "stays as it is; leave it out",
         )
 
     def in_phase(self, step: int, steps_per_epoch: int) -> Config:

@@ -1,7 +1,7 @@
 """Adapters: a directory with what a run with `model.lora` has learned, without the weights that it was added to.
 
 adapter.safetensors  the thin matrices by layer, and a ViT's position embeddings at the size of the run's views
-adapter.json         the network, rank, alpha, layers, size and pooling; name and fingerprint of the weights it belongs to
+adapter.json         network, rank, alpha, layers, size and pooling; name and fingerprint of the weights it belongs to
 
 Nothing in it names a place: those weights are a packaged encoder's, or are named by whoever opens the adapter. The
 position embeddings are in it because resampling them depends on the machine in the last bits, and fingerprints do not.

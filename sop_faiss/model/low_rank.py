@@ -62,8 +62,8 @@ def low_rank_layers(backbone: Backbone, settings: LoraConfig) -> dict[str, nn.Mo
     most = max(min(weight.shape[:2]) for module in found.values() if isinstance(weight := module.weight, Tensor))
     if settings.rank > most:
         raise ConfigError(
-            f"model.lora.rank = {settings.rank} exceeds the smaller side of every layer: wanted at most {most}, and for "
-            "few parameters 4 to 64"
+            f"model.lora.rank = {settings.rank} exceeds the smaller side of every layer: wanted at most {most}, and "
+            "for few parameters 4 to 64"
         )
     return found
 
@@ -104,8 +104,9 @@ def fill_base(backbone: Backbone, plain: Backbone) -> None:
 
 
 def weights_made(network: nn.Module) -> list[Tensor]:
-    """Return the sums that a network's layers use; inside of `parametrize.cached()` these are the tensors themselves."""
-    return [module.weight for module in network.modules() if parametrize.is_parametrized(module, "weight")]  # type: ignore[misc]
+    """Return the sums that a network's layers use; within `parametrize.cached()` these are the tensors themselves."""
+    layers = [module for module in network.modules() if parametrize.is_parametrized(module, "weight")]
+    return [layer.weight for layer in layers if isinstance(layer.weight, Tensor)]
 
 
 def split_low_rank(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -118,9 +119,7 @@ def split_low_rank(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
     return base, added
 
 
-def check_low_rank(
-    base: Mapping[str, Tensor], added: Mapping[str, Tensor], settings: LoraConfig, origin: str
-) -> None:
+def check_low_rank(base: Mapping[str, Tensor], added: Mapping[str, Tensor], settings: LoraConfig, origin: str) -> None:
     """Check that additions from a file have the names, shapes and numbers of such additions to these tensors.
 
     Args:

@@ -82,8 +82,8 @@ def adapter_card(folder: str, belongs_to: str, config: Config, fingerprint: str)
         f"`{belongs_to}` is installed by `pip install 'sop-faiss[encoder]'`."
         if not named
         else "FILE is what the training started from; other weights are refused.",
-        f"Fingerprint of the encoder, the additions merged: `{fingerprint}`, which is the run's and that of its complete "
-        "export.",
+        f"Fingerprint of the encoder, the additions merged: `{fingerprint}`, which is the run's and that of its "
+        "complete export.",
     ]
     return "\n\n".join(parts) + "\n"
 

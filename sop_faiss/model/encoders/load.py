@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MODEL_FORMS = (
-    f"wanted {', '.join(PACKAGED_ENCODERS)}, a run directory, a checkpoint in one, an export, an adapter, timm:NAME, dino:FILE, "
-    "config:NAME or a .json of sop-index tune"
+    f"wanted {', '.join(PACKAGED_ENCODERS)}, a run directory, a checkpoint in one, an export, an adapter, timm:NAME, "
+    "dino:FILE, config:NAME or a .json of sop-index tune"
 )
 
 

@@ -1,4 +1,4 @@
-"""Backbones of this package as encoders: from a run's checkpoint, an export or an adapter, or as training starts from them."""
+"""Backbones of this package as encoders: of a run, an export or an adapter, or as training starts from them."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ def _placed(model: ModelConfig, weights: Path | None, directory: Path) -> ModelC
     if kind == "dino":
         return replace(model, init=f"dino:{weights}")
     if not weights.is_dir():
-        raise CheckpointError(f"`weights={weights}` {path_state(weights)}: {directory} belongs to a run; wanted {wanted}")
+        raise CheckpointError(
+            f"`weights={weights}` {path_state(weights)}: {directory} belongs to a run; wanted {wanted}"
+        )
     return replace(model, init=str(weights.absolute()))
 
 

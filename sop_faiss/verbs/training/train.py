@@ -271,7 +271,9 @@ def describe_run(config: Config) -> dict[str, Any]:
     parameters = sum(p.numel() for p in student.parameters())
     trained_parameters = sum(p.numel() for p in student.parameters() if p.requires_grad)
     # student, teacher and two AdamW moments, in float32
-    checkpoint_bytes = (parameters + trained_parameters) * 2 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
+    checkpoint_bytes = (
+        (parameters + trained_parameters) * 2 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
+    )
     copied = config.train.background_save and device.type == "cpu"  # the copy of a GPU's state is in main memory
     is_sharded = gets_sharded(parameters, config, world_size)
     parts = world_size if is_sharded else 1
