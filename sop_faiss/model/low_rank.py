@@ -38,7 +38,7 @@ class LowRank(nn.Module):
         self.up = nn.Parameter(torch.zeros(shape[0], rank))
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))  # as torch fills a linear layer
 
-    def forward(self, weight: Float[Tensor, "out in *one"]) -> Float[Tensor, "out in *one"]:
+    def forward(self, weight: Float[Tensor, "rows columns *ones"]) -> Float[Tensor, "rows columns *ones"]:
         """Return the sum, in the precision of the weight."""
         with torch.autocast(weight.device.type, enabled=False):
             return torch.addmm(weight.flatten(1), self.up, self.down, alpha=self.scale).view_as(weight)
