@@ -20,7 +20,7 @@ from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
 from sop_faiss.model.backbones.build import SHAPE_FIELDS, seeded_backbone
 from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
-from sop_faiss.model.encoders.methods import names_of_model, other_normalization
+from sop_faiss.model.encoders.methods import Method, names_of_model, other_normalization
 from sop_faiss.model.encoders.packaged import packaged_architecture, packaged_weights
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
