@@ -35,7 +35,7 @@ def main(folder: Path, shards: Path) -> None:
         copy_weights(state.student, state.teacher.state_dict())
         batches = Batches(source, np.arange(len(source)), config, 4, distributed.rank(), distributed.world_size())
         for step in range(3):
-            train_step(state, batches.batch(step))
+            train_step(state, batches[step])
             check_ranks_agree(state)
         trained[way] = {**state.teacher.state_dict(), **state.tensors()["student"]}
         moments = {name.rpartition(".")[2].partition("|")[0] for name in state.tensors()["optimizer"]}

@@ -129,7 +129,7 @@ def test_only_additions_learn(tmp_path, shards):
     before = {name: value.clone() for name, value in state.teacher.state_dict().items()}
     batches = Batches(source, np.arange(len(source)), config, 4)
     for step in range(2):
-        train_step(state, batches.batch(step))
+        train_step(state, batches[step])
     in_backbone = {name for name, p in state.student.backbone.named_parameters() if p.grad is not None}
     assert {name.rpartition(".")[2] for name in in_backbone} == {"down", "up", "mask_token"}
     learning = [p for p in state.student.parameters() if p.requires_grad]
