@@ -191,6 +191,7 @@ def test_additions_of_another_network_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("compiled", ["backbone", "step"])
 def test_compiled_it_trains_alike(tmp_path, shards, compiled):
     data = (f"data.train={shards}", "train.epochs=1", "train.stop_after_steps=2")
