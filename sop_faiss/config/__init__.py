@@ -16,6 +16,7 @@ from sop_faiss.config.load import (
     packaged_configs,
     to_yaml,
 )
+from sop_faiss.config.lora import LoraConfig
 from sop_faiss.config.method import (
     LossConfig,
     ModelConfig,
@@ -35,6 +36,7 @@ __all__ = [
     "DistillConfig",
     "EvaluateConfig",
     "IbotConfig",
+    "LoraConfig",
     "LossConfig",
     "MasksConfig",
     "MasslConfig",

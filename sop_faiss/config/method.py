@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of
+from sop_faiss.config.lora import LoraConfig
 
 _SIZES = {
     "patch_size": 1024,
@@ -86,6 +87,7 @@ class ModelConfig:
     embedding_dim: int = 256
     """d: dimension of the unit-norm embeddings and of the memories. With `objective.kind=distill` it is the width of
     the teacher's features, whatever is set here."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
         require_finite("model", self)
@@ -105,6 +107,16 @@ class ModelConfig:
         require(
             self.first_layer == "random" or not self.init,
             f"model.first_layer = {self.first_layer} would replace weights of model.init = {self.init}: leave one out",
+        )
+        require(
+            not self.lora.rank or bool(self.init),
+            f"model.lora.rank = {self.lora.rank} without model.init: random weights would stay as they are; name an "
+            "encoder, as model.init=lite0",
+        )
+        require(
+            not self.lora.rank or self.batchnorm != "batch",
+            "model.batchnorm = batch with model.lora: statistics that follow the batch would be part of the encoder, "
+            "and not of the adapter; set model.batchnorm=frozen",
         )
         scale = self.layer_scale
         require(scale is None or 0 < scale <= 1, f"model.layer_scale = {scale}: wanted more than 0, at most 1")

@@ -38,6 +38,8 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_objective()
+        if self.model.lora.rank:
+            self._check_lora()
         by_epochs = not self.train.minutes  # else the number of epochs is not known yet
         require(
             self.optim.warmup_epochs <= self.train.epochs or not by_epochs,
@@ -54,6 +56,19 @@ class Config:
         require(
             self.evaluate.test != "holdout" or self.data.holdout_share > 0,
             "evaluate.test = holdout needs data.holdout_share above 0",
+        )
+
+    def _check_lora(self) -> None:
+        """Check that no setting of the optimizer is about weights that stay as they are."""
+        require(
+            self.optim.kind == "adamw",
+            f"optim.kind = {self.optim.kind} with model.lora: it is for the backbone's matrices, which stay as they "
+            "are; set optim.kind=adamw",
+        )
+        require(
+            self.optim.patch_embed_lr_scale == 1,
+            f"optim.patch_embed_lr_scale = {self.optim.patch_embed_lr_scale} with model.lora: the patch embedding "
+            "stays as it is; leave it out",
         )
 
     def in_phase(self, step: int, steps_per_epoch: int) -> Config:

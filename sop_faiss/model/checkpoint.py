@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sop_faiss.config import Config, load_run_config
+from sop_faiss.config import Config, LoraConfig, load_run_config
 from sop_faiss.errors import CheckpointError, SopError
 from sop_faiss.files import read_json, sha256_file
+from sop_faiss.model.low_rank import check_low_rank, merged, split_low_rank
 
 _log = logging.getLogger(__name__)
 FORMAT = "sop_faiss checkpoint 1"
@@ -189,9 +190,28 @@ def config_of_run(checkpoint: Path) -> Config:
 def read_backbone(checkpoint: Path, *, student: bool = False) -> dict[str, Tensor]:
     """Read the backbone's tensors in a checkpoint by its own names: the teacher's, or with `student` the student's.
 
+    Low-rank additions are merged into the weights.
+
     Raises:
         CheckpointError: the file is missing or damaged.
     """
+    base, added, lora = read_low_rank(checkpoint, student=student)
+    return merged(base, added, lora.scale) if added else base
+
+
+def read_low_rank(
+    checkpoint: Path, *, student: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Tensor], LoraConfig]:
+    """Read the backbone's tensors in a checkpoint, what was added to them, and how; see `split_low_rank`.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or has other additions than the configuration of its run.
+    """
     tensors = read_tensors(checkpoint, "student" if student else "teacher")
     prefix = "backbone."
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    base, added = split_low_rank(own)
+    lora = config_of_run(checkpoint).model.lora if added else LoraConfig()
+    if added:
+        check_low_rank(base, added, lora, f"checkpoint {checkpoint}")
+    return base, added, lora

@@ -89,12 +89,19 @@ def timm_config(model: nn.Module, config: Config, preprocess: Preprocess, weight
         "sop_faiss": {
             "format": FORMAT,
             "weights_sha256": weights_sha256,
-            "model": shape_of(config.model)
-            | {"global_token": config.model.global_token}
-            | resize_in_architecture(config.model.position_resize),
-            "views": {name: getattr(config.views, name) for name in _VIEW_FIELDS},
-            "data": {"top_value": config.data.top_value},
+            **settings_of_encoder(config),
         },
+    }
+
+
+def settings_of_encoder(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the settings of a run that make its encoder what it is, by section."""
+    return {
+        "model": shape_of(config.model)
+        | {"global_token": config.model.global_token}
+        | resize_in_architecture(config.model.position_resize),
+        "views": {name: getattr(config.views, name) for name in _VIEW_FIELDS},
+        "data": {"top_value": config.data.top_value},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +17,16 @@ from sop_faiss.config import Config, ModelConfig, ViewsConfig
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import sha256_file
 from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
-from sop_faiss.model.backbones.build import SHAPE_FIELDS
+from sop_faiss.model.backbones.build import SHAPE_FIELDS, seeded_backbone
 from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
 from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
-from sop_faiss.model.encoders.methods import names_of_model, other_normalization
+from sop_faiss.model.encoders.methods import Method, names_of_model, other_normalization
 from sop_faiss.model.encoders.packaged import packaged_architecture, packaged_weights
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS, EncoderSpec
 from sop_faiss.model.encoders.timm_encoder import require_timm_name, timm_settings, wanted_heads
 from sop_faiss.model.encoders.weights import fit_tensors, fit_tensors_by_position, read_recognized, read_weights
+from sop_faiss.model.low_rank import fill_base
 from sop_faiss.paths import path_state
 
 _log = logging.getLogger(__name__)
@@ -112,6 +113,11 @@ def _spec(model: ModelConfig, weights_needed: bool = True) -> EncoderSpec:
             f"model.init = {model.init} has its own weights, and `weights={spec.weights}` (model.weights) are others: "
             "name their network, as model.init=timm:resnet50, or leave them out"
         )
+    if spec.kind == "adapter":
+        raise ConfigError(
+            f"model.init = {model.init} is an adapter, and training starts from complete weights: name the run that it "
+            "was exported from"
+        )
     spec.refuse_idle_options()
     if spec.kind == "timm" and spec.weights is None and weights_needed:
         raise ConfigError(f"model.init = {model.init} comes without weights: give `weights=FILE` (model.weights)")
@@ -143,12 +149,13 @@ def _run_checkpoint(text: str) -> Path:
 
 
 def load_initial_weights(backbone: Backbone, model: ModelConfig, views: ViewsConfig | None = None) -> str:
-    """Fill a backbone from `model.init`.
+    """Fill a backbone from `model.init`; with low-rank additions, what these are added to.
 
     Args:
         backbone: as built from the configuration that `resolve_init` gives.
         model: says where the weights are.
-        views: of the run; a line says so if the weights' authors normalize images in another way.
+        views: of the run, needed with additions; a line says so if the weights' authors normalize images in another
+            way.
 
     Returns:
         sha256 of the file with the weights.
@@ -156,6 +163,35 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig, views: ViewsCon
     Raises:
         CheckpointError: it is missing or damaged, or its tensors do not fit the backbone.
         ConfigError: as `resolve_init`.
+    """
+    plain = backbone
+    if model.lora.rank:
+        assert views is not None
+        plain = seeded_backbone(model, views.global_size, seed=0)
+    file, left_out, method = fill_backbone(plain, model, note=_log_once)
+    if plain is not backbone:
+        fill_base(backbone, plain)
+    few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
+    _log_once("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
+    if method is not None and views is not None and other_normalization(method, views.mean, views.std):
+        imagenet = (list(IMAGENET_MEAN), list(IMAGENET_STD))
+        _log_once("the authors of %s normalize images by views.mean=%s views.std=%s", method.name, *imagenet)
+    return sha256_file(file)
+
+
+def fill_backbone(
+    backbone: Backbone, model: ModelConfig, note: Callable[..., None] = lambda *line: None
+) -> tuple[Path, list[str], Method | None]:
+    """Fill a backbone without additions from `model.init`; return the file, what was left out of it, and its method.
+
+    Args:
+        backbone: as of `load_initial_weights`.
+        model: as of `load_initial_weights`.
+        note: is given a line for the log if position embeddings are resampled.
+
+    Raises:
+        CheckpointError: as `load_initial_weights`.
+        ConfigError: as `load_initial_weights`.
     """
     spec = _spec(model)
     target: nn.Module = backbone.trunk
@@ -185,7 +221,7 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig, views: ViewsCon
         if isinstance(backbone, VitBackbone):
             if "norm.weight" not in tensors:  # timm's Eva family norms the mean of its tokens, a backbone each token
                 tensors = {re.sub(r"^fc_norm\.", "norm.", name): value for name, value in tensors.items()}
-            tensors = _with_resampled_positions(backbone, tensors, model.position_resize)
+            tensors = _with_resampled_positions(backbone, tensors, model.position_resize, note)
         left_out = fit_tensors(target, tensors, **named, heads=_classifiers(model.backbone))
     heads = None if method is None else wanted_heads(backbone.trunk, method.heads)
     if method is not None and heads is not None:
@@ -193,12 +229,7 @@ def load_initial_weights(backbone: Backbone, model: ModelConfig, views: ViewsCon
             f"model.init = {model.init}: the ViT of {method.name} has {heads} attention heads, {model.backbone} has "
             f"another number: set model.num_heads={heads}"
         )
-    few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
-    _log_once("the backbone starts from %s%s", file, f", without {len(left_out)} tensors ({few})" if left_out else "")
-    if method is not None and views is not None and other_normalization(method, views.mean, views.std):
-        imagenet = (list(IMAGENET_MEAN), list(IMAGENET_STD))
-        _log_once("the authors of %s normalize images by views.mean=%s views.std=%s", method.name, *imagenet)
-    return sha256_file(file)
+    return file, left_out, method
 
 
 def _classifiers(name: str) -> tuple[str, ...]:
@@ -208,7 +239,7 @@ def _classifiers(name: str) -> tuple[str, ...]:
 
 
 def _with_resampled_positions(
-    backbone: VitBackbone, tensors: Mapping[str, Tensor], position_resize: str
+    backbone: VitBackbone, tensors: Mapping[str, Tensor], position_resize: str, note: Callable[..., None]
 ) -> dict[str, Tensor]:
     """Bring position embeddings of another grid to the backbone's, as it does itself for views of other sizes."""
     result, model = dict(tensors), backbone.trunk
@@ -223,5 +254,5 @@ def _with_resampled_positions(
     if side and side**2 == positions.shape[1] - prefix:
         rule = "dino" if position_resize == "dino" else "timm"
         result[name] = resample_positions(positions, grid, [side, side], prefix=prefix, rule=rule)
-        _log_once("position embeddings are resampled from %d x %d to %d x %d", side, side, *grid)
+        note("position embeddings are resampled from %d x %d to %d x %d", side, side, *grid)
     return result

@@ -17,6 +17,7 @@ from sop_faiss.data.views.device_color import normalize
 from sop_faiss.model.backbones.backbone import Backbone
 from sop_faiss.model.backbones.build import build_backbone
 from sop_faiss.model.backbones.first_layer import first_layer
+from sop_faiss.model.low_rank import add_low_rank, freeze_base
 
 
 class Embedded(NamedTuple):
@@ -198,7 +199,10 @@ class Networks:
 
 def _build(config: Config, make_heads: Callable[[int], nn.ModuleDict], drop_path: float) -> Network:
     backbone = build_backbone(config.model, config.views.global_size, drop_path)
-    return Network(backbone, make_heads(backbone.feature_dim), config.model.global_token)
+    network = Network(backbone, make_heads(backbone.feature_dim), config.model.global_token)
+    if config.model.lora.rank:
+        add_low_rank(backbone, config.model.lora)
+    return network
 
 
 def build_student_and_teacher(config: Config, make_heads: Callable[[int], nn.ModuleDict]) -> tuple[Network, Network]:
@@ -228,6 +232,8 @@ def build_student_and_teacher(config: Config, make_heads: Callable[[int], nn.Mod
     teacher.load_state_dict(student.state_dict())
     if config.model.first_layer == "frozen":
         first_layer(student.backbone).requires_grad_(False)
+    if config.model.lora.rank:
+        freeze_base(student.backbone)
     if config.train.checkpoint_activations:
         student.backbone.checkpoint_activations()
     return student, teacher.requires_grad_(False)
@@ -235,12 +241,14 @@ def build_student_and_teacher(config: Config, make_heads: Callable[[int], nn.Mod
 
 @torch.no_grad()
 def update_teacher(teacher: nn.Module, student: nn.Module, momentum: float) -> None:
-    """Set teacher = momentum * teacher + (1 - momentum) * student for every parameter; copy buffers.
+    """Set teacher = momentum * teacher + (1 - momentum) * student for every parameter that learns; copy buffers.
 
     The parameters of a student in shards (FSDP2) are put together one at a time.
     """
-    ours: list[Tensor] = list(teacher.parameters())
-    theirs: list[Tensor] = list(student.parameters())
+    pairs = zip(teacher.parameters(), student.parameters(), strict=True)
+    learning = [(mine, parameter) for mine, parameter in pairs if parameter.requires_grad]
+    ours: list[Tensor] = [mine for mine, _ in learning]
+    theirs: list[Tensor] = [parameter for _, parameter in learning]
     if any(isinstance(parameter, DTensor) for parameter in theirs):
         for mine, parameter in zip(ours, theirs, strict=True):
             mine.lerp_(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter, 1.0 - momentum)

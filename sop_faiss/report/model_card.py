@@ -8,6 +8,7 @@ from typing import Any
 
 from sop_faiss.config import Config, TermConfig
 from sop_faiss.model.backbones.small import SMALL_SIZES
+from sop_faiss.model.encoders.spec import PACKAGED_ENCODERS
 
 _METHODS = {
     "sop": "*Self-Organizing Visual Prototypes* (ICML 2025, arXiv 2505.21533)",
@@ -65,6 +66,24 @@ def write_card(
         "continues from the run, not from this export." + (f"\n\nNote that {facts.caveat}." if facts.caveat else ""),
         f"Fingerprint of the encoder: `{facts.fingerprint}`. It equals the run's: an index that was built with one can "
         "be searched with the other.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def adapter_card(folder: str, belongs_to: str, config: Config, fingerprint: str) -> str:
+    """Write what an adapter is and how it is opened as Markdown, without paths of this machine."""
+    lora, named = config.model.lora, "" if belongs_to in PACKAGED_ENCODERS else " --weights FILE"
+    parts = [
+        f"# {folder}",
+        f"Low-rank additions (LoRA: rank {lora.rank}, alpha {lora.alpha:g}, layers: {lora.layers}) to the encoder "
+        f"`{belongs_to}` ({config.model.backbone}), learned without labels by "
+        f"{_METHODS[config.objective.kind]}, at {config.views.global_size} px.",
+        f"    sop-index build --model {folder}{named} --data photos/ --out photos.index",
+        f"`{belongs_to}` is installed by `pip install 'sop-faiss[encoder]'`."
+        if not named
+        else "FILE is what the training started from; other weights are refused.",
+        f"Fingerprint of the encoder, the additions merged: `{fingerprint}`, which is the run's and that of its "
+        "complete export.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -34,8 +34,9 @@ _RUN_FILES = (
     "bad_samples.jsonl",
     "stopped.json",
     "config.json",
+    "adapter.json",
 )
-"""The files of a run or an export; no result replaces one of them."""
+"""The files of a run, an export or an adapter; no result replaces one of them."""
 
 _HEAD_BYTES = 4096
 _MAKER = re.escape(GENERATOR.encode())
@@ -62,6 +63,7 @@ _KINDS = (
     ("a run", "config.yaml", ("checkpoints", "best", "latest", "metrics.jsonl", ".lock")),
     ("a checkpoint", "state.json", ("*.safetensors",)),
     ("an export", "config.json", ("*.safetensors", "model.onnx", "model.pt2")),
+    ("an adapter", "adapter.json", ("*.safetensors",)),
     ("a part of a cache", "key.json", ("part-*.safetensors",)),
 )
 """The kinds of directories, each recognized by one file and one of some others."""

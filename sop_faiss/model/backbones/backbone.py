@@ -43,6 +43,8 @@ class Backbone(nn.Module):
     """Side of a patch token's square, in pixels; the unit of the masks."""
     freezes_batchnorm: bool
     """Whether batch norms use their running statistics while training, too."""
+    linears_are_pointwise = False
+    """Whether linear layers are another way to write 1 x 1 convolutions."""
 
     def __init__(
         self, model: nn.Module, feature_dim: int, patch_size: int, mask_dim: int, *, freezes_batchnorm: bool = False

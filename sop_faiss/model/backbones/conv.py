@@ -31,6 +31,8 @@ class ConvBackbone(Backbone):
         ConfigError: the model's last map is not a batch of channels, rows and columns.
     """
 
+    linears_are_pointwise = True
+
     def __init__(self, model: nn.Module, *, freezes_batchnorm: bool) -> None:
         feature_dim, stride = _probe(model)
         # Images come in channels-last, the layout that convolutions like best.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,13 +155,7 @@ class Encoder(nn.Module):
         Preprocessing and pooling are not part of it, nor is the token of masked patches, which no feature depends on:
         an export, which leaves it out, has its run's fingerprint. Computed once, when first asked for.
         """
-        digest = hashlib.sha256(json.dumps(self.model.architecture, sort_keys=True).encode())
-        for name, value in sorted(self.model.backbone.state_dict().items()):
-            if name == "mask_token":
-                continue
-            digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint_of(self.model.architecture, self.model.backbone.state_dict())
 
     def check_preprocess(self, preprocess: Preprocess) -> None:
         """Check that images preprocessed in this way fit the model.
@@ -176,6 +170,17 @@ class Encoder(nn.Module):
             )
         if self.model.fixed and preprocess.scales != (1.0,):
             raise ConfigError(f"{self.name} takes only images of {native} pixels: leave `scales` out")
+
+
+def fingerprint_of(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of an architecture and of a backbone's tensors, as `Encoder.fingerprint`."""
+    digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        if name == "mask_token":
+            continue
+        digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def encoder_of_backbone(

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MODEL_FORMS = (
-    f"wanted {', '.join(PACKAGED_ENCODERS)}, a run directory, a checkpoint in one, an export, timm:NAME, dino:FILE, "
-    "config:NAME or a .json of sop-index tune"
+    f"wanted {', '.join(PACKAGED_ENCODERS)}, a run directory, a checkpoint in one, an export, an adapter, timm:NAME, "
+    "dino:FILE, config:NAME or a .json of sop-index tune"
 )
 
 
@@ -54,7 +54,7 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     """
     if is_choice(spec.model):
         return _encoder_of_choice(spec)
-    from sop_faiss.model.encoders.sop_encoder import exported_model, trained_model, untrained_model
+    from sop_faiss.model.encoders.sop_encoder import adapted_model, exported_model, trained_model, untrained_model
     from sop_faiss.model.encoders.timm_encoder import filled_model, random_model
     from sop_faiss.model.export import is_export
 
@@ -69,6 +69,9 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
             raise ConfigError(f"`student` does not apply to {spec.model}: an export holds one network")
         model = exported_model(Path(spec.place))
         name = f"{spec.model} (export)"
+    elif spec.kind == "adapter":
+        model = adapted_model(Path(spec.place), spec.weights)
+        name = f"{spec.model} (adapter of {model.config.model.init})"
     elif spec.kind == "packaged":
         model = _packaged(spec.place)
     elif spec.kind == "run":

@@ -21,6 +21,8 @@ _RELATIVE = "relative"
 """Entry with the places relative to the index: they hold where an index moves together with its encoder."""
 _NOT_KEPT = ("device", "cache")
 """Where features are computed and kept, which the features do not depend on."""
+_DIRECTORIES = ("run", "adapter")
+"""Kinds of encoders that are named by their directory alone."""
 _LARGEST_FILE = 16 * 2**30
 """Bytes of a weights file; no encoder that a user names is limited to this."""
 
@@ -79,7 +81,7 @@ def remembered_spec(spec: EncoderSpec, checkpoint: Path | None = None) -> dict[s
         for field in fields(spec)
         if field.name not in _NOT_KEPT and getattr(spec, field.name) != field.default
     }
-    kept["model"] = str((checkpoint or Path(spec.place)).absolute()) if spec.kind == "run" else spec.model
+    kept["model"] = str((checkpoint or Path(spec.place)).absolute()) if spec.kind in _DIRECTORIES else spec.model
     if spec.kind == "dino" or (spec.kind == "config" and Path(spec.place).is_file()):
         kept["model"] = f"{spec.kind}:{Path(spec.place).absolute()}"
     return {name: _as_json(value) for name, value in kept.items()}
@@ -142,7 +144,7 @@ def recalled_spec(
             )
         if found.is_file() and found.stat().st_size > _LARGEST_FILE:
             raise CheckpointError(f"{found}, the encoder of {owner}, is larger than 16 GiB: {instead}")
-        prefix = f"{spec.kind}:" if name == "model" and spec.kind != "run" else ""
+        prefix = f"{spec.kind}:" if name == "model" and spec.kind not in _DIRECTORIES else ""
         moved: dict[str, Any] = {name: f"{prefix}{found}" if name == "model" else found}
         spec = replace(spec, **moved)
     own = {field.name: getattr(given, field.name) for field in fields(given)}
@@ -170,7 +172,7 @@ def _spec_of(remembered: Mapping[str, Any]) -> EncoderSpec:
 def _places(spec: EncoderSpec) -> dict[str, Path]:
     """Return the files and directories that a remembered spec names, by field."""
     place = Path(spec.place)
-    names_file = spec.kind in ("run", "dino") or (spec.kind == "config" and place.is_absolute())
+    names_file = spec.kind in (*_DIRECTORIES, "dino") or (spec.kind == "config" and place.is_absolute())
     found = {"model": place if names_file else None, "weights": spec.weights, "whitening": spec.whitening}
     return {name: place for name, place in found.items() if place is not None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from sop_faiss.errors import ConfigError
 
 PACKAGED_ENCODERS = ("lite0", "lite1", "lite2")
 """Encoders whose weights the extra `encoder` installs (see `packaged.py`)."""
+ADAPTER_FILE = "adapter.json"
+"""The file by which a directory is an adapter (see `model/adapter.py`)."""
 POSITION_RESIZES = ("timm", "dino")
 OF_ONE_FEATURE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache")
 """Fields of a spec that say how one feature is made of an image, of no use where patch tokens are taken."""
@@ -21,6 +24,7 @@ _READ_BY = {
     "dino": ("arch", "student", "position_resize"),
     "config": ("random_weights",),
     "packaged": (),
+    "adapter": ("weights",),
 }
 """The options that each kind of model reads, of those that some kind does not."""
 
@@ -30,11 +34,12 @@ class EncoderSpec:
     """Which encoder a user means; `encoder_of_spec` makes it. The commands' options of the same names fill it."""
 
     model: str
-    """M: `lite0`, `lite1` or `lite2`; a run directory or a checkpoint in it, an export, `timm:NAME`, `dino:FILE`, or
-    `config:NAME|FILE`; or a choice that `sop-index tune` wrote (.json). `lite0` is always the packaged encoder,
-    `./lite0` a directory of that name."""
+    """M: `lite0`, `lite1` or `lite2`; a run directory or a checkpoint in it, an export, an adapter, `timm:NAME`,
+    `dino:FILE`, or `config:NAME|FILE`; or a choice that `sop-index tune` wrote (.json). `lite0` is always the packaged
+    encoder, `./lite0` a directory of that name."""
     weights: Path | None = None
-    """Weights file of a `timm:` model: .safetensors, .pth or .bin."""
+    """Weights file of a `timm:` model: .safetensors, .pth or .bin. Of an adapter: the weights that it belongs to, where
+    these are not a packaged encoder's; a file, or a run directory."""
     arch: str | None = None
     """timm name of the ViT or Swin in a `dino:` file."""
     random_weights: int | None = None
@@ -72,7 +77,7 @@ class EncoderSpec:
 
     @property
     def kind(self) -> str:
-        """What `model` names: `packaged`, `run` (or an export), `timm`, `dino` or `config`."""
+        """What `model` names: `packaged`, `run` (or an export), `adapter`, `timm`, `dino` or `config`."""
         return self._split[0]
 
     @property
@@ -85,7 +90,10 @@ class EncoderSpec:
         if self.model in PACKAGED_ENCODERS:
             return "packaged", self.model
         kind, colon, rest = self.model.partition(":")
-        return (kind, rest) if colon and kind in ("timm", "dino", "config") else ("run", self.model)
+        if colon and kind in ("timm", "dino", "config"):
+            return kind, rest
+        is_adapter = self.model != "" and os.path.isfile(f"{self.model}/{ADAPTER_FILE}")  # noqa: PTH113 - never raises
+        return "adapter" if is_adapter else "run", self.model
 
     def refuse_idle_options(self) -> None:
         """Refuse options that the kind of model does not read, instead of ignoring them.
@@ -103,9 +111,8 @@ class EncoderSpec:
         }
         for option, is_given in given.items():
             if is_given and option not in _READ_BY[self.kind]:
-                users = [
-                    f"{other}:" if other != "run" else "a run" for other, read in _READ_BY.items() if option in read
-                ]
+                named = {"run": "a run", "adapter": "an adapter"}
+                users = [named.get(other, f"{other}:") for other, read in _READ_BY.items() if option in read]
                 raise ConfigError(f"`{option}` does not apply to {self.model}: it is for {' and '.join(users)}")
         if self.weights is not None and self.random_weights is not None:
             raise ConfigError("`weights` and `random_weights` exclude each other: take one")

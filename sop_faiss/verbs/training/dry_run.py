@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from sop_faiss.config import Config
 from sop_faiss.data.images.source import ImageSource
@@ -16,6 +17,7 @@ from sop_faiss.data.shards.address import hide_secrets, is_address
 from sop_faiss.data.shards.shard_cache import default_cache_folder
 from sop_faiss.data.shards.shard_source import ShardSource
 from sop_faiss.data.shards.shard_stream import ShardStream
+from sop_faiss.model.low_rank import weights_made
 from sop_faiss.model.networks import Network
 from sop_faiss.objectives.objective import Needs
 
@@ -79,7 +81,7 @@ def _kept_bytes(
     wants_cls: bool = True,
 ) -> int:
     """Count the bytes of tensors that autograd keeps for one view, without weights, each storage once."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in student.parameters()}
+    weights: set[int] = set()
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -91,8 +93,11 @@ def _kept_bytes(
     # batch norm in training mode refuses one value per channel, as a small view has on a coarse map
     normalizes = any(isinstance(module, torch.nn.BatchNorm2d) for module in student.modules())
     views = 2 if normalizes and masks is None and patches is None else 1
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = student(torch.zeros(views, 3, side, side), masks, patches, wants_cls)
+    with parametrize.cached(), torch.random.fork_rng(devices=[]):  # cached: `weights_made` are those that are used
+        of_network = (*student.parameters(), *weights_made(student))
+        weights |= {weight.untyped_storage().data_ptr() for weight in of_network}
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = student(torch.zeros(views, 3, side, side), masks, patches, wants_cls)
     del output  # until here it keeps the tensors that were counted, so no address was used twice
     return sum(kept.values()) // views
 
@@ -133,7 +138,9 @@ def _device_memory(
         "patch": patches * views.global_count,
     }
     logits = sum(rows_at_once[name] * columns for name, columns in needs.target_columns.items())
-    parameters = sum(parameter.numel() for parameter in student.parameters())
+    learning = sum(parameter.numel() for parameter in student.parameters() if parameter.requires_grad)
+    made = sum(weight.numel() for weight in weights_made(student)) if config.model.lora.rank else 0
+    passes = 1 if config.train.views_apart or not local_count else 2
     return {
         "activations_bytes": at_once * kept // (2 if uses_bf16 else 1),
         # uint8 of all images of a step, float32 of those processed at once
@@ -142,7 +149,9 @@ def _device_memory(
         "loss_bytes": at_once * views.global_count * targets * 4 + _LOSS_BLOCKS_BYTES,
         # the student's logits and their gradients
         **({"logits_bytes": at_once * logits * 4 * 2} if needs.keeps_logits else {}),
-        "gradient_buckets_bytes": parameters * 4 if world_size > 1 and not is_sharded else 0,
+        # weights with what model.lora adds to them, which each pass of the student makes and keeps
+        **({"merged_weights_bytes": made * 4 * passes} if made else {}),
+        "gradient_buckets_bytes": learning * 4 if world_size > 1 and not is_sharded else 0,
         # FSDP2 gathers what is outside of blocks, and two blocks at a time, weights and gradients
         "gathered_weights_bytes": _gathered(student) * 4 * 2 if is_sharded else 0,
     }

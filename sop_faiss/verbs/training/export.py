@@ -13,16 +13,17 @@ from jaxtyping import Float
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sop_faiss.errors import CheckpointError
+from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_directory, refuse_occupied, sha256_file, write_json
-from sop_faiss.model.checkpoint import read_state, run_directory
+from sop_faiss.model.adapter import TENSORS_FILE, base_name, write_adapter
+from sop_faiss.model.checkpoint import read_low_rank, read_state, run_directory
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_backbone
 from sop_faiss.model.encoders.sop_encoder import SopModel, trained_model
 from sop_faiss.model.export import CONFIG_FILE, WEIGHTS_FILE, is_export, timm_config
 from sop_faiss.model.graphs import read_torch_export, require_onnx, write_onnx, write_torch_export
 from sop_faiss.model.tensor_files import writing_tensors
 from sop_faiss.paths import path_state, real_path
-from sop_faiss.report.model_card import ModelFacts, write_card
+from sop_faiss.report.model_card import ModelFacts, adapter_card, write_card
 from sop_faiss.train.log.monitor import read_metrics
 
 LEAST_COSINE = 0.9999
@@ -39,6 +40,8 @@ class ExportOptions:
     """Also write model.onnx."""
     torch_export: bool = False
     """Also write model.pt2."""
+    adapter: bool = False
+    """Write what a run with `model.lora` has learned, alone, instead of the complete network."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,16 @@ class ExportResult:
 
     name: str
     """What was exported, as in `teacher of step_00001000`."""
+    size_bytes: int
+    """Of the tensors' file."""
+    belongs_to: str
+    """Of an adapter: the name of the weights that it was added to; empty for a complete network."""
     architecture: str
     fingerprint: str
     feature_dim: int
     parameters: int
     cosine: float
-    """The least cosine between features of the run and of timm's network."""
+    """The least cosine between features of the run and of timm's network; of an adapter 1."""
     files: tuple[str, ...]
     caveat: str
     """How timm's network differs from the run's; empty if it does not."""
@@ -61,17 +68,22 @@ class ExportResult:
 def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> ExportResult:
     """Write a run's backbone for timm and Hugging Face: tensors, config.json, and a card that says how to load it.
 
+    With `adapter`, only what `model.lora` added to `model.init`, for this package (`model/adapter.py`).
+
     Args:
         run: a run directory, a checkpoint in it, or its best/.
         out: a new or empty directory; it is written completely, or not at all.
 
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or timm does not rebuild the network.
-        ConfigError: a package for an option is missing.
+        ConfigError: a package for an option is missing, or the run was trained without `model.lora`.
         SopError: `out` is not empty.
     """
     options = options or ExportOptions()
     refuse_occupied(out)
+    if options.adapter and (options.onnx or options.torch_export):
+        graph = "onnx" if options.onnx else "torch_export"
+        raise ConfigError(f"`{graph}` is of a complete network, which `adapter` does not write: leave one out")
     if options.onnx:
         require_onnx()
     if is_export(run):
@@ -81,6 +93,8 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
     model, checkpoint = trained_model(run, student=options.student)
     role = "student" if options.student else "teacher"
     encoder = encoder_of_backbone(model.backbone, model.config, f"{role} of {checkpoint.name}").eval()
+    if options.adapter:
+        return _export_adapter(run, out, checkpoint, encoder, model, options.student)
     with atomic_directory(out) as directory, torch.no_grad():
         _write_backbone(directory, model, encoder)
         images = _example(encoder)
@@ -106,8 +120,11 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
         card = write_card(facts, model.config, encoder.preprocess.to_dict(), metrics)
         (directory / "README.md").write_text(card, encoding="utf-8")
         files = tuple(sorted(file.name for file in directory.iterdir()))
+        size_bytes = (directory / WEIGHTS_FILE).stat().st_size
     return ExportResult(
         encoder.name,
+        size_bytes,
+        "",
         model.config.model.backbone,
         encoder.fingerprint,
         encoder.feature_dim,
@@ -115,6 +132,36 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
         cosine,
         files,
         facts.caveat,
+    )
+
+
+def _export_adapter(
+    run: Path, out: Path, checkpoint: Path, encoder: Encoder, model: SopModel, student: bool
+) -> ExportResult:
+    """Write an adapter's files; the encoder is the run's, with the additions merged."""
+    base, added, _ = read_low_rank(checkpoint, student=student)
+    if not added:
+        raise ConfigError(
+            f"{run} was trained without model.lora, so that all of its weights are its own: leave `adapter` out"
+        )
+    with atomic_directory(out) as directory:
+        write_adapter(directory, model.config, base, added, model.architecture, encoder.pooling)
+        belongs_to = base_name(model.config.model.init)
+        card = adapter_card(real_path(out).name, belongs_to, model.config, encoder.fingerprint)
+        (directory / "README.md").write_text(card, encoding="utf-8")
+        files = tuple(sorted(file.name for file in directory.iterdir()))
+        size_bytes = (directory / TENSORS_FILE).stat().st_size
+    return ExportResult(
+        encoder.name,
+        size_bytes,
+        belongs_to,
+        model.config.model.backbone,
+        encoder.fingerprint,
+        encoder.feature_dim,
+        sum(value.numel() for value in added.values()),
+        1.0,
+        files,
+        "",
     )
 
 

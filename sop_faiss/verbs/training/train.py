@@ -269,14 +269,19 @@ def describe_run(config: Config) -> dict[str, Any]:
     schedules = Schedules(config, batches.steps_per_epoch)
     steps = schedules.total_steps if schedules.is_decided else None
     parameters = sum(p.numel() for p in student.parameters())
-    checkpoint_bytes = parameters * 4 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
+    trained_parameters = sum(p.numel() for p in student.parameters() if p.requires_grad)
+    # student, teacher and two AdamW moments, in float32
+    checkpoint_bytes = (
+        (parameters + trained_parameters) * 2 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
+    )
     copied = config.train.background_save and device.type == "cpu"  # the copy of a GPU's state is in main memory
     is_sharded = gets_sharded(parameters, config, world_size)
-    held = -(-parameters // world_size) if is_sharded else parameters
+    parts = world_size if is_sharded else 1
+    held, learning = -(-parameters // parts), -(-trained_parameters // parts)
     sizes = {
         "checkpoint_copy_bytes": checkpoint_bytes if copied else 0,
         # the teacher, and this rank's part of student, gradients and two AdamW moments, in float32
-        "weights_and_optimizer_bytes": (parameters + held * 4) * 4,
+        "weights_and_optimizer_bytes": (parameters + held + learning * 3) * 4,
         **needs.sizes,
         **describe_device_memory(
             config, student, needs, world_size, autocast_dtype(config, device) is not None, is_sharded
@@ -289,6 +294,7 @@ def describe_run(config: Config) -> dict[str, Any]:
         "scores": [] if evaluation is None else list(evaluation.names),
         "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
         "projector_parameters": sum(p.numel() for p in student.heads.parameters()),
+        "trained_parameters": trained_parameters,
         "steps_per_epoch": batches.steps_per_epoch,
         "steps": steps,
         "ends_at_step": min(filter(None, (steps, config.train.stop_after_steps)), default=None),
