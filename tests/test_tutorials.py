@@ -21,7 +21,7 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 TINY_RUN = "views.global_size=64 views.local_count=0 sop.cls.num_anchors=8 train.batch_size=8 train.stop_after_steps=2"
 SETTINGS = {
     "own_photos": f"{TINY_RUN} evaluate.every_steps=2",
-    "study": "budget.steps=2 evaluate.every_steps=2 sop.fill=random",
+    "study": "budget.steps=2 evaluate.every_steps=2 sop.fill=random optim.warmup_epochs=0 seeds=[0]",
 }
 MADE = {
     "own_photos": ("shards/manifest.json", "mine.html", "photos.index/manifest.json"),
@@ -43,6 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("FACTORY", "Flat")
+    monkeypatch.setenv("SEEDS", "[0]")
     return tmp_path
 
 
