@@ -6,7 +6,7 @@ BIN      := $(VENV)/bin
 FOR_USE  := $(VENV)/.installed
 FOR_TEST := $(VENV)/.installed-dev
 
-.PHONY: demo test test-slow lint types docs setup clean
+.PHONY: demo test test-slow lint types docs setup clean versions
 .NOTPARALLEL:  # not two installations at once
 
 setup: $(FOR_USE)
@@ -49,6 +49,13 @@ types: $(FOR_TEST)
 # docs/ as a site, in build/site; a link or reference that leads nowhere is an error
 docs: $(FOR_TEST)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+# The lowest versions that pyproject.toml allows, in build/lowest: make versions PYTHON=python3.11 (needs uv; torch is large)
+versions:
+	uv venv --clear --python $(PYTHON) build/lowest
+	uv pip install --python build/lowest --resolution lowest-direct -e '.[demo,encoder,eval,heic,serve,onnx]'
+	uv pip install --python build/lowest pytest pytest-xdist hypothesis beartype
+	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest -m "not slow" -o filterwarnings=default $(TESTS)
 
 clean:
 	rm -rf demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

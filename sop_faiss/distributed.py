@@ -116,9 +116,17 @@ def gather_rows(rows: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
     lengths: list[int] = torch.cat(counts).tolist()  # one wait for the device, not one for each rank
     padded = rows.new_zeros((max(lengths), *rows.shape[1:]))
     padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded)
+    parts = gather_equal_rows(padded).view(len(lengths), *padded.shape)
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+
+def gather_equal_rows(rows: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
+    """Return all ranks' rows in rank order, in one collective and without a wait; each rank has equally many rows."""
+    if not _active():
+        return rows
+    parts = [torch.empty_like(rows) for _ in range(world_size())]
+    dist.all_gather(parts, rows.contiguous())
+    return torch.cat(parts)
 
 
 def average(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:

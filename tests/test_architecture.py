@@ -63,6 +63,7 @@ SPANNING_TESTS = {
     "small_indices": "index/build.py and neighbors/disk with vectors on disk, and targets for memory and time",
     "tasks": "evaluate/*_task.py against the command, the online score and the demo that hold the same task",
     "torchrun_commands": "all commands that run on several ranks",
+    "tutorials": "docs/tutorials/ and examples/notebooks/",
     "wheel": "the package as built",
 }
 

@@ -15,6 +15,15 @@ def test_waits_and_collectives_do_not_grow_with_the_ranks() -> None:
         assert few[step].waits == many[step].waits
         assert sum(few[step].collectives.values()) == sum(many[step].collectives.values())
     plain = many[PLAIN_STEP - 1]
+    small = {place.partition(":")[0]: n for place, n in plain.collectives.items() if " numbers " in place}
+    assert small == dict.fromkeys(
+        (
+            "allgather of numbers  sop.py",
+            *(f"allreduce of numbers  {file}.py" for file in ("term_metrics", "records", "stop")),
+        ),
+        1,
+    )
+    assert sum(n for place, n in plain.waits.items() if "member_weights" in place) == 2  # one for each loss term
     gradients = sum(parameter.numel() for parameter in state.student.parameters() if parameter.requires_grad)
     assert plain.sent["parameters"] == 4 * gradients
     assert plain.sent["rows"] == 2 * 64 * 64 * 4  # two memories, 64 images, 64 numbers in float32

@@ -21,6 +21,8 @@ rank = distributed.rank()
 rows = torch.arange(3 * rank, dtype=torch.float32).view(-1, 1) + 10 * rank  # 0, 3, 6 ... rows
 gathered = distributed.gather_rows(rows)
 assert gathered.flatten().tolist() == [10, 11, 12], gathered
+equal = torch.arange(6.0).view(3, 2).T + 10 * rank  # not contiguous
+assert torch.equal(distributed.gather_equal_rows(equal), distributed.gather_rows(equal))
 mean = distributed.average(torch.tensor([float(rank)]))
 assert mean.tolist() == [0.5], mean
 import torch.distributed.nn.functional  # its defaults must not keep the group, whose threads may abort a process later
@@ -33,7 +35,7 @@ assert distributed.world_size() == 1
 
 def test_alone():
     rows = torch.arange(6).view(3, 2)
-    assert distributed.gather_rows(rows) is rows
+    assert distributed.gather_rows(rows) is rows and distributed.gather_equal_rows(rows) is rows
     assert distributed.average(rows) is rows
     assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
     assert distributed.join_process_group("cpu") == torch.device("cpu")

@@ -234,6 +234,10 @@ def test_contributions_that_are_no_shares_are_refused(wrong, dtype):
     weights[2, 1] = wrong
     with pytest.raises(ConfigError, match="1/K"):
         MemberWeights.of(members, weights)
+    prototypes = make_prototypes(tasks=2, supports=1)
+    prototypes.contributions[1, 2, 1] = min(wrong, 0.05)  # 1/K is 1/10
+    with pytest.raises(ConfigError, match="1/K"):
+        cls_loss(unit(2, 3, 6), unit(2, 3, 6, seed=1), prototypes, 0.1, 0.07)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 4096])

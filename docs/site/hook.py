@@ -6,9 +6,11 @@ On the site what_this_is.md is the first page; files of the repository that a pa
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -80,8 +82,16 @@ def _source_page(place: str, config: MkDocsConfig) -> File:
     path = ROOT / place
     if path.is_dir():
         text = "\n".join(f"- `{file.name}`" for file in sorted(path.iterdir()) if file.name[0] not in "._")
+    elif path.suffix == ".ipynb":
+        text = "\n\n".join(map(_cell_text, json.loads(path.read_text())["cells"]))
     else:
         text = f'````{_LANGUAGES.get(path.suffix, "text")} linenums="1"\n{path.read_text()}````\n'
     head = "---\nsearch:\n  exclude: true\n---\n"
     content = f"{head}# `{place}`\n\n{text}"
     return File.generated(config, f"source/{place}.md", content=content, inclusion=InclusionLevel.NOT_IN_NAV)
+
+
+def _cell_text(cell: dict[str, Any]) -> str:
+    """Return a cell of a notebook as Markdown, its headings below the page's own."""
+    source = "".join(cell["source"])
+    return f"```python\n{source}\n```" if cell["cell_type"] == "code" else re.sub("^#", "##", source)

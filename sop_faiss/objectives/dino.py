@@ -99,7 +99,7 @@ class DinoObjective:
         self.steps += 1
         self.center.follow(torch.stack([part.sums["center"] for part in learned]))
         embeddings = torch.cat([part.to_store["cls"] for part in learned])
-        self._newest = distributed.gather_rows(embeddings), distributed.gather_rows(image_ids)
+        self._newest = distributed.gather_equal_rows(embeddings), distributed.gather_equal_rows(image_ids)
         sums = distributed.average(torch.stack([part.sums["cls"] for part in learned]).sum(0))
         metrics = term_metrics("cls", sums, len(learned), self.floors()["cls"])
         return {"loss": metrics["loss_cls"], **metrics}

@@ -147,9 +147,10 @@ class DistillObjective:
 
     def end_step(self, learned: list[Learned], image_ids: Int64[Tensor, " b"]) -> dict[str, Tensor]:
         """Store the teacher's feature of each image's second view, once, in rank order."""
-        everywhere = distributed.gather_rows(image_ids)
+        everywhere = distributed.gather_equal_rows(image_ids)
         stored, newest = (
-            distributed.gather_rows(torch.cat([part.to_store[name] for part in learned])) for name in ("cls", "student")
+            distributed.gather_equal_rows(torch.cat([part.to_store[name] for part in learned]))
+            for name in ("cls", "student")
         )
         self.term.memory.store(stored, everywhere)
         self._newest = newest, everywhere

@@ -30,7 +30,7 @@ from sop_faiss.objectives.centering import (
     views_loss,
 )
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, studied, watch_newest
-from sop_faiss.objectives.term_metrics import no_sums, term_metrics
+from sop_faiss.objectives.term_metrics import averaged_sums, no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import masked_row_weights
 from sop_faiss.sop.prototype_sample import PrototypeSample
@@ -159,13 +159,13 @@ class IbotObjective:
     def end_step(self, learned: list[Learned], image_ids: Int64[Tensor, " b"]) -> dict[str, Tensor]:
         """Move the centers by the logits of all parts and ranks."""
         self.steps += 1
-        self._newest_ids = distributed.gather_rows(image_ids)
+        self._newest_ids = distributed.gather_equal_rows(image_ids)
+        sums = averaged_sums(learned, self.terms)
         metrics: dict[str, Tensor] = {"loss": torch.zeros((), device=image_ids.device)}
         for name, center in self.centers.items():
             center.follow(torch.stack([part.sums[f"center_{name}"] for part in learned]))
-            self._newest[name] = distributed.gather_rows(torch.cat([part.to_store[name] for part in learned]))
-            sums = distributed.average(torch.stack([part.sums[name] for part in learned]).sum(0))
-            metrics.update(term_metrics(name, sums, len(learned), self.floors()[name]))
+            self._newest[name] = distributed.gather_equal_rows(torch.cat([part.to_store[name] for part in learned]))
+            metrics.update(term_metrics(name, sums[name], len(learned), self.floors()[name]))
             metrics["loss"] += self.terms[name].weight * metrics[f"loss_{name}"]
         return metrics
 

@@ -127,7 +127,7 @@ class MasslObjective:
     def end_step(self, learned: list[Learned], image_ids: Int64[Tensor, " b"]) -> dict[str, Tensor]:
         """Store the teacher's embedding of each image's second view, once, in rank order."""
         embeddings = torch.cat([part.to_store["cls"] for part in learned])
-        self.memory.store(distributed.gather_rows(embeddings), distributed.gather_rows(image_ids))
+        self.memory.store(distributed.gather_equal_rows(embeddings), distributed.gather_equal_rows(image_ids))
         sums = distributed.average(torch.stack([part.sums["cls"] for part in learned]).sum(0))
         metrics = term_metrics("cls", sums, len(learned), self.floors()["cls"])
         loss = metrics["loss_cls"]

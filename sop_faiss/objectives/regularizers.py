@@ -76,7 +76,7 @@ class Regularizer:
         Args:
             own: the global views of all of this rank's images, in any precision.
         """
-        everywhere = distributed.gather_rows(own.detach().float().transpose(0, 1).contiguous())
+        everywhere = distributed.gather_equal_rows(own.detach().float().transpose(0, 1).contiguous())
         first, count = distributed.rank() * own.shape[1], own.shape[1]
         directions = None
         if self.config.kind == "sigreg":

@@ -24,7 +24,7 @@ from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied
 from sop_faiss.objectives.regularizers import Regularizer
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
-from sop_faiss.objectives.term_metrics import no_sums, term_metrics
+from sop_faiss.objectives.term_metrics import averaged_sums, no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import cls_loss, masked_row_weights, patch_loss
 from sop_faiss.sop.prototype_sample import PrototypeSample, sample_prototypes
@@ -148,12 +148,13 @@ class SopObjective:
 
         Departs: the released code stores before the backward pass.
         """
-        everywhere = distributed.gather_rows(image_ids)
+        everywhere = distributed.gather_equal_rows(image_ids)
+        sums = averaged_sums(learned, self.terms)
         metrics: dict[str, Tensor] = {"loss": torch.zeros((), device=image_ids.device)}
         for name, term in self.terms.items():
-            term.memory.store(distributed.gather_rows(torch.cat([part.to_store[name] for part in learned])), everywhere)
-            sums = distributed.average(torch.stack([part.sums[name] for part in learned]).sum(0))
-            metrics.update(term_metrics(name, sums, len(learned), self.floors()[name]))
+            embeddings = torch.cat([part.to_store[name] for part in learned])
+            term.memory.store(distributed.gather_equal_rows(embeddings), everywhere)
+            metrics.update(term_metrics(name, sums[name], len(learned), self.floors()[name]))
             metrics["loss"] += self.term_configs[name].weight * metrics[f"loss_{name}"]
         if self.regularizer is not None:
             metrics["loss"] += self.config.regularizer.weight * self.regularizer.value

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sop_faiss.sop import kernel
-from sop_faiss.sop.member_weights import MemberWeights
+from sop_faiss.sop.member_weights import MemberWeights, check_contributions
 from sop_faiss.sop.prototypes import Prototypes
 
 __all__ = [
@@ -241,10 +241,11 @@ def _member_weights(prototypes: Prototypes, student: Float[Tensor, "*rows d"]) -
     D is large: each task's overwrites the one before.
     """
     dtype = torch.float64 if student.dtype == torch.float64 else torch.float32
+    check_contributions(prototypes.contributions)
     members = prototypes.empty_members()
     for task in range(prototypes.tasks):
         of_task = prototypes.members(task, out=members).to(dtype)
-        yield MemberWeights.of(of_task, prototypes.contributions[task].to(dtype))
+        yield MemberWeights.of_checked(of_task, prototypes.contributions[task].to(dtype))
 
 
 def _entropy(log_assigned: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:

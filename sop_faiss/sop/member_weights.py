@@ -20,6 +20,21 @@ def _safe_log(values: Float[Tensor, "S K"]) -> Float[Tensor, "S K"]:
     return torch.where(positive, values.clamp_min(torch.finfo(values.dtype).tiny).log(), LOG_OF_ZERO)
 
 
+def check_contributions(contributions: Float[Tensor, "*tasks K S"]) -> None:
+    """Raise unless each contribution w is in [1/K, 1]; it waits once for the device, whatever the number of tasks.
+
+    Raises:
+        ConfigError: a w is outside, so that its member would give more to another prototype than to its own, or less
+            than nothing.
+    """
+    least = 1.0 / contributions.shape[-2]
+    if not bool(((contributions >= least * (1 - _ROUNDING)) & (contributions <= 1 + _ROUNDING)).all()):
+        raise ConfigError(
+            f"contributions = {float(contributions.min()):.6g} to {float(contributions.max()):.6g}: wanted each "
+            f"between 1/K = {least:.6g} and 1; clamp them, as sop_faiss.sop.prototypes.contributions does"
+        )
+
+
 @dataclass(frozen=True)
 class MemberWeights:
     """D of one task, and the weights of its members: log(w - c) for their own prototype, log c for every other.
@@ -36,19 +51,19 @@ class MemberWeights:
     def of(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberWeights:
         """Compute the weights of members with contributions w, in the precision of w.
 
-        Members that are in this class's order in memory (`Prototypes.members`) are not copied.
-
         Raises:
-            ConfigError: a w is outside [1/K, 1], so that its member would give more to another prototype than to its
-                own, or less than nothing.
+            ConfigError: see `check_contributions`.
+        """
+        check_contributions(contributions)
+        return cls.of_checked(members, contributions)
+
+    @classmethod
+    def of_checked(cls, members: Float[Tensor, "K S d"], contributions: Float[Tensor, "K S"]) -> MemberWeights:
+        """Compute the same of contributions that `check_contributions` did not refuse.
+
+        Members that are in this class's order in memory (`Prototypes.members`) are not copied.
         """
         weights = contributions.T.contiguous()
-        least = 1.0 / len(contributions)
-        if not bool(((weights >= least * (1 - _ROUNDING)) & (weights <= 1 + _ROUNDING)).all()):
-            raise ConfigError(
-                f"contributions = {float(weights.min()):.6g} to {float(weights.max()):.6g}: wanted each between 1/K = "
-                f"{least:.6g} and 1; clamp them, as sop_faiss.sop.prototypes.contributions does"
-            )
         others = (1.0 - weights) / (len(contributions) - 1)
         log_own, log_other = _safe_log((weights - others).clamp_min(0)), _safe_log(others.clamp_min(0))
         return cls(members.transpose(0, 1).contiguous(), log_own, log_other)

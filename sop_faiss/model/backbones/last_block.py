@@ -31,7 +31,7 @@ def works_on_rows(block: nn.Module) -> bool:
 
 
 def block_on_rows(
-    block: Any, tokens: Float[Tensor, "b n d"], rows: Int64[Tensor, " m"], rope: Float[Tensor, ...] | None = None
+    block: Any, tokens: Float[Tensor, "b n d"], rows: Int64[Tensor, " m"], rope: Float[Tensor, "*rope"] | None = None
 ) -> Float[Tensor, "m d"]:
     """Compute `block(tokens).flatten(0, 1)[rows]` without the work for other rows.
 
@@ -63,7 +63,7 @@ def _attend(
     tokens: Float[Tensor, "b n d"],
     rows: Int64[Tensor, " m"],
     view_of: Int64[Tensor, " m"],
-    rope: Float[Tensor, ...] | None,
+    rope: Float[Tensor, "*rope"] | None,
 ) -> Float[Tensor, "m d"]:
     """Return attention of the read tokens to all tokens of their view."""
     views, count, _ = tokens.shape
@@ -109,7 +109,7 @@ def _rotate(
     attention: Any,
     queries: Float[Tensor, "m heads e"],
     keys: Float[Tensor, "b heads n e"],
-    rope: Float[Tensor, ...],
+    rope: Float[Tensor, "*rope"],
     places: Int64[Tensor, " m"],
 ) -> tuple[Float[Tensor, "m heads e"], Float[Tensor, "b heads n e"]]:
     """Rotate queries, which are at these places of their views, and keys by position; [CLS] and registers have none."""

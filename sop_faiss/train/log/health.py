@@ -114,7 +114,7 @@ def _spread_of_features(parts: Sequence[Float[Tensor, "G b f"]]) -> dict[str, fl
     if not parts:
         return dict.fromkeys(names, math.nan)
     here = torch.cat([part[:2].float() for part in parts], 1)
-    features = _some_rows(distributed.gather_rows(here.transpose(0, 1).contiguous()))
+    features = _some_rows(distributed.gather_equal_rows(here.transpose(0, 1).contiguous()))
     features = F.normalize(features, dim=2)
     last, of_two_views = features[:, -1], features.shape[1] > 1
     auc = view_auc(features[:, 0], features[:, 1]) if of_two_views else math.nan
@@ -134,4 +134,4 @@ def _memory_peak_bytes(device: torch.device) -> int:
     else:
         unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return int(distributed.gather_rows(torch.tensor([peak], device=device)).max())
+    return int(distributed.gather_equal_rows(torch.tensor([peak], device=device)).max())
