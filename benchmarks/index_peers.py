@@ -32,7 +32,8 @@ Search = Callable[[np.ndarray, "int | None", "str | None"], Any]
 
 
 class Ours:
-    distribution, settings = "sop_faiss", NPROBES
+    distribution = "sop_faiss"
+    settings: tuple[int, ...] = NPROBES
 
     def __init__(self, factory: str) -> None:
         from sop_faiss.index.search import FeatureIndex

@@ -14,6 +14,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -39,7 +40,7 @@ def main() -> None:
     ranked: list[RunResult] = []
     for place in arguments.studies:
         found = [
-            _with_numbers(result, arguments.numbers and arguments.numbers / place.name)
+            _with_numbers(result, None if arguments.numbers is None else arguments.numbers / place.name)
             for result in _results(place)
             if result.status == DONE
         ]
@@ -81,7 +82,7 @@ def _as_score(result: RunResult) -> RunResult:
 def _ranked(results: list[RunResult]) -> list[RunResult]:
     """Replace each number's last value by its merit's rank among the runs of one study, from 0 to 1."""
     kinds = ("by_step", "logged")
-    found = [{kind: {} for kind in kinds} for _ in results]
+    found: list[dict[str, Any]] = [{kind: {} for kind in kinds} for _ in results]
     for kind in kinds:
         for name in dict.fromkeys(name for result in results for name in getattr(result, kind)):
             last = np.array([getattr(result, kind).get(name, [np.nan])[-1] for result in results])
