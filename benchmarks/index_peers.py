@@ -33,14 +33,12 @@ Search = Callable[[np.ndarray, "int | None", "str | None"], Any]
 
 class Ours:
     distribution = "sop_faiss"
-    settings: tuple[int, ...] = NPROBES
 
     def __init__(self, factory: str) -> None:
         from sop_faiss.index.search import FeatureIndex
 
         self.factory, self.open_index = factory, FeatureIndex.open
-        if factory == "Flat":
-            self.settings = ()
+        self.settings = () if factory == "Flat" else NPROBES
 
     def build(self, gallery: np.ndarray, passing: dict[str, np.ndarray], folder: Path) -> str:
         from bench_index import make_store
