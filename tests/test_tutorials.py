@@ -70,6 +70,7 @@ def test_a_tutorial_runs(page: Path, folder: Path, monkeypatch: pytest.MonkeyPat
 def test_a_notebook_runs(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = import_module("nbformat"), import_module("nbclient")
     monkeypatch.setenv("SETTINGS", SETTINGS[path.stem])
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     read = nbformat.read(path, 4)
     nbclient.NotebookClient(read, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
     drawn = [out for cell in read.cells for out in cell.get("outputs", ()) if "image/png" in out.get("data", {})]
