@@ -66,7 +66,9 @@ def _results(place: Path) -> list[RunResult]:
 
 def _with_numbers(result: RunResult, folder: Path | None) -> RunResult:
     numbers: dict[str, np.ndarray] = {}
-    for place, step in enumerate(result.steps.astype(int).tolist()) if folder is not None else ():
+    for place, step in enumerate(result.steps.astype(int).tolist()):
+        if folder is None:
+            break
         file = folder / result.planned.name / f"{step}.json"
         if file.is_file():
             for name, value in json.loads(file.read_text(encoding="utf-8"))["metrics"].items():
