@@ -38,7 +38,7 @@ class Ours:
         from sop_faiss.index.search import FeatureIndex
 
         self.factory, self.open_index = factory, FeatureIndex.open
-        self.settings = () if factory == "Flat" else NPROBES
+        self.settings = () if factory == "Flat" else EF_SEARCHES if factory.startswith("HNSW") else NPROBES
 
     def build(self, gallery: np.ndarray, passing: dict[str, np.ndarray], folder: Path) -> str:
         from bench_index import make_store
@@ -201,6 +201,7 @@ ENGINES: dict[str, Callable[[], Any]] = {
     "ours Flat": lambda: Ours("Flat"),
     "ours SQfp16": lambda: Ours("IVF,SQfp16"),
     "ours SQ8": lambda: Ours("IVF,SQ8"),
+    "ours HNSW": lambda: Ours("HNSW16,SQfp16"),
     "ours RaBitQ": lambda: Ours("IVF,RaBitQ,Refine(SQfp16)"),
     "usearch f16": lambda: Usearch("f16"),
     "usearch i8": lambda: Usearch("i8"),

@@ -19,7 +19,7 @@ from sop_faiss.errors import ConfigError
 _BLOCK_ROWS = 256
 """More compress better, and take longer to read one of."""
 _CACHED_BLOCKS = 64
-_CODEC = pa.Codec("zstd", 1)  # pyarrow has it in every build that reads Parquet
+_CODEC = pa.Codec("lz4_raw")  # reads a block in a tenth of zstd's time, and takes 3 to 6 bytes more for each text
 
 
 class PackedTexts(Sequence[str]):
@@ -48,10 +48,13 @@ class PackedTexts(Sequence[str]):
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(self._count))]
         place = range(self._count)[place]
-        return self._block(place // _BLOCK_ROWS)[place % _BLOCK_ROWS]
+        raw, bounds = self._block(place // _BLOCK_ROWS)
+        within = place % _BLOCK_ROWS
+        return raw[bounds[within] : bounds[within + 1]].decode()
 
     def __iter__(self) -> Iterator[str]:
-        return itertools.chain.from_iterable(map(self._unpacked, range(len(self._blocks))))
+        for raw, bounds in map(self._unpacked, range(len(self._blocks))):
+            yield from (raw[start:end].decode() for start, end in itertools.pairwise(bounds.tolist()))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, list | PackedTexts):
@@ -63,12 +66,14 @@ class PackedTexts(Sequence[str]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self[:3]!r} and {max(0, self._count - 3):,} more)"
 
-    def _unpacked(self, number: int) -> list[str]:
+    def _unpacked(self, number: int) -> tuple[bytes, Int64[np.ndarray, " bounds"]]:
+        """Return the bytes of a block, and where each of its texts begins and the last one ends."""
         count = min(_BLOCK_ROWS, self._count - number * _BLOCK_ROWS)
         size, block = self._blocks[number]
         raw = _CODEC.decompress(block, size, asbytes=True)
-        ends = np.cumsum(np.frombuffer(raw, "<u4", count)) + 4 * count
-        return [raw[start:end].decode() for start, end in itertools.pairwise([4 * count, *ends.tolist()])]
+        bounds = np.full(count + 1, 4 * count)
+        bounds[1:] += np.cumsum(np.frombuffer(raw, "<u4", count), dtype=np.int64)
+        return raw, bounds
 
 
 def _packed(texts: pa.Array) -> tuple[int, bytes]:
