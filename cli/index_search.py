@@ -71,7 +71,7 @@ _FOLDER = NamedPath()
     "--explain",
     type=_FOLDER,
     metavar="FILE.png",
-    help="Draw where the query matches its first neighbors; needs tokens (sop-index build --tokens).",
+    help="Draw where the query matches its first neighbors; needs tokens (sop-index tokens).",
 )
 @click.option("--by-label", is_flag=True, help="Mark neighbors with the query's label right (+), others wrong (-).")
 @click.option("--images-root", type=_FOLDER, metavar="DIR", help="Where the index's images are, if they moved.")
@@ -113,8 +113,11 @@ def search_command(
     INDEX is the directory that sop-index build wrote, IMAGE an image file. The index knows its encoder; --model opens
     it from another place. The similarity is the cosine of the features; labels, such as the names of folders, are in
     brackets. With --threshold and without -k, all neighbors that reach the threshold are found; with both, of the k
-    nearest those that reach it. --rerank orders the first of the images that count again: their similarities no longer
-    fall; near-duplicates are folded after that. --rerank local needs tokens (sop-index build --tokens).
+    nearest those that reach it. --rerank puts the first of them (those that pass --where, if it is given) into a
+    better order; the similarities printed are still cosines, so that they no longer fall. Near-duplicates are folded
+    after that. --rerank local needs tokens (sop-index build --tokens; of an existing index, sop-index tokens).
+    --where has the columns key, source (the .tar file; empty for a folder), member (the path in it), label (the
+    sub-folder) and those of --table.
 
     \b
     Examples:

@@ -45,8 +45,8 @@ def serve_command(
     """Open an index as a web page: choose an image, see its neighbors, search on from one of them.
 
     INDEX is the directory that sop-index build wrote; it knows its encoder, which --model opens from another place. The
-    page is reached from this machine alone unless --host says otherwise; there is no password. Ctrl-C ends it. An index
-    that sync, add or remove changes meanwhile is served as it is then.
+    page is reached from this machine alone unless --host says otherwise; there is no password. Ctrl-C ends it. If
+    sync, add or remove changes the index, the page shows it as it is now; no restart is needed.
 
     \b
     Examples:

@@ -264,6 +264,7 @@ def test_filters_by_columns_and_near_duplicates(address: str) -> None:
         page.locator("#where").fill("prize < 7")
         page.locator("#where").press("Enter")
         expect(page.locator("#empty.error")).to_contain_text("where names column 'prize'")
+        expect(page.locator("#heading")).to_have_text("This filter cannot be used")
         expect(page.locator("#where")).to_have_attribute("aria-invalid", "true")
         page.locator("#where").fill("")
         page.locator("#where").press("Enter")
@@ -273,7 +274,7 @@ def test_filters_by_columns_and_near_duplicates(address: str) -> None:
         expect(page.locator("#hits .open")).to_contain_text("+ 88 alike")
         page.select_option("#unique", "")
         page.select_option("#rerank", "local")
-        expect(page.locator("#heading")).to_have_text("24 nearest, re-ranked: local")
+        expect(page.locator("#heading")).to_have_text("24 nearest, re-ranked: local; numbers are cosine similarities")
 
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])

@@ -61,9 +61,10 @@ async function show() {
     scrollTo(0, (history.state && history.state.scroll) || 0);
   } catch (error) {
     if (running !== mine) return; // another view is being shown
-    fill([], "Not found");
+    const badFilter = error.message.startsWith("where");
+    fill([], badFilter ? "This filter cannot be used" : "Not found");
     showEmpty(error.message, true);
-    at("where").setAttribute("aria-invalid", error.message.startsWith("where"));
+    at("where").setAttribute("aria-invalid", badFilter);
     refresh(); // the image may have left the index
   }
   at("hits").classList.remove("waiting");
@@ -127,7 +128,7 @@ async function showSeveral(view, signal) {
 function showAnswer(answer, label = answer.query && answer.query.label) {
   const within = (answer.label === null ? "" : ` of ${answer.label}`) + (answer.folder === null ? "" : ` in ${folderName(answer)}`);
   notice(answer.found);
-  const order = answer.rerank === null ? "by cosine similarity" : `re-ranked: ${answer.rerank}`;
+  const order = answer.rerank === null ? "by cosine similarity" : `re-ranked: ${answer.rerank}; numbers are cosine similarities`;
   fill(answer.found, `${answer.found.length} nearest${within}${passing(answer)}, ${order}`, label);
   if (!answer.found.length) showEmpty("Nothing found.", false);
   at("more").hidden = true;

@@ -123,7 +123,7 @@ class Searcher:
             Refused: there is none (404).
         """
         if not self.index.has(key):
-            raise Refused(404, "no image of the index has this key")
+            raise Refused(404, f"no image of the index has this key: {key[:100]!r}")
         return self.index.row_of(key)
 
     def rows(self, label: str | None, folder: str | None, where: str | None = None) -> Int64[np.ndarray, " n"] | None:
