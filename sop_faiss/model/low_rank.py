@@ -54,10 +54,9 @@ def low_rank_layers(backbone: Backbone, settings: LoraConfig) -> dict[str, nn.Mo
     wanted = ("attention", "pointwise") if settings.layers == "all" else (settings.layers,)
     found = {name: module for name, module in backbone.named_modules() if kinds[name] in wanted}
     if not found:
-        others = [kind for kind in kinds.values() if kind]
-        has = (
-            f"it has {others[0]} ones: set model.lora.layers=all" if others else "train all of it: leave model.lora out"
-        )
+        others, has = [kind for kind in kinds.values() if kind], "train all of it: leave model.lora out"
+        if others:
+            has = f"it has {others[0]} ones: set model.lora.layers=all"
         raise ConfigError(
             f"model.lora.layers = {settings.layers}: a {type(backbone.trunk).__name__} has no such layers; {has}"
         )
