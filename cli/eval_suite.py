@@ -99,9 +99,8 @@ def suite_command(
     """Run the tasks of a suite on a model; write leaderboard.json, .md and .html with all models measured so far.
 
     Options that are not listed here, as --size, go to every task. Those that say how a feature is made, as --pooling,
-    are left out of tasks on patch tokens. A task that was measured by the same command is not
-    measured again; one that fails is reported, and the others continue. A column is of one model and its options:
-    others need another --name.
+    are left out of tasks on patch tokens. A task that was measured by the same command is not measured again; one that
+    fails is reported, and the others continue. A column is of one model and its options: others need another --name.
 
     \b
     SUITE is a file, else the name of a packaged suite, listed below. A file has a name for each task, which command
@@ -142,13 +141,7 @@ def suite_command(
             continue
         click.echo(f"{task}: {' '.join([typed, *argv, *own[kind]])}", err=True)
         partial = board.result_file(column, task).with_suffix(".partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
-        try:
-            command.main([*argv, *own[kind], "--json", str(partial)], standalone_mode=False)
-        except SystemExit as ended:
-            if ended.code not in (0, 1):  # a signal
-                raise
+        _measure(command, [*argv, *own[kind]], partial)
         if partial.exists():
             board.accept(column, task, asked, partial)
         else:
@@ -166,6 +159,17 @@ def suite_command(
         problems += [f"not a result of a task, and so not in the table: {named}; remove it, or measure it again"]
     if problems:
         raise DataError("; ".join(problems))
+
+
+def _measure(command: click.Command, argv: list[str], out: Path) -> None:
+    """Run a command, which writes its result to `out` unless it fails."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.unlink(missing_ok=True)
+    try:
+        command.main([*argv, "--json", str(out)], standalone_mode=False)
+    except SystemExit as ended:
+        if ended.code not in (0, 1):  # a signal
+            raise
 
 
 def _applicable(kind: str, shared: list[str]) -> list[str]:

@@ -43,15 +43,14 @@ def main(run: Path, out: Path, student: bool, adapter: bool, onnx: bool, torch_e
     from sop_faiss.verbs.training.export import ExportOptions, export_run
 
     result = export_run(run, out, ExportOptions(student, onnx, torch_export, adapter))
+    if adapter:
+        more = f"{result.size_bytes / 1e6:.2f} MB, to be added to {result.belongs_to}"
+    else:
+        more = f"rebuilt by timm, cosine {result.cosine:.6f}" + (f"; {result.caveat}" if result.caveat else "")
     click.echo(
         one_line(
             f"{', '.join(result.files)} in {out}: {result.name}, {result.architecture}, {result.parameters:,} "
-            f"parameters, features of dimension {result.feature_dim}, fingerprint {result.fingerprint[:12]}; "
-            + (
-                f"{result.size_bytes / 1e6:.2f} MB, to be added to {result.belongs_to}"
-                if adapter
-                else f"rebuilt by timm, cosine {result.cosine:.6f}" + (f"; {result.caveat}" if result.caveat else "")
-            )
+            f"parameters, features of dimension {result.feature_dim}, fingerprint {result.fingerprint[:12]}; {more}"
         )
     )
 

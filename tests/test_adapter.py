@@ -140,7 +140,7 @@ def test_damaged_and_hostile_adapters_are_refused(place, tmp_path):
         "none": edit(model__lora={"rank": 0}),
         "layers": edit(model__lora={**lora, "layers": "pointwise"}),
         "init": edit(model__init=str(place / "base")),
-        "wide": edit(model__embed_dim=4096),
+        "wide": edit(model__embed_dim=48),
         "few": retensor(lambda found: dict(list(found.items())[:2])),
         "nan": retensor(lambda found: {name: value * torch.nan for name, value in found.items()}),
         "big": retensor(lambda found: {name: value * 1e30 for name, value in found.items()}),

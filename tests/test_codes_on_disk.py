@@ -48,7 +48,7 @@ def test_finds_what_faiss_finds_in_memory(factory: str, rows: np.ndarray, tmp_pa
     some = np.random.default_rng(1).permutation(COUNT)[:300]
     np.testing.assert_array_equal(opened.features(some), index.features(some))
     assert opened.features(some[:0]).shape == (0, DIMENSION)
-    queries = unit_rows(np.random.default_rng(2), 60, DIMENSION)
+    queries = unit_rows(np.random.default_rng(2), 20, DIMENSION)
     for among in (None, np.arange(0, COUNT, 3), some[:30].copy()):
         among = None if among is None else np.sort(among)
         for k in (1, 20):
@@ -63,8 +63,8 @@ def test_pages_do_not_stay(rows: np.ndarray, tmp_path: Path) -> None:
     written(FACTORY, rows, path)
     opened = read_approximate_index(path, FACTORY, DIMENSION, COUNT)
     opened.search_setting, opened.rerank = 4, 64
-    opened.search(rows[:500], 20)
-    opened.search(rows[:50], 20, np.arange(0, COUNT, 3))
+    opened.search(rows[:20], 20)
+    opened.search(rows[:10], 20, np.arange(0, COUNT, 3))
     opened.features(np.arange(COUNT))
     fine, coarse = 2 * COUNT * DIMENSION, COUNT * (DIMENSION // 8 + 8 + 8)
     assert resident(path) < coarse + fine / 2

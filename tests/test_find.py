@@ -104,6 +104,13 @@ def test_a_row_is_not_its_own_neighbor(
         assert line.rows[0].tolist() == [group[0] for group in wanted] and folded is None
 
 
+def test_rows_that_were_left_out_before_stay_so(index: FeatureIndex, store: FeatureStore) -> None:
+    how = Narrowing(without=np.arange(0, 300, 2))
+    ((line, _),) = find_others(index, [3], 9, None, how)
+    wanted = slow(store.features, store.features[3], 9, -2, Narrowing(without=np.array([3, *range(0, 300, 2)])), None)
+    assert line.rows[0].tolist() == [group[0] for group in wanted]
+
+
 def test_a_threshold_among_some_rows_of_an_approximate_index_finds_all(store: FeatureStore, tmp_path: Path) -> None:
     build_index(store, tmp_path / "index", IndexOptions("IVF8,Flat"))
     opened = FeatureIndex.open(tmp_path / "index")

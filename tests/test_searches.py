@@ -116,30 +116,13 @@ def test_a_condition_on_a_sent_image(client: TestClient, place: Path, index: Fea
 @pytest.mark.parametrize(
     "where",
     [
-        *(
-            "",
-            " ",
-            "price",
-            "price <",
-            "hue = 'x'",
-            "label = 3",
-            "price < 'x'",
-            "price > 1000",
-            "1 = 1",
-            "price; drop",
-        ),
+        *("", " ", "price", "price <", "hue = 'x'", "label = 3", "price < 'x'", "price > 1000", "1 = 1", "price; drop"),
         "key in (select key from 'shop.csv')",
         "read_csv('/etc/passwd') = key",
         "read_parquet('/etc/passwd')",
         "key = (select content from read_text('/etc/passwd'))",
-        *(
-            "(" * 4000,
-            "not " * 1000 + "price = 1",
-            "price = 1 or " * 300 + "price = 2 or",
-            "x" * 4096,
-            "`price` = 1",
-            "\0",
-        ),
+        *("(" * 4000, "not " * 1000 + "price = 1", "price = 1 or " * 300 + "price = 2 or", "x" * 4096),
+        *("`price` = 1", "\0"),
     ],
 )
 @pytest.mark.parametrize("path", ["/api/images", "/api/search"])
@@ -221,8 +204,6 @@ def test_bodies_that_are_no_query(client: TestClient, index: FeatureIndex) -> No
     for kind in ("text/plain", "application/x-www-form-urlencoded", "", "application/octet-stream"):
         answer = client.post("/api/search/together", content=b"{}", headers={"Content-Type": kind})
         assert_refused(answer, 415, "JSON")
-    # the same image on both sides, by its bytes: what is left is still a query; of a key and its own image, too
-    assert together(client, {"plus": [key]}).status_code == 200
 
 
 # a part of an image
@@ -246,17 +227,8 @@ def test_a_box_is_what_is_searched_by(client: TestClient, place: Path, index: Fe
 @pytest.mark.parametrize(
     "box",
     [
-        "",
-        "1",
-        "0,0,1",
-        "a,b,c,d",
-        "nan,0,1,1",
-        "0,0,inf,1",
-        "-1,0,1,1",
-        "1,0,0,1",
-        "0,0,33,20",
-        "0,0,1e-9,1",
-        "0,0,1,1,1",
+        *("", "1", "0,0,1", "a,b,c,d", "nan,0,1,1", "0,0,inf,1", "-1,0,1,1", "1,0,0,1"),
+        *("0,0,33,20", "0,0,1e-9,1", "0,0,1,1,1"),
     ],
 )
 def test_boxes_outside(client: TestClient, place: Path, index: FeatureIndex, box: str) -> None:
@@ -296,7 +268,9 @@ def test_reranked_as_the_library_does(client: TestClient, place: Path, index: Fe
     answer = client.get("/api/search", params={"key": index.ids.keys[5], "k": 7, "rerank": method})
     assert rows_of(answer) == wanted and answer.json()["rerank"] == method
     sent = client.post("/api/search", params={"k": 8, "rerank": method}, content=photo(place, index, 5), headers=STREAM)
-    assert sorted(rows_of(sent)[1:]) != [] and 5 in rows_of(sent)
+    tokens = None if reranker is None else reranker.tokens_of_rows([5])
+    wanted = find(index, index.unit_features([5]), 8, None, None, reranker, tokens)[0][0].rows[0].tolist()
+    assert rows_of(sent) == wanted
     narrowing = Narrowing(np.arange(0, 18, 2), 0.95)
     folded = find_others(index, [5], 4, None, narrowing, reranker)[0][0].rows[0].tolist()
     wishes = {"key": index.ids.keys[5], "k": 4, "rerank": method, "where": "brand = 'a'", "unique": 0.95}

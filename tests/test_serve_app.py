@@ -331,7 +331,8 @@ def test_a_failure_of_ours_tells_nothing(place: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "/page.js", "/part.js", "/query.js", "/viewer.js", "/page.css", "/viewer.css", "/page.svg"),
+        *("/", "/page.js", "/part.js", "/query.js", "/results.js", "/viewer.js"),
+        *("/page.css", "/viewer.css", "/page.svg"),
         *("/docs", "/openapi.json", "/api/index", "/nothing"),
     ],
 )

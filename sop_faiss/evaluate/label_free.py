@@ -17,10 +17,10 @@ from sop_faiss.train.log.embedding_spread import rankme
 LABEL_FREE = ("rankme", "lidar", "alpha_req", "assignment_entropy")
 """What `label_free_numbers` returns, in order."""
 UNITS = {"rankme": "directions", "lidar": "directions", "alpha_req": "exponent"}
-"""Of the scores that are not in percent."""
+"""The units of the scores that are not in percent."""
 
 _TEMPERATURE = 0.07
-"""Of the paper's teacher, and of the weights in k-NN."""
+"""That of the teacher after its warm-up, and of the weights in k-NN."""
 _WITHIN = 1e-4
 """Added to the within-image covariance, as a share of its mean eigenvalue."""
 _FIRST, _LAST = 5, 50

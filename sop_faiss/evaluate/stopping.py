@@ -1,6 +1,6 @@
 """How well a number without labels chooses: which of several runs to keep, and when to stop one.
 
-Everything is of *merits*: the number, turned so that larger is expected to be better (`merit`).
+A *merit* is the number, turned so that larger is expected to be better (`merit`).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _regrets(
 
 
 def _interval(values: Float64[np.ndarray, " r"]) -> Interval:
-    """Of the value of all runs, which is first, and those of resamples."""
+    """Return the interval of a value: that of all runs comes first, then those of resamples."""
     resampled = values[1:][np.isfinite(values[1:])]
     low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(resampled) else (np.nan, np.nan)
     return Interval(float(values[0]), float(low), float(high))

@@ -40,10 +40,12 @@ class Narrowing:
 
 
 def without(narrowing: Narrowing | None, rows: Sequence[int]) -> Narrowing | None:
-    """Leave rows out of a search, besides what it is narrowed to."""
+    """Return a narrowing that leaves out these rows, too."""
     if not len(rows):
         return narrowing
-    return replace(narrowing or Narrowing(), without=np.unique(np.array(rows, np.int64)))
+    narrowing = narrowing or Narrowing()
+    before = () if narrowing.without is None else narrowing.without
+    return replace(narrowing, without=np.unique(np.array([*before, *rows], np.int64)))
 
 
 def reaching(line: Neighbors, threshold: float | None) -> Neighbors:
@@ -95,7 +97,7 @@ def search_narrowed(
         threshold: leave out rows of a smaller similarity.
         narrowing: which rows count.
         reorder: puts the rows that count, of one query, into a new order, before near-duplicates are folded.
-        depth: how many rows it is given, if so many count.
+        depth: how many rows it is given at least, where that many count.
 
     Returns:
         For each query one line of neighbors, and of each neighbor the rows that are folded into it, nearest first.

@@ -50,12 +50,13 @@ def low_rank_layers(backbone: Backbone, settings: LoraConfig) -> dict[str, nn.Mo
     Raises:
         ConfigError: the backbone has none of this kind, or the rank exceeds all of them.
     """
-    found = {name: module for name, module in backbone.named_modules() if _kind(backbone, name, module) is not None}
-    kinds = sorted({_kind(backbone, name, module) or "" for name, module in found.items()})
-    if settings.layers != "all":
-        found = {name: module for name, module in found.items() if _kind(backbone, name, module) == settings.layers}
+    kinds = {name: _kind(backbone, name, module) for name, module in backbone.named_modules()}
+    wanted = ("attention", "pointwise") if settings.layers == "all" else (settings.layers,)
+    found = {name: module for name, module in backbone.named_modules() if kinds[name] in wanted}
     if not found:
-        has = f"it has {kinds[0]} ones: set model.lora.layers=all" if kinds else "train all of it: leave model.lora out"
+        others, has = [kind for kind in kinds.values() if kind], "train all of it: leave model.lora out"
+        if others:
+            has = f"it has {others[0]} ones: set model.lora.layers=all"
         raise ConfigError(
             f"model.lora.layers = {settings.layers}: a {type(backbone.trunk).__name__} has no such layers; {has}"
         )
@@ -69,6 +70,7 @@ def low_rank_layers(backbone: Backbone, settings: LoraConfig) -> dict[str, nn.Mo
 
 
 def _kind(backbone: Backbone, name: str, module: nn.Module) -> str | None:
+    """Return `attention` or `pointwise`; None for a layer that gets no addition."""
     if isinstance(module, nn.Linear) and _ATTENTION.search(name):
         return "attention"
     is_pointwise = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1

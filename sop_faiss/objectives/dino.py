@@ -23,7 +23,7 @@ from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.centering import Center, drop_last_gradients, targets_of, views_loss
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, studied, watch_newest
-from sop_faiss.objectives.term_metrics import no_sums, term_metrics
+from sop_faiss.objectives.term_metrics import averaged_sums, no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.prototype_sample import PrototypeSample
 
@@ -100,7 +100,7 @@ class DinoObjective:
         self.center.follow(torch.stack([part.sums["center"] for part in learned]))
         embeddings = torch.cat([part.to_store["cls"] for part in learned])
         self._newest = distributed.gather_equal_rows(embeddings), distributed.gather_equal_rows(image_ids)
-        sums = distributed.average(torch.stack([part.sums["cls"] for part in learned]).sum(0))
+        sums = averaged_sums(learned, ("cls",))["cls"]
         metrics = term_metrics("cls", sums, len(learned), self.floors()["cls"])
         return {"loss": metrics["loss_cls"], **metrics}
 

@@ -30,7 +30,7 @@ from sop_faiss.model.networks import Networks
 from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied, watch_newest
 from sop_faiss.objectives.sop_terms import Term, open_term, sizes_of_terms
-from sop_faiss.objectives.term_metrics import no_sums, term_metrics
+from sop_faiss.objectives.term_metrics import averaged_sums, no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import cls_loss, paired_views
 from sop_faiss.sop.prototype_sample import PrototypeSample, sample_prototypes
@@ -154,7 +154,7 @@ class DistillObjective:
         )
         self.term.memory.store(stored, everywhere)
         self._newest = newest, everywhere
-        sums = distributed.average(torch.stack([part.sums["cls"] for part in learned]).sum(0))
+        sums = averaged_sums(learned, ("cls",))["cls"]
         direction = distributed.average(torch.stack([part.sums["direction"] for part in learned]).mean(0))[0]
         metrics = term_metrics("cls", sums, len(learned), self.floors()["cls"])
         loss = self.config.sop.cls.weight * metrics["loss_cls"] + self.settings.direction_weight * direction

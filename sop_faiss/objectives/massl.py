@@ -24,7 +24,7 @@ from sop_faiss.model.projector import Projector
 from sop_faiss.objectives.objective import Learned, Needs, StepSettings, Watched, batches_to_fill, studied
 from sop_faiss.objectives.regularizers import koleo
 from sop_faiss.objectives.sop_terms import memory_rows
-from sop_faiss.objectives.term_metrics import no_sums, term_metrics
+from sop_faiss.objectives.term_metrics import averaged_sums, no_sums, term_metrics
 from sop_faiss.progress import Stage, silent_stage
 from sop_faiss.sop.loss import cls_loss
 from sop_faiss.sop.memory import Memory
@@ -128,7 +128,7 @@ class MasslObjective:
         """Store the teacher's embedding of each image's second view, once, in rank order."""
         embeddings = torch.cat([part.to_store["cls"] for part in learned])
         self.memory.store(distributed.gather_equal_rows(embeddings), distributed.gather_equal_rows(image_ids))
-        sums = distributed.average(torch.stack([part.sums["cls"] for part in learned]).sum(0))
+        sums = averaged_sums(learned, ("cls",))["cls"]
         metrics = term_metrics("cls", sums, len(learned), self.floors()["cls"])
         loss = metrics["loss_cls"]
         if self.settings.koleo_weight:

@@ -29,6 +29,7 @@ from sop_faiss.serve.work_queue import WorkQueue
 __all__ = ["MAX_K", "create_app"]
 
 _MAX_PAGE = 200
+_PAGE = ("page.html", "page.css", "page.svg", "part.js", "query.js", "results.js", "page.js")
 
 
 def create_app(index: FeatureIndex, encoder: Encoder | None = None, options: ServeOptions | None = None) -> SecureApp:
@@ -74,10 +75,7 @@ def _application(now: ServedNow, options: ServeOptions) -> FastAPI:
 def _add_page(app: FastAPI) -> None:
     types = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
     folder = files("sop_faiss.serve")
-    parts = {
-        name: folder.joinpath(name).read_bytes()
-        for name in (*(f"page.{ending}" for ending in types), "part.js", "query.js")
-    }
+    parts = {name: folder.joinpath(name).read_bytes() for name in _PAGE}
     parts |= {name: page_part(name).encode() for name in ("viewer.css", "viewer.js")}
     for name, content in parts.items():
         kind = types[name.rpartition(".")[2]]

@@ -1,3 +1,4 @@
+"use strict";
 // What is searched by: in the address of the page, in the strip of several images, and as it is sent.
 
 const at = (id) => document.getElementById(id);
@@ -43,6 +44,12 @@ function queryWith(image, side) {
   if (side) sides[side].push(image);
   if (!sides.plus.length) return NO_QUERY;
   return { ...sides, box: plus.length && same(sides.plus[0], plus[0]) ? box : null };
+}
+
+// The part of the address as four shares of the sides; null without one, or where it is in pixels.
+function sharesOf(box) {
+  const numbers = box ? box.split(",").map(Number) : [];
+  return numbers.length === 4 && numbers.every((number) => number <= 1) ? numbers : null;
 }
 
 function uploadOf(image) {

@@ -98,7 +98,7 @@ TOGETHER_BODY = {
                     "type": "object",
                     "properties": {
                         "plus": _side(1, "Images to be near to."),
-                        "minus": _side(0, "Images to be far of."),
+                        "minus": _side(0, "Images to be far from."),
                     },
                     "required": ["plus"],
                     "additionalProperties": False,

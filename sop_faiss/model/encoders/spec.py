@@ -13,10 +13,10 @@ PACKAGED_ENCODERS = ("lite0", "lite1", "lite2")
 ADAPTER_FILE = "adapter.json"
 """The file by which a directory is an adapter (see `model/adapter.py`)."""
 POSITION_RESIZES = ("timm", "dino")
-OF_ONE_FEATURE = ("pooling", "last_blocks", "scales", "mirrored", "whitening", "cache")
-"""Fields of a spec that say how one feature is made of an image, of no use where patch tokens are taken."""
-OF_FROZEN_FEATURES = OF_ONE_FEATURE[2:]
-"""Those that are of no use where the network is trained, either."""
+OF_FROZEN_FEATURES = ("scales", "mirrored", "whitening", "cache")
+"""Fields of a spec that are of no use where the network is trained."""
+OF_ONE_FEATURE = ("pooling", "last_blocks", *OF_FROZEN_FEATURES)
+"""Fields of a spec that say how one feature is made of an image: of no use where patch tokens are taken."""
 
 _READ_BY = {
     "run": ("student",),

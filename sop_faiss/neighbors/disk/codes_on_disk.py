@@ -1,7 +1,8 @@
 """Vectors for re-ranking, read one by one from the file of an index.
 
-In the file as FAISS maps it into memory each vector is a page fault, which takes longer than the rest of its search,
-and its page stays in this process's memory. Where the system has it not cached, the next waits until it is read.
+FAISS maps the file into memory. There each vector would be a page fault, which takes longer than the rest of the
+search, and its page would stay in this process's memory. Vectors that the system has not cached would be read one
+after the other; here the system is asked for all of them at once.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def evaluate_label_free(
     Args:
         data: SRC of images; labels are not read.
         spec: which encoder.
-        images: the most images, a seeded draw. Most of the numbers grow with it.
+        images: the most images, a seeded draw. The numbers depend on it.
         colors: whether the colors of the views are changed, as in training.
         batch_size: views per forward pass.
         max_bad_fraction: unusable images up to this share are left out.

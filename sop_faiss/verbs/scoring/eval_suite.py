@@ -56,7 +56,7 @@ class Leaderboard:
                 raise DataError(f"{folder} was measured with {before}, not {now}: give another `name`, or remove it")
 
     def is_done(self, model: str, task: str, asked: dict[str, list[str]]) -> bool:
-        """Return whether the result of a command is there, and whole."""
+        """Return whether the result of a command is there, and complete."""
         file = self.result_file(model, task)
         return _read(_asked_file(file)) == asked and _checked(file) is not None
 
@@ -72,7 +72,7 @@ class Leaderboard:
         return [file for file in sorted((self.directory / "results").glob("*/*.json")) if _checked(file) is None]
 
     def results(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return the results that are whole: by model, the oldest first, then by task."""
+        """Return the results that are complete: by model, the oldest first, then by task."""
 
         def age(folder: Path) -> tuple[float, str]:
             return min((file.stat().st_mtime for file in folder.glob("*.json")), default=0.0), folder.name

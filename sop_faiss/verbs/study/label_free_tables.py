@@ -64,7 +64,7 @@ def stop_table(results: Sequence[RunResult], score: str) -> SheetTable:
 
 
 def _merits(result: RunResult, name: str) -> Float64[np.ndarray, " m"]:
-    """Of each step that was scored; a number of training is that of the newest logged step until then."""
+    """Return the merit at each scored step; a number of training is that of the newest logged step until then."""
     if name == "step":
         return result.steps
     missing = np.full(len(result.steps), np.nan)

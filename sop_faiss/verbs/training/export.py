@@ -50,18 +50,20 @@ class ExportResult:
 
     name: str
     """What was exported, as in `teacher of step_00001000`."""
-    size_bytes: int
-    """Of the tensors' file."""
-    belongs_to: str
-    """Of an adapter: the name of the weights that it was added to; empty for a complete network."""
     architecture: str
     fingerprint: str
+    """Of the encoder; an adapter's is that of the weights with the additions merged."""
     feature_dim: int
     parameters: int
-    cosine: float
-    """The least cosine between features of the run and of timm's network; of an adapter 1."""
+    """Of an adapter: those that were added."""
     files: tuple[str, ...]
-    caveat: str
+    size_bytes: int
+    """Of the tensors' file."""
+    belongs_to: str = ""
+    """Of an adapter: the name of the weights that it was added to; empty for a complete network."""
+    cosine: float = 1.0
+    """The least cosine between features of the run and of timm's network, which an adapter does not have."""
+    caveat: str = ""
     """How timm's network differs from the run's; empty if it does not."""
 
 
@@ -95,6 +97,13 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
     encoder = encoder_of_backbone(model.backbone, model.config, f"{role} of {checkpoint.name}").eval()
     if options.adapter:
         return _export_adapter(run, out, checkpoint, encoder, model, options.student)
+    return _export_network(out, checkpoint, encoder, model, options)
+
+
+def _export_network(
+    out: Path, checkpoint: Path, encoder: Encoder, model: SopModel, options: ExportOptions
+) -> ExportResult:
+    """Write the complete network, after timm has rebuilt it."""
     with atomic_directory(out) as directory, torch.no_grad():
         _write_backbone(directory, model, encoder)
         images = _example(encoder)
@@ -105,7 +114,7 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
         parameters = sum(value.numel() for value in network.parameters())
         facts = ModelFacts(
             folder=real_path(out).name,
-            role=role,
+            role="student" if options.student else "teacher",
             checkpoint=checkpoint.name,
             step=int(read_state(checkpoint, verify=False)["step"]),
             fingerprint=encoder.fingerprint,
@@ -122,16 +131,15 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
         files = tuple(sorted(file.name for file in directory.iterdir()))
         size_bytes = (directory / WEIGHTS_FILE).stat().st_size
     return ExportResult(
-        encoder.name,
-        size_bytes,
-        "",
-        model.config.model.backbone,
-        encoder.fingerprint,
-        encoder.feature_dim,
-        parameters,
-        cosine,
-        files,
-        facts.caveat,
+        name=encoder.name,
+        architecture=model.config.model.backbone,
+        fingerprint=encoder.fingerprint,
+        feature_dim=encoder.feature_dim,
+        parameters=parameters,
+        files=files,
+        size_bytes=size_bytes,
+        cosine=cosine,
+        caveat=facts.caveat,
     )
 
 
@@ -152,16 +160,14 @@ def _export_adapter(
         files = tuple(sorted(file.name for file in directory.iterdir()))
         size_bytes = (directory / TENSORS_FILE).stat().st_size
     return ExportResult(
-        encoder.name,
-        size_bytes,
-        belongs_to,
-        model.config.model.backbone,
-        encoder.fingerprint,
-        encoder.feature_dim,
-        sum(value.numel() for value in added.values()),
-        1.0,
-        files,
-        "",
+        name=encoder.name,
+        architecture=model.config.model.backbone,
+        fingerprint=encoder.fingerprint,
+        feature_dim=encoder.feature_dim,
+        parameters=sum(value.numel() for value in added.values()),
+        files=files,
+        size_bytes=size_bytes,
+        belongs_to=belongs_to,
     )
 
 
