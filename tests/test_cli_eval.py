@@ -64,6 +64,9 @@ def test_numbers_without_labels(tmp_path: Path) -> None:
     assert "--images 1" in fails("label-free", *RESNET, "--data", photos, "--images", 1)
     assert "--max-bad-fraction" in fails("label-free", *RESNET, "--data", photos, "--max-bad-fraction", "nan")
     assert str(tmp_path / "no") in fails("label-free", *RESNET, "--data", tmp_path / "no")
+    assert "--batch-size 0" in fails("label-free", *RESNET, "--data", photos, "--batch-size", 0)
+    (photos / "bad.jpg").write_bytes(b"not an image")
+    assert "--max-bad-fraction of 0.01" in fails("label-free", *RESNET, "--data", photos)
 
 
 def test_what_a_user_gets_wrong(data: Path, tmp_path: Path) -> None:

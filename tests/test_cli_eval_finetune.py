@@ -58,10 +58,12 @@ def test_it_is_trained_once(data: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert "training images" in fails(*words)
     whole = (out / "finetune.pt").read_bytes()
     kept = torch.load(out / "finetune.pt", weights_only=True)
-    odd = [{"format": kept["format"]}, {**kept, "settings": {1: 2}}]
+    odd = [{"format": kept["format"]}, {**kept, "settings": {1: 2}}, {**kept, "held_out_top1": {"0.1": 5.0}}]
+    odd.append({name: value for name, value in kept.items() if name != "training"})
     for number, content in enumerate(odd):
         torch.save(content, tmp_path / f"{number}.pt")
-    for content in (b"", whole[:1000], *((tmp_path / f"{number}.pt").read_bytes() for number in range(len(odd)))):
+    files = [(tmp_path / f"{number}.pt").read_bytes() for number in range(len(odd))]
+    for content in (b"", b"\x80\x02a.", whole[:1000], *files):
         (out / "finetune.pt").write_bytes(content)
         assert "damaged" in fails(*words)
 

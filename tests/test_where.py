@@ -121,6 +121,9 @@ def test_times_and_any_case() -> None:
         "not " * 1000 + "ok",
         "ok or " * 1000 + "ok",
         "label = `x`",
+        "label->" * 400 + "ok",  # is read, and too deep to be shown
+        "year" + "::int" * 400 + " = 1",
+        "label = '\udcff'",  # a byte of a command's argument that is no text
     ],
 )
 def test_refused_in_one_line(condition: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

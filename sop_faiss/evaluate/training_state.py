@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import pickle
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -65,7 +64,7 @@ class TrainingState:
             for key, part in parts.items():
                 part.load_state_dict(kept["parts"][key])
             return int(kept["steps"])
-        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(
                 f"{self.directory}: its state does not fit the network ({str(error).splitlines()[0]}): remove it"
             ) from None
@@ -141,12 +140,13 @@ def _read(directory: Path, state: TrainingState) -> None:
         return
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except PermissionError:
+    except (PermissionError, MemoryError):
         raise
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
+    except Exception:  # a damaged file makes torch's reader fail in any way
         content = None
     kinds: dict[str, Any] = {"format": str, "settings": dict, "held_out_top1": dict, "training": dict | None}
-    sound = isinstance(content, dict) and all(isinstance(content.get(name), kind) for name, kind in kinds.items())
+    sound = isinstance(content, dict) and all(isinstance(content.get(name, ...), kind) for name, kind in kinds.items())
+    sound = sound and all(isinstance(part, int | float) for item in content["held_out_top1"].items() for part in item)
     if not sound or content["format"] != state.format or not all(isinstance(name, str) for name in content["settings"]):
         raise CheckpointError(
             f"{file} is damaged, or not the state of sop-eval {state.task}: remove it, or name another folder"

@@ -7,6 +7,7 @@ compares the columns. A comparison with an empty value is unknown, as in SQL, an
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 from collections.abc import Callable
@@ -53,6 +54,7 @@ def parse_condition(text: str) -> exp.Expr:
         what = "is empty" if not text.strip() else f"has {len(text):,} letters"
         raise ConfigError(f"`where` {what}: wanted a condition of 1 to {_LONGEST:,} letters, as label = 'shoe'")
     try:
+        text.encode()  # a command's arguments may hold bytes that are no text, which Arrow refuses
         tree = sqlglot.parse_one(text, into=exp.Condition)
         parts = list(tree.walk())
     except (SqlglotError, RecursionError, ValueError):
@@ -65,12 +67,18 @@ def parse_condition(text: str) -> exp.Expr:
         if isinstance(part, exp.Like | exp.ILike):
             more -= {"negate"}
         if type(part) not in _PARTS or more or (isinstance(part, exp.In) and not part.expressions):
-            is_shown = type(part) in _PARTS or isinstance(part, exp.Func)
-            named = part.sql()[:_SHOWN].replace("`", "'") if is_shown else part.key.upper()
-            raise ConfigError(f"`where={shown}` has {named}, which is not allowed: {_WANTED}")
+            raise ConfigError(f"`where={shown}` has {_name_of(part)}, which is not allowed: {_WANTED}")
     if not columns_of(tree):
         raise ConfigError(f"`where={shown}` names no column: {_WANTED}")
     return tree
+
+
+def _name_of(part: exp.Expr) -> str:
+    """Return a part as SQL, where that says what it is and is not too deep to write, else its kind."""
+    if type(part) in _PARTS or isinstance(part, exp.Func):
+        with contextlib.suppress(RecursionError):
+            return part.sql()[:_SHOWN].replace("`", "'")
+    return part.key.upper()
 
 
 def columns_of(tree: exp.Expr) -> list[str]:

@@ -225,7 +225,7 @@ class Searcher:
             raise refused_request(error) from None
         except IndexMismatchError as error:
             _log.warning("%s", error)
-            raise Refused(409, "the tokens of the index cannot be used: see the server's log") from None
+            raise Refused(409, "the index or its tokens cannot be used: see the server's log") from None
 
     def _encoded(self, image: QueryImage) -> bytes:
         """Return the bytes of a query image, or of its part inside the box."""

@@ -30,10 +30,17 @@ class ViewPairs:
         source: the images.
         positions: of the images whose views are made.
         config: sections data and views, and whether the views have their colors changed (`evaluate.view_colors`).
+        limit: the name of `data.max_bad_fraction` as the user sets it, for the message.
     """
 
-    def __init__(self, source: ImageSource, positions: Int64[np.ndarray, " n"], config: Config) -> None:
-        self.source, self.positions = source, positions
+    def __init__(
+        self,
+        source: ImageSource,
+        positions: Int64[np.ndarray, " n"],
+        config: Config,
+        limit: str = "data.max_bad_fraction",
+    ) -> None:
+        self.source, self.positions, self._limit = source, positions, limit
         self._size = config.views.global_size
         self._max_bad_fraction, self._colored = config.data.max_bad_fraction, config.evaluate.view_colors
         views, train = replace(config.views, global_count=2, local_count=0), replace(config.train, seed=_SEED)
@@ -58,7 +65,7 @@ class ViewPairs:
             if bad > self._max_bad_fraction * len(self):
                 raise DataError(
                     f"{self.source.description}: {bad} of the {len(self)} images to be scored cannot be read so far "
-                    f"(last: {pair}), more than data.max_bad_fraction = {self._max_bad_fraction}: repair the data "
+                    f"(last: {pair}), more than {self._limit} of {self._max_bad_fraction} allows: repair the data "
                     "(sop-data check), or raise it"
                 )
 

@@ -12,6 +12,7 @@ from sop_faiss.data.stream import split_holdout
 from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.view_recall_task import ViewRecallTask
+from sop_faiss.model.encoders.encode import require_batch_size
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import ProgressCallback
@@ -49,6 +50,7 @@ def evaluate_label_free(
         raise ConfigError(f"`images={images}`: wanted 2 or more")
     if not 0 <= max_bad_fraction <= 1:
         raise ConfigError(f"`max_bad_fraction={max_bad_fraction}`: wanted 0 to 1")
+    require_batch_size(batch_size)
     started = time.perf_counter()
     source = open_source(data)
     if len(source) < 2:
@@ -61,7 +63,7 @@ def evaluate_label_free(
         evaluate=replace(plain.evaluate, view_colors=colors),
     )
     positions = split_holdout(len(source), min(1.0, images / len(source)), seed=0)[1]
-    task = ViewRecallTask(ViewPairs(source, positions, config), batch_size, label_free=True)
+    task = ViewRecallTask(ViewPairs(source, positions, config, "`max_bad_fraction`"), batch_size, label_free=True)
     scores = task.measure_each(encoder, progress)
     protocol = {
         "images": len(scores["view_recall_at_1"].each),
