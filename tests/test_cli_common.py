@@ -185,7 +185,8 @@ def test_warnings_of_packages_are_lines_without_places_in_their_code() -> None:
 
 
 WRITES = """
-import pathlib, sys, time, click
+import pathlib, signal, sys, time, click
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it, and so would this process
 from sop_faiss.cli.common import run_command
 from sop_faiss.files import atomic_directory
 @click.command()

@@ -111,7 +111,7 @@ def test_without_the_weights_the_demo_starts_from_scratch(tmp_path, small, monke
 @pytest.mark.parametrize("usable", [16, 17, 40, 63, 64, 300, 499, 500, 1264, 100_000])
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_sizes_suit_any_number_of_photos(tmp_path, usable, pretrained):
-    config = photos_demo._config(tmp_path, usable, pretrained)
+    config = photos_demo._config(tmp_path, usable, pretrained, 0)
     trained = len(split_holdout(usable, config.data.holdout_share, 0)[0])
     assert config.train.batch_size <= trained and 2 <= config.sop.cls.num_anchors <= trained
     assert config.evaluate.every_steps
