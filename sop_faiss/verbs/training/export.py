@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,19 +128,8 @@ def _export_network(
         metrics = read_metrics(run_directory(checkpoint))
         card = write_card(facts, model.config, encoder.preprocess.to_dict(), metrics)
         (directory / "README.md").write_text(card, encoding="utf-8")
-        files = tuple(sorted(file.name for file in directory.iterdir()))
-        size_bytes = (directory / WEIGHTS_FILE).stat().st_size
-    return ExportResult(
-        name=encoder.name,
-        architecture=model.config.model.backbone,
-        fingerprint=encoder.fingerprint,
-        feature_dim=encoder.feature_dim,
-        parameters=parameters,
-        files=files,
-        size_bytes=size_bytes,
-        cosine=cosine,
-        caveat=facts.caveat,
-    )
+        result = _result(directory, WEIGHTS_FILE, encoder, model, parameters)
+    return replace(result, cosine=cosine, caveat=facts.caveat)
 
 
 def _export_adapter(
@@ -157,17 +146,21 @@ def _export_adapter(
         belongs_to = base_name(model.config.model.init)
         card = adapter_card(real_path(out).name, belongs_to, model.config, encoder.fingerprint)
         (directory / "README.md").write_text(card, encoding="utf-8")
-        files = tuple(sorted(file.name for file in directory.iterdir()))
-        size_bytes = (directory / TENSORS_FILE).stat().st_size
+        parameters = sum(value.numel() for value in added.values())
+        result = _result(directory, TENSORS_FILE, encoder, model, parameters)
+    return replace(result, belongs_to=belongs_to)
+
+
+def _result(directory: Path, weights: str, encoder: Encoder, model: SopModel, parameters: int) -> ExportResult:
+    """Describe what was written; `weights` is the file whose size counts."""
     return ExportResult(
         name=encoder.name,
         architecture=model.config.model.backbone,
         fingerprint=encoder.fingerprint,
         feature_dim=encoder.feature_dim,
-        parameters=sum(value.numel() for value in added.values()),
-        files=files,
-        size_bytes=size_bytes,
-        belongs_to=belongs_to,
+        parameters=parameters,
+        files=tuple(sorted(file.name for file in directory.iterdir())),
+        size_bytes=(directory / weights).stat().st_size,
     )
 
 
