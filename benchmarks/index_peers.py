@@ -31,6 +31,10 @@ Search = Callable[[np.ndarray, "int | None", "str | None"], Any]
 """From a query, a setting and the name of the rows that pass to the rows found."""
 
 
+class NotOffered(Exception):
+    """A library has no such search; the table says so."""
+
+
 class Ours:
     distribution = "sop_faiss"
 
@@ -85,7 +89,7 @@ class Usearch:
 
         def search(query: np.ndarray, setting: int | None, name: str | None) -> Any:
             if name is not None:
-                raise NotImplementedError("its Python has no search among some rows")
+                raise NotOffered("its Python has no search among some rows")
             index.expansion_search = setting
             return index.search(query, K, threads=1).keys
 
@@ -190,7 +194,7 @@ class Autofaiss:
 
         def search(query: np.ndarray, setting: int | None, name: str | None) -> Any:
             if name is not None:
-                raise NotImplementedError("it has no search among some rows")
+                raise NotOffered("it has no search among some rows")
             faiss.ParameterSpace().set_index_parameter(index, name_of_setting, setting)
             return index.search(query[None], K)[1][0]
 
@@ -255,7 +259,7 @@ class Served:
         """Search by each query alone; the time is that of all of them."""
         try:
             self.find(self.queries[0], setting, name)
-        except NotImplementedError as error:
+        except NotOffered as error:
             return {"not measured": str(error)}
         spent = time.process_time()
         found = [self.find(query, setting, name) for query in self.queries]
