@@ -29,7 +29,7 @@ from sop_faiss.data.views.crops import draw_view, view_generator, write_view
 from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.evaluate.label_free import LABEL_FREE
-from sop_faiss.evaluate.view_recall import view_recall_at_1
+from sop_faiss.evaluate.view_recall import views_found
 from sop_faiss.files import read_json
 from sop_faiss.model.checkpoint import find_checkpoint, read_state, read_tensors
 from sop_faiss.model.encoders import forward
@@ -84,15 +84,15 @@ def test_view_recall_is_what_a_loop_finds():
         for row in range(30):
             found += max(range(30), key=lambda column: float(one[row] @ other[column])) == row
     assert 0 < found < 60
-    assert view_recall_at_1(first, second) == pytest.approx(100 * found / 60)
-    assert view_recall_at_1(first, first) == 100
+    assert views_found(first, second).sum() == found
+    assert views_found(first, first).all()
 
 
 def test_an_encoder_that_sees_no_difference_scores_as_guessing_does():
     same = np.full((8, 4), 0.5, np.float32)
-    assert view_recall_at_1(same, same) == 100 / 8
+    assert views_found(same, same).mean() == 1 / 8
     with pytest.raises(DataError, match="views of 1 images: wanted 2 or more"):
-        view_recall_at_1(same[:1], same[:1])
+        views_found(same[:1], same[:1])
 
 
 @pytest.mark.parametrize("colored", [False, True])

@@ -10,15 +10,6 @@ from sop_faiss.neighbors.exact import nearest_rows
 from sop_faiss.unit_rows import require_unit_rows
 
 
-def view_recall_at_1(first: Float32[np.ndarray, "n d"], second: Float32[np.ndarray, "n d"]) -> float:
-    """Measure how often a view's most similar one, of the other views of all images, is of its own image.
-
-    The mean of `views_found`, in percent. Guessing gives 100 / n, and so does an encoder to which all images are
-    alike, since of equally similar rows the first is taken.
-    """
-    return 100.0 * float(np.mean(views_found(first, second)))
-
-
 def views_found(first: Float32[np.ndarray, "n d"], second: Float32[np.ndarray, "n d"]) -> Bool[np.ndarray, "2 n"]:
     """Return of each image whether its second view is the nearest to its first one, and the other way round.
 

@@ -1,25 +1,19 @@
-"""Curves of a run's `metrics.jsonl`: loss and teacher entropy over ln K, and k-NN; several runs in one figure."""
+"""Curves of a run's `metrics.jsonl`, and how curves look in every figure."""
 
 from __future__ import annotations
 
-import io
 import json
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from matplotlib import colormaps, rc_context
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from sop_faiss.errors import DataError
-from sop_faiss.files import GENERATOR, write_file
 from sop_faiss.paths import path_state
 
 METRICS_FILE = "metrics.jsonl"
@@ -39,36 +33,6 @@ STYLE: dict[Any, Any] = {
     "ytick.color": "#4a515c",
     "legend.frameon": False,
 }
-
-
-class _Line(NamedTuple):
-    key: str  # of metrics.jsonl
-    name: str  # in the legend, where a panel has several
-    dashes: str  # matplotlib's line style
-
-
-class _Panel(NamedTuple):
-    title: str
-    lines: tuple[_Line, ...]
-    uniform_at: float | None  # the value of the uniform distribution
-    marker: str
-
-
-_PANELS = (
-    _Panel(
-        "loss / ln K",
-        (_Line("loss_cls_over_lnK", "[CLS]", "-"), _Line("loss_patch_over_lnK", "patches", "--")),
-        1.0,
-        "",
-    ),
-    _Panel(
-        "teacher entropy / ln K",
-        (_Line("teacher_entropy_cls_over_lnK", "[CLS]", "-"), _Line("teacher_entropy_patch_over_lnK", "patches", "--")),
-        1.0,
-        "",
-    ),
-    _Panel("k-NN top-1, k = 20 (%)", (_Line("knn_top1_k20", "", "-"),), None, "o"),
-)
 
 
 class Curve(NamedTuple):
@@ -122,69 +86,6 @@ def _curve(values: Mapping[float, float]) -> Curve:
     return Curve(np.array(steps, np.float64), np.array([values[step] for step in steps], np.float64))
 
 
-def plot_training(
-    runs: Mapping[str, str | Path] | Mapping[str, Sequence[str | Path]], path: Path | None = None, title: str = ""
-) -> bytes:
-    """Draw loss over ln K, teacher entropy over ln K and k-NN over the steps of one or several runs.
-
-    A value of 1 in the first two panels is the uniform distribution over the K prototypes. Panels without data are left
-    out. Long curves are drawn as means of equal parts.
-
-    Args:
-        runs: name in the legend -> run directory or metrics file, or several (seeds), drawn in the name's color.
-        path: where to write the PNG, atomically; if None, it is only returned.
-
-    Returns:
-        The PNG.
-
-    Raises:
-        DataError: a run has no metrics, or no run has data for a panel.
-    """
-    curves = {
-        name: [read_curves(place) for place in ([places] if isinstance(places, str | Path) else places)]
-        for name, places in runs.items()
-    }
-    known = {key for seeds in curves.values() for seed in seeds for key in seed}
-    panels = [panel for panel in _PANELS if any(line.key in known for line in panel.lines)]
-    if not panels:
-        raise DataError(f"{', '.join(map(repr, runs)) or 'no run'}: no metrics to draw yet, train some steps first")
-    colors = colors_of(len(curves))
-    with rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(4.2 * len(panels), 3.4), dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
-        for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            _draw_panel(axes, panel, list(curves.values()), colors)
-        if title:
-            figure.suptitle(title, fontsize=11, fontweight="bold", parse_math=False)
-        _add_legend(figure, list(curves), colors)
-        stream = io.BytesIO()
-        figure.savefig(stream, format="png", metadata={"Software": GENERATOR})
-    if path is not None:
-        write_file(path, stream.getvalue())
-    return stream.getvalue()
-
-
-def _draw_panel(axes: Axes, panel: _Panel, runs: Sequence[Sequence[dict[str, Curve]]], colors: Sequence[str]) -> None:
-    if panel.uniform_at is not None:
-        axes.axhline(panel.uniform_at, color="#8a919c", linewidth=1, linestyle=":", zorder=1)
-    drawn: set[str] = set()
-    for seeds, color in zip(runs, colors, strict=True):
-        for seed in seeds:
-            for line in panel.lines:
-                if line.key not in seed:
-                    continue
-                draw_curve(axes, seed[line.key], color, line.dashes, panel.marker)
-                drawn.add(line.key)
-    axes.set_title(panel.title, fontsize=10.5, loc="left")
-    finish_axes(axes)
-    named = [line for line in panel.lines if line.key in drawn and line.name]
-    if len(named) > 1:
-        for line in named:
-            axes.plot([], [], color="#4a515c", linestyle=line.dashes, linewidth=1.5, label=line.name)
-        axes.legend(fontsize=8.5)
-
-
 def draw_curve(axes: Axes, curve: Curve, color: str, dashes: str = "-", marker: str = "") -> None:
     """Draw one curve, a long one as means of equal parts, a single point as a dot."""
     shown = _thinned(curve)
@@ -203,17 +104,6 @@ def finish_axes(axes: Axes) -> None:
     """Set what all axes over the steps of a run have."""
     axes.set_xlabel("step")
     axes.margins(x=0.02)
-
-
-def _add_legend(figure: Figure, names: list[str], colors: Sequence[str]) -> None:
-    """Add the names of the runs below the panels; none for a single run without a name."""
-    if names == [""]:
-        return
-    handles = [Line2D([], [], color=color, linewidth=2.5) for color in colors]
-    legend = figure.legend(handles, [" "] * len(names), loc="outside lower left", ncols=4, handlelength=1.4)
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_parse_math(False)  # a name is shown literally, with any characters
-        text.set_text(name)
 
 
 def colors_of(count: int) -> list[str]:
