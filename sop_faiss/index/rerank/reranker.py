@@ -70,11 +70,17 @@ def open_reranker(index: FeatureIndex, settings: Rerank | None, *, together: boo
         together: the query is of several images.
 
     Raises:
-        ConfigError: parts of several images are to be compared as one, or the index has no tokens.
+        ConfigError: parts of several images are to be compared as one, the index has no tokens, or images found by
+            their parts are to be compared as complete ones.
         IndexMismatchError: tokens are damaged, of another encoder, or not of all images.
     """
     if settings is None:
         return None
+    if index.part_boxes is not None and settings.method != "local":
+        raise ConfigError(
+            f"`rerank={settings.method}` compares complete images, and `parts` finds parts of them: leave one of them "
+            "out, or take `rerank=local`"
+        )
     if settings.method != "local":
         return Reranker(index, settings, None)
     refuse_local_together(settings, together)
