@@ -224,7 +224,7 @@ def write_parts(
         encoder: the index's.
         images: where they are now.
         grids: as of `boxes_of_grids`; other ones than before make all again. None: as before, or `DEFAULT_GRIDS`.
-        options: which kind of index the parts get; one makes all again. None: as before, or the default.
+        options: which kind of index the parts get, which makes all again. None: what is there stays; else the default.
         extraction: batch size and the like; every image must be usable.
         stage: announces the work.
 
