@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Float32, Int32, UInt8
 from PIL import Image
 
 from sop_faiss.data.images.box import WHOLE, Box, box_text, crop_to_box, parse_box
@@ -70,9 +70,9 @@ class _Known(NamedTuple):
 
     boxes: list[Box]
     """Each box once."""
-    owners: Int64[np.ndarray, " p"]
+    owners: Int32[np.ndarray, " p"]
     """Row of the index that each part is of; -1 for an image that is gone, or has changed."""
-    numbers: Int64[np.ndarray, " p"]
+    numbers: Int32[np.ndarray, " p"]
     """Of each part, its box."""
 
     def missing(self, count: int) -> list[int]:
@@ -128,7 +128,7 @@ def _known(index: FeatureIndex, ids: IdTable, states: FileStates) -> _Known:
     rows = {key: row for row, key in enumerate(index.ids.keys)}
     contents = read_states(index.directory, index.manifest).digests
     boxes: dict[str, int] = {}
-    owners, numbers = np.empty(len(ids.keys), np.int64), np.empty(len(ids.keys), np.int64)
+    owners, numbers = np.empty(len(ids.keys), np.int32), np.empty(len(ids.keys), np.int32)
     for place, (name, digest) in enumerate(zip(ids.keys, states.digests, strict=True)):
         box, _, key = name.partition(" ")
         row = rows.get(key, -1)

@@ -129,7 +129,8 @@ class FeatureIndex:
         """
         from sop_faiss.index.parts import open_parts
 
-        assert not isinstance(self._vectors, VectorsWithParts)
+        if isinstance(self._vectors, VectorsWithParts):
+            return self
         vectors, boxes = open_parts(self, self._vectors, verify)
         return FeatureIndex(self.directory, self.manifest, self.ids, vectors, boxes)
 

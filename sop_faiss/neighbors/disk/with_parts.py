@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, Integer
 
 from sop_faiss.neighbors.disk.factories import VectorIndex
 from sop_faiss.neighbors.exact import NearestRows
@@ -31,7 +31,11 @@ class VectorsWithParts:
     """
 
     def __init__(
-        self, whole: VectorIndex, parts: VectorIndex, owners: Int64[np.ndarray, " p"], numbers: Int64[np.ndarray, " p"]
+        self,
+        whole: VectorIndex,
+        parts: VectorIndex,
+        owners: Integer[np.ndarray, " p"],
+        numbers: Integer[np.ndarray, " p"],
     ) -> None:
         self._whole, self._parts, self._owners, self._numbers = whole, parts, owners, numbers
         self._found = None if (owners >= 0).all() else np.flatnonzero(owners >= 0)
