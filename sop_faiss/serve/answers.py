@@ -66,7 +66,7 @@ class FoundImage(ImageFacts):
 
     rank: int = Field(description="1 is the nearest.")
     similarity: float = Field(description="Cosine.")
-    box: tuple[float, float, float, float] | None = Field(
+    box: list[float] | None = Field(
         description="Part that is as similar: left, top, right, bottom in shares of the sides; null without parts."
     )
     folded_count: int = Field(description="Number of near-duplicates that are left out for it.")

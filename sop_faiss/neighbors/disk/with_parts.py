@@ -57,7 +57,7 @@ class VectorsWithParts:
         whole = self._whole.search(queries, k, among)
         counted = self._found if among is None else np.flatnonzero(np.isin(self._owners, among))
         wanted = min(k * self._most, self._parts.count if counted is None else len(counted))
-        if not wanted:
+        if not wanted or not len(queries):
             return NearestParts(*whole, np.full_like(whole.rows, -1))
         parts = self._parts.search(queries, wanted, counted)
         pairs = zip(zip(*whole, strict=True), zip(*parts, strict=True), strict=True)
