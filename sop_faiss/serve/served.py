@@ -105,7 +105,7 @@ class Served:
             FoundImage(
                 rank=rank,
                 similarity=hit.similarity,
-                box=None if hit.box is None else list(hit.box),
+                box=None if hit.box is None else [round(each, 4) for each in hit.box],
                 folded_count=len(hit.folded),
                 folded=[self._facts_of(row) for row in hit.folded[:_SHOWN_FOLDED]],
                 **self.image(hit.row),
