@@ -33,16 +33,20 @@ _LEAST_AREA = 8_000
 """Pixels of an object's mask."""
 
 
-def objects_of(coco: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the largest object of each image: the pixels of its box, and its mask there; the largest first."""
-    largest: dict[Path, dict[str, Any]] = {}
+def objects_of(coco: Path, place: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the largest object of each image: the pixels of its box, and its mask there; the largest first.
+
+    Where `place` is 1 the second largest, and so on.
+    """
+    objects: dict[Path, list[dict[str, Any]]] = {}
     for split in ("train", "val"):
         content = json.loads((coco / "annotations" / f"instances_{split}.json").read_text())
         files = {each["id"]: coco / "images" / split / each["file_name"] for each in content["images"]}
         for each in content["annotations"]:
-            file = files[each["image_id"]]
-            if not each.get("iscrowd") and each["area"] > max(_LEAST_AREA, largest.get(file, {"area": 0})["area"]):
-                largest[file] = each
+            if not each.get("iscrowd") and each["area"] > _LEAST_AREA:
+                objects.setdefault(files[each["image_id"]], []).append(each)
+    ranked = {file: sorted(each, key=lambda one: -one["area"])[place : place + 1] for file, each in objects.items()}
+    largest = {file: each[0] for file, each in ranked.items() if each}
     found = []
     for file, each in sorted(largest.items(), key=lambda pair: (-pair[1]["area"], str(pair[0]))):
         pixels, mask = decode_image(file.read_bytes()), coco_mask.decode(each["segmentation"]).astype(bool)
@@ -70,12 +74,12 @@ def pasted(photo: np.ndarray, pixels: np.ndarray, mask: np.ndarray, generator: n
     return out
 
 
-def write_set(coco: Path, photos: str, out: Path) -> str:
+def write_set(coco: Path, photos: str, out: Path, split: int = 0) -> str:
     """Write OUT/query and OUT/database, in class folders: one for each object, and one of photos without."""
     generator = np.random.default_rng(0)
     source = open_source(photos)
-    drawn = generator.permutation(len(source))[:_PHOTOS].tolist()
-    objects = objects_of(coco)[:_OBJECTS]
+    drawn = generator.permutation(len(source))[split * _PHOTOS : (split + 1) * _PHOTOS].tolist()
+    objects = objects_of(coco, split)[:_OBJECTS]
     for number, position in enumerate(drawn):
         photo = decode_image(source.read(position))
         scale = max(1.0, _SIDE / min(photo.shape[:2]))
@@ -100,5 +104,6 @@ if __name__ == "__main__":
     parser.add_argument("coco", type=Path)
     parser.add_argument("photos")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--split", type=int, default=0, help="other objects and other photos, to choose settings on")
     arguments = parser.parse_args()
-    print(write_set(arguments.coco, arguments.photos, arguments.out))
+    print(write_set(arguments.coco, arguments.photos, arguments.out, arguments.split))

@@ -15,6 +15,7 @@ from sop_faiss.cli.index_duplicates import duplicates_command
 from sop_faiss.cli.index_export import export_command
 from sop_faiss.cli.index_info import info_command
 from sop_faiss.cli.index_output import counted, max_bad_option, say_left_out
+from sop_faiss.cli.index_parts import make_parts_of, part_grid_option, part_grids, parts_command
 from sop_faiss.cli.index_search import search_command
 from sop_faiss.cli.index_serve import serve_command
 from sop_faiss.cli.index_sync import sync_command
@@ -67,6 +68,8 @@ def main() -> None:
 )
 @click.option("--tokens", "with_tokens", is_flag=True, help="Make tokens, too, for search --rerank local.")
 @token_options
+@click.option("--parts", "with_parts", is_flag=True, help="Make parts of the images, too, for search --parts.")
+@part_grid_option
 @click.option(
     "--max-query-ms",
     type=float,
@@ -93,6 +96,8 @@ def build_command(
     with_tokens: bool,
     token_size: int | None,
     token_count: int | None,
+    with_parts: bool,
+    part_grid: str | None,
     cluster: str | None,
     batch_size: int,
     max_bad_fraction: float,
@@ -112,17 +117,27 @@ def build_command(
       sop-index build --cluster ray --features features/ --factory IVF4096,SQ8 --out photos.index
     """
     from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.index.beside import PARTS
     from sop_faiss.index.build import IndexOptions, parse_bytes
+    from sop_faiss.index.parts import DEFAULT_GRIDS, boxes_of_grids
     from sop_faiss.index.rerank.token_files import has_tokens
     from sop_faiss.index.store import read_left_out
     from sop_faiss.verbs.finding.index_build import build
 
     log_to_stderr(logging.INFO)
-    if with_tokens and features is not None:
-        raise ConfigError("--tokens are made of images, and --features has none: build of images")
+    if part_grid is not None and not with_parts:
+        raise ConfigError("--part-grid says how parts are made: give --parts too")
     tokens = token_settings(token_size, token_count, with_tokens, "--tokens")
-    if with_tokens and (out / "manifest.json").is_file() and not has_tokens(out):  # a kill came in between
-        raise ConfigError(f"{out} has an index already, without tokens: `sop-index tokens {out}` makes them")
+    grids = part_grids(part_grid)
+    boxes_of_grids(grids or DEFAULT_GRIDS)
+    for name, wanted, there in (
+        ("tokens", with_tokens, has_tokens(out)),
+        ("parts", with_parts, (out / PARTS).is_dir()),
+    ):
+        if wanted and features is not None:
+            raise ConfigError(f"--{name} are made of images, and --features has none: build of images")
+        if wanted and (out / "manifest.json").is_file() and not there:  # a kill came in between
+            raise ConfigError(f"{out} has an index already, without {name}: `sop-index {name} {out}` makes them")
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall, max_query_ms)
     verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "images")
     with ranks_of_torchrun() as is_main, progress_reporter(verb, things) as progress:
@@ -140,12 +155,15 @@ def build_command(
         return
     if with_tokens:
         make_tokens_of(out, encoder, None, tokens)
+    if with_parts:
+        make_parts_of(out, encoder, None, grids, options, batch_size)
     say_left_out(read_left_out(out, manifest), out)
     click.echo(one_line(f"{_describe(manifest)} in {out}; encoder {manifest.encoder['name']}"))
 
 
 main.add_command(tune_command)
 main.add_command(tokens_command)
+main.add_command(parts_command)
 main.add_command(search_command)
 main.add_command(info_command)
 main.add_command(duplicates_command)

@@ -45,6 +45,9 @@ _FOLDER = NamedPath()
     help="Search by this part of IMAGE alone: left, top, right, bottom in pixels, or in shares of its sides (0 to 1).",
 )
 @click.option(
+    "--parts", is_flag=True, help="Find images by parts of them, too; needs parts (sop-index parts). The best counts."
+)
+@click.option(
     "--where",
     metavar="CONDITION",
     help="Only images whose key, source, member or label pass it, as \"label = 'shoe'\".",
@@ -97,6 +100,7 @@ def search_command(
     minus: tuple[str, ...],
     rerank: Rerank | None,
     box: str | None,
+    parts: bool,
     verify: str,
     json_file: Path | None,
     csv_file: Path | None,
@@ -116,6 +120,8 @@ def search_command(
     nearest those that reach it. --rerank puts the first of them (those that pass --where, if it is given) into a
     better order; the similarities printed are still cosines, so that they no longer fall. Near-duplicates are folded
     after that. --rerank local needs tokens (sop-index build --tokens; of an existing index, sop-index tokens).
+    --parts compares the query with parts of the images, too (sop-index build --parts, or sop-index parts), and shows
+    for each image found which part was the most similar, in shares of its sides; it goes with --rerank local alone.
     --where has the columns key, source (the .tar file; empty for a folder), member (the path in it), label (the
     sub-folder) and those of --table.
 
@@ -124,7 +130,7 @@ def search_command(
       sop-index search photos.index query.jpg --html found.html
       sop-index search photos.index --key IMG_0042 -k 20
       sop-index search photos.index query.jpg --rerank global
-      sop-index search photos.index query.jpg --box 40,60,200,180
+      sop-index search photos.index query.jpg --box 40,60,200,180 --parts
       sop-index search photos.index --data queries/ --csv found.csv
       sop-index search photos.index a.jpg b.jpg --minus c.jpg --unique 0.95
       sop-index search photos.index query.jpg --table shop.csv --where "price < 50 and label <> 'shoe'"
@@ -156,6 +162,8 @@ def search_command(
     opened = FeatureIndex.open(index, verify=verify)
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)
+    if parts:
+        opened = opened.with_parts(verify=verify)
     with progress_reporter("embedding", "images") as progress:
         result = search_index(
             opened,
@@ -197,6 +205,7 @@ def search_command(
             "k": 10 if k is None and threshold is None else k,
             "threshold": threshold,
             **({} if box is None else {"box": box}),
+            **({"parts": True} if parts else {}),
             **({} if rerank is None else {"rerank": rerank.to_dict()}),
             "dropped": result.dropped,
             "queries": as_records(result, places),
@@ -225,6 +234,8 @@ def search_command(
 
 def _found_text(result: SearchResult, images: IndexImages, by_label: bool, threshold: float | None) -> str:
     """Print one block per query: its key and label, then each neighbor; with `by_label` whether it is right."""
+    from sop_faiss.data.images.box import box_text, is_part
+
     marks = {True: "+ ", False: "- ", None: "  "}
     blocks = []
     for query in result.queries:
@@ -234,7 +245,8 @@ def _found_text(result: SearchResult, images: IndexImages, by_label: bool, thres
             place = one_line(": ".join(filter(None, images.place(found.row))))
             name = named(found.key, found.label)
             more = f"  (+{len(found.folded):,} alike)" if found.folded else ""
-            lines.append(f"{found.rank:4d}  {found.similarity:7.4f}  {mark}{name}  {place}{more}")
+            part = f"  part {box_text(found.box)}" if found.box is not None and is_part(found.box) else ""
+            lines.append(f"{found.rank:4d}  {found.similarity:7.4f}  {mark}{name}  {place}{part}{more}")
         if not query.found:
             lines.append("      nothing found")
         blocks.append("\n".join(lines))

@@ -20,6 +20,7 @@ from sop_faiss.errors import DataError
 from sop_faiss.index.find import find, find_others
 from sop_faiss.index.images import index_images
 from sop_faiss.index.narrowed import Narrowing, combined_query
+from sop_faiss.index.parts import write_parts
 from sop_faiss.index.rerank.reranker import open_reranker
 from sop_faiss.index.rerank.settings import Rerank, TokenSettings
 from sop_faiss.index.rerank.token_store import write_tokens
@@ -42,6 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_served(tmp_path_factory.mktemp("place"), per_class=6)
     index = FeatureIndex.open(root / "index")
     write_tokens(index, load_encoder(str(root / "run")), index_images(index), TokenSettings(most=9))
+    write_parts(index, load_encoder(str(root / "run")), index_images(index), [2])
     lines = [f"{key},{number},{'ab'[number % 2]}\n" for number, key in enumerate(index.ids.keys)]
     (root / "shop.csv").write_text("key,price,brand\n" + "".join(lines))
     return root
@@ -277,6 +279,32 @@ def test_reranked_as_the_library_does(client: TestClient, place: Path, index: Fe
     assert rows_of(client.get("/api/search", params=wishes)) == folded
 
 
+def test_found_by_parts_as_the_library_does(client: TestClient, place: Path, index: FeatureIndex) -> None:
+    assert client.get("/api/index").json()["has_parts"] is True
+    parted = index.with_parts()
+    key, wishes = index.ids.keys[5], {"k": 7, "parts": True}
+    answer = client.get("/api/search", params={"key": key, **wishes})
+    wanted = parted.search_rows([5], 7)
+    assert rows_of(answer) == wanted.rows[0].tolist() and answer.json()["parts"] is True
+    assert wanted.boxes is not None
+    assert np.allclose([each["box"] for each in answer.json()["found"]], wanted.boxes[0])
+    narrowing = Narrowing(np.arange(0, 18, 2), 0.95)
+    folded = find_others(parted, [5], 4, None, narrowing)[0][0].rows[0].tolist()
+    narrow = {"key": key, "k": 4, "parts": True, "where": "brand = 'a'", "unique": 0.95}
+    assert rows_of(client.get("/api/search", params=narrow)) == folded
+    part = encoded_part(photo(place, index, 5), SHARES, "it")
+    sent = client.post("/api/search", params=wishes, content=part, headers=STREAM)
+    boxed = client.post("/api/search", params=wishes | {"box": BOX}, content=photo(place, index, 5), headers=STREAM)
+    assert rows_of(sent) == rows_of(boxed)
+    plain = client.get("/api/search", params={"key": key, "k": 7}).json()
+    assert plain["parts"] is False and all(each["box"] is None for each in plain["found"])
+    for method in ("global", "diffusion"):
+        answer = client.get("/api/search", params={"key": key, "rerank": method, "parts": True})
+        assert_refused(answer, 422, "rerank=local")
+    local = client.get("/api/search", params={"key": key, "k": 7, "rerank": "local", "parts": True})
+    assert len(rows_of(local)) == 7
+
+
 def test_several_images_are_reranked_by_their_mean_alone(client: TestClient, index: FeatureIndex) -> None:
     body = {"plus": [{"key": key} for key in index.ids.keys[:2]]}
     query = combined_query(index.unit_features([0, 1]))
@@ -307,11 +335,13 @@ def test_without_tokens_or_without_an_encoder(
 ) -> None:
     key = index.ids.keys[0]
     plain = tmp_path / "index"
-    shutil.copytree(place / "index", plain, ignore=shutil.ignore_patterns("tokens"))
+    shutil.copytree(place / "index", plain, ignore=shutil.ignore_patterns("tokens", "parts"))
     with TestClient(create_app(FeatureIndex.open(plain), encoder), base_url="http://127.0.0.1") as client:
         facts = client.get("/api/index").json()
         assert facts["rerank"] == ["global", "diffusion"] and facts["shows_matches"] is False
         assert_refused(client.get("/api/search", params={"key": key, "rerank": "local"}), 409, "no tokens")
+        assert facts["has_parts"] is False
+        assert_refused(client.get("/api/search", params={"key": key, "parts": True}), 409, "no parts")
         assert_refused(client.get("/api/images/1/match", params={"key": key}), 409, "no tokens")
         assert_refused(client.get("/api/search", params={"key": key, "rerank": "best"}), 422, "rerank: ")
     with TestClient(create_app(index), base_url="http://127.0.0.1") as client:
@@ -327,6 +357,7 @@ def test_without_tokens_or_without_an_encoder(
 def test_damaged_tokens_are_not_served(place: Path, encoder: Encoder, index: FeatureIndex, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(place / "index", tmp_path / "index"))
     (copy / "tokens" / "images.parquet").write_bytes(b"x")
+    (copy / "parts" / "ids.parquet").write_bytes(b"x")
     app = create_app(FeatureIndex.open(copy), encoder, ServeOptions(images_root=tmp_path))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         assert client.get("/api/index").json()["rerank"] == ["global", "diffusion"]

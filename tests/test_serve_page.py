@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -15,6 +16,7 @@ from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
 from sop_faiss.index.change import remove_from_index
 from sop_faiss.index.images import index_images
+from sop_faiss.index.parts import write_parts
 from sop_faiss.index.rerank.settings import TokenSettings
 from sop_faiss.index.rerank.token_store import write_tokens
 from sop_faiss.index.search import FeatureIndex
@@ -36,6 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "own" / "text.jpg").write_text("not an image")
     index = FeatureIndex.open(root / "index")
     write_tokens(index, load_encoder(str(root / "run")), index_images(index), TokenSettings(most=9))
+    write_parts(index, load_encoder(str(root / "run")), index_images(index), [2])
     prices = "".join(f"{key},{row}\n" for row, key in enumerate(index.ids.keys))
     (root / "shop.csv").write_text(f"key,price\n{prices}")
     return root
@@ -358,6 +361,32 @@ def test_a_part_by_pointer_and_by_keys(address: str, size: dict[str, Any]) -> No
         expect(page.locator("#query-part")).to_be_hidden()
         expect(page.locator("#hits")).not_to_have_class("hits waiting")
         assert shown(page) == whole and problems == []
+
+
+def test_parts_that_are_found_are_outlined(place: Path, address: str) -> None:
+    parted = FeatureIndex.open(place / "index").with_parts()
+    key = parted.ids.keys[0]
+    found = parted.search_rows([0], 24)
+    assert found.boxes is not None
+    partial = sum(box != [0, 0, 1, 1] for box in found.boxes[0].tolist())
+    assert partial > 0
+    with open_browser(**DESK) as page:
+        problems = heard(page)
+        page.goto(f"{address}?key={quote(key)}")
+        expect(page.locator(".similarity")).to_have_count(24)
+        assert page.locator("#hits .part-mark").count() == 0
+        page.locator("#parts").check()
+        expect(page.locator("#hits .part-mark")).to_have_count(partial)
+        assert "parts=true" in page.url and shown(page) == found.keys[0]
+        mark = page.locator("#hits .part-mark").first
+        mark.scroll_into_view_if_needed()
+        expect(mark).to_be_visible()
+        page.locator("#hits .open").first.click()
+        expect(page.locator("dialog")).to_contain_text("Part")
+        page.keyboard.press("Escape")
+        page.locator("#parts").uncheck()
+        expect(page.locator("#hits .part-mark")).to_have_count(0)
+        assert problems == []
 
 
 def test_where_it_matches_is_shown_on_click(place: Path, address: str) -> None:

@@ -15,12 +15,12 @@ from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.file_states import FileState, FileStates
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
+from sop_faiss.index.beside import carry_beside
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.contents import IndexContents, join_contents
 from sop_faiss.index.folder_changes import FolderChanges
 from sop_faiss.index.images import IndexImages
 from sop_faiss.index.left_out import REMOVED, LeftOut, count_unusable, dropped_images
-from sop_faiss.index.rerank.token_files import carry_tokens
 from sop_faiss.index.search import closest_key
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.remembered import without_relative_places
@@ -55,7 +55,7 @@ def add_to_index(directory: Path, store: FeatureStore, *, encoder_spec: dict[str
         index.vectors.add(store.features)
         search = _counted(index.manifest.search, "added", len(store))
         with atomic_directory(directory, overwrite=True) as temporary:
-            carry_tokens(directory, temporary)
+            carry_beside(directory, temporary)
             spec = encoder_spec or index.manifest.encoder_spec or added.encoder_spec
             # a sync goes on following that folder, and leaves alone what is added from elsewhere
             described = replace(joined.manifest, search=search, encoder_spec=spec, folder=index.manifest.folder)
@@ -98,7 +98,7 @@ def remove_from_index(directory: Path, keys: Sequence[str]) -> IndexManifest:
         ids, states = index.ids.take(kept_rows), index.states.take(kept_rows)
         left_out = index.left_out + _removed(index, np.flatnonzero(~rows).tolist())
         with atomic_directory(directory, overwrite=True) as temporary:
-            carry_tokens(directory, temporary)
+            carry_beside(directory, temporary)
             described = replace(index.manifest, search=search)
             return IndexContents(described, ids, index.vectors, states, left_out).write(temporary)
 
@@ -203,7 +203,7 @@ def follow_folder(
             wanted.manifest = replace(wanted.manifest, search=search)
         wanted.vectors = index.vectors
         with atomic_directory(directory, overwrite=True) as temporary:
-            carry_tokens(directory, temporary)
+            carry_beside(directory, temporary)
             return wanted.write(temporary)
 
 

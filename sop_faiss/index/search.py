@@ -21,6 +21,7 @@ from sop_faiss.index.packed_texts import RowsOfTexts
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
+from sop_faiss.neighbors.disk.with_parts import NearestParts, VectorsWithParts
 from sop_faiss.neighbors.exact import NearestRows, require_k
 from sop_faiss.unit_rows import require_unit_rows
 
@@ -44,6 +45,9 @@ class Neighbors:
     """Names of those images."""
     labels: Int64[np.ndarray, "q k"] | None
     """Their classes, -1 for an image without; None if the index has no labels."""
+    boxes: Float32[np.ndarray, "q k 4"] | None = None
+    """The part of each image that is as similar: left, top, right, bottom in shares of its sides, 0, 0, 1, 1 for all of
+    it; None where parts were not searched."""
 
     def lines(self) -> list[Neighbors]:
         """Return the neighbors of each query alone."""
@@ -53,6 +57,7 @@ class Neighbors:
                 self.rows[number : number + 1],
                 [keys],
                 None if self.labels is None else self.labels[number : number + 1],
+                None if self.boxes is None else self.boxes[number : number + 1],
             )
             for number, keys in enumerate(self.keys)
         ]
@@ -65,17 +70,27 @@ class Neighbors:
             self.rows[:, chosen],
             [[self.keys[0][place] for place in chosen.tolist()]],
             None if self.labels is None else self.labels[:, chosen],
+            None if self.boxes is None else self.boxes[:, chosen],
         )
 
 
 class FeatureIndex:
     """A searchable index of unit-norm features. Make one with `open`; thread-safe."""
 
-    def __init__(self, directory: Path, manifest: IndexManifest, ids: IdTable, vectors: VectorIndex) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        manifest: IndexManifest,
+        ids: IdTable,
+        vectors: VectorIndex | VectorsWithParts,
+        part_boxes: Float32[np.ndarray, "b 4"] | None = None,
+    ) -> None:
         self.directory = directory
         self.manifest = manifest
         self.ids = ids
         self._vectors = vectors
+        self.part_boxes = part_boxes
+        """Of each number of a part, and last of complete images, as `Neighbors.boxes`; None: parts are not searched."""
 
     @classmethod
     def open(cls, directory: str | Path, *, verify: str = "all") -> FeatureIndex:
@@ -101,6 +116,23 @@ class FeatureIndex:
             _log.info("index %s was checked by file sizes: the vectors' bytes were not verified", directory)
         log_encoder_doubts(manifest)
         return cls(directory, manifest, ids, read_vectors(directory, manifest))
+
+    def with_parts(self, *, verify: str = "all") -> FeatureIndex:
+        """Return this index with parts of its images: a search finds an image by the most similar of its parts, too.
+
+        Args:
+            verify: as of `open`, for the files of the parts.
+
+        Raises:
+            ConfigError: there are no parts; `write_parts` makes them.
+            IndexMismatchError: they are damaged, of another encoder, or not of all images.
+        """
+        from sop_faiss.index.parts import open_parts
+
+        if isinstance(self._vectors, VectorsWithParts):
+            return self
+        vectors, boxes = open_parts(self, self._vectors, verify)
+        return FeatureIndex(self.directory, self.manifest, self.ids, vectors, boxes)
 
     def __len__(self) -> int:
         return self.manifest.count
@@ -240,8 +272,7 @@ class FeatureIndex:
         found = self._vectors.search(self._vectors.features(wanted), k + 1)
         keep = found.rows != wanted[:, None]
         keep[keep.all(axis=1), -1] = False  # more than k copies came before the row itself
-        shape = (len(wanted), k)
-        return self._named(NearestRows(found.similarities[keep].reshape(shape), found.rows[keep].reshape(shape)))
+        return self._named(type(found)(*(each[keep].reshape(-1, k) for each in found)))
 
     def search_rows_above(self, rows: Sequence[int], similarity: float) -> list[Neighbors]:
         """Find all *other* images whose similarity to an image of the index reaches a threshold; one answer per row.
@@ -255,15 +286,16 @@ class FeatureIndex:
         """
         return [self._named(found) for found in self.others_above(rows, similarity)]
 
-    def others_above(self, rows: Sequence[int], similarity: float) -> list[NearestRows]:
+    def others_above(self, rows: Sequence[int], similarity: float) -> list[NearestRows | NearestParts]:
         """Search as `search_rows_above` does, but return rows without names: for work on a complete index."""
         wanted = self._as_rows(rows)
         require_cosine(similarity, "similarity")
-        nearby = self._vectors.search_above(self._vectors.features(wanted), similarity)
-        answers = []
+        queries = self._vectors.features(wanted)
+        nearby: Sequence[NearestRows | NearestParts] = self._vectors.search_above(queries, similarity)
+        answers: list[NearestRows | NearestParts] = []
         for row, found in zip(wanted, nearby, strict=True):
             others = found.rows[0] != row
-            answers.append(NearestRows(found.similarities[:, others], found.rows[:, others]))
+            answers.append(type(found)(*(each[:, others] for each in found)))
         return answers
 
     def _as_rows(self, rows: Sequence[int] | Int64[np.ndarray, " m"]) -> Int64[np.ndarray, " m"]:
@@ -306,13 +338,16 @@ class FeatureIndex:
         require_unit_rows(queries, "queries")
         return queries
 
-    def _named(self, found: NearestRows) -> Neighbors:
+    def _named(self, found: NearestRows | NearestParts) -> Neighbors:
         labels = self.ids.labels
         return Neighbors(
             similarities=found.similarities,
             rows=found.rows,
             keys=[[self.ids.keys[row] for row in line] for line in found.rows.tolist()],
             labels=None if labels is None else labels[found.rows],
+            boxes=self.part_boxes[found.parts]
+            if isinstance(found, NearestParts) and self.part_boxes is not None
+            else None,
         )
 
 

@@ -44,7 +44,7 @@ class SheetImage:
     label: str = ""
     """The class of the image, if known."""
     box: tuple[float, float, float, float] | None = None
-    """x1, y1, x2, y2 in pixels: the part that was searched for, which is outlined."""
+    """x1, y1, x2, y2, as of `make_thumbnail`: the part that was searched for, or found, which is outlined."""
     place: Place | None = None
     """Where it is, if known; only images that are files can be put on a list of paths."""
     key: str = ""

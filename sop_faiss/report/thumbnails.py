@@ -52,7 +52,7 @@ def make_thumbnail(
     Args:
         encoded: the bytes of its file.
         side: pixels of the thumbnail's longer side, at most.
-        box: x1, y1, x2, y2 in pixels of the image, of an outline to draw.
+        box: x1, y1, x2, y2 of an outline to draw, in pixels of the image, or in shares of its sides as of `Box`.
     """
     try:
         image = decode_pillow(encoded)
@@ -61,6 +61,8 @@ def make_thumbnail(
     tiny = max(image.size) <= _TINY_PIXELS
     whole = image.size
     _shrink(image, side)
+    if box is not None and max(box) <= 1:
+        box = box[0] * whole[0], box[1] * whole[1], box[2] * whole[0], box[3] * whole[1]
     if box is not None:
         _draw_box(image, box, whole)
     uri = "data:image/jpeg;base64," + base64.b64encode(_as_jpeg(image, tiny)).decode("ascii")

@@ -36,6 +36,7 @@ class IndexFacts(BaseModel):
         description="What a condition may name: columns of the index, and of the server's table."
     )
     rerank: list[str] = Field(description="Methods of re-ranking that the index allows.")
+    has_parts: bool = Field(description="Whether images can be found by parts of them.")
     shows_matches: bool = Field(description="Whether /api/images/{row}/match draws: there are tokens and an encoder.")
     version: str = Field(description="Changes with the index.")
 
@@ -65,6 +66,9 @@ class FoundImage(ImageFacts):
 
     rank: int = Field(description="1 is the nearest.")
     similarity: float = Field(description="Cosine.")
+    box: list[float] | None = Field(
+        description="Part that is as similar: left, top, right, bottom in shares of the sides; null without parts."
+    )
     folded_count: int = Field(description="Number of near-duplicates that are left out for it.")
     folded: list[ImageFacts] = Field(description="The first 100 of these, nearest first.")
 
@@ -82,6 +86,7 @@ class SearchAnswer(BaseModel):
     where: str | None = Field(description="Only those that pass this condition.")
     unique: float | None = Field(description="Near-duplicates of this cosine similarity or more are folded.")
     rerank: str | None = Field(description="Method by which the first were put into a new order.")
+    parts: bool = Field(description="Whether images were found by parts of them, too.")
     found: list[FoundImage]
 
 

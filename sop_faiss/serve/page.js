@@ -159,9 +159,12 @@ function showQuery(image, label, name) {
   at("query-name").textContent = name;
 }
 
-// Marks the part that is searched by, in shares of the image, in its frame; the image is as large as the frame allows.
+// Marks a part in shares of the image in its frame; the image is as large as the frame allows.
 function showPart() {
-  const [shown, mark, shares] = [at("query-image"), at("query-part"), sharesOf(asked().box)];
+  placePart(at("query-part"), at("query-image"), sharesOf(asked().box));
+}
+
+function placePart(mark, shown, shares) {
   const [width, height] = [shown.naturalWidth, shown.naturalHeight];
   const side = Math.max(width, height);
   mark.hidden = shown.hidden || !side || !shares;
@@ -179,6 +182,7 @@ function showFilters(view) {
     at(id).value = view[id];
   }
   at("where").value = view.where;
+  at("parts").checked = Boolean(view.parts);
   at("where").removeAttribute("aria-invalid");
   at("with").hidden = true;
   const isOne = view.plus.length === 1 && !isSeveral(view);
@@ -218,6 +222,7 @@ function listen() {
     });
   }
   for (const id of ["label", "k", "unique", "rerank", "where"]) at(id).addEventListener("change", () => go({ [id]: at(id).value.trim() }));
+  at("parts").addEventListener("change", () => go({ parts: at("parts").checked ? "true" : "" }));
   at("folder").addEventListener("click", () => go({ folder: null }));
   at("part").addEventListener("click", choosePart);
   at("whole").addEventListener("click", () => go({ box: null }));
@@ -308,6 +313,7 @@ function showFacts() {
   const [all] = at("label").options;
   at("label").replaceChildren(all, ...facts.labels.map((label) => new Option(`${label.name} (${label.images})`, label.name)));
   at("label").value = asked().label;
+  at("parts-field").hidden = !facts.has_parts;
   at("columns").textContent = `Columns: ${facts.columns.join(", ")}`;
   const [bySimilarity] = at("rerank").options;
   at("rerank").replaceChildren(bySimilarity, ...facts.rerank.map((method) => new Option(`re-ranked: ${method}`, method)));

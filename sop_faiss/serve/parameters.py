@@ -15,7 +15,7 @@ _REASONS = {
     400: "The image is empty or damaged.",
     404: "No such image, label or folder.",
     408: "The image took too long to arrive.",
-    409: "Served without an encoder, or tokens are needed and the index has none.",
+    409: "Served without an encoder, or tokens or parts are needed and the index has none.",
     413: "The image has too many bytes or pixels.",
     415: "The body is not an image of a known format.",
     422: "A parameter is missing, out of range, or not what it should be, as a condition or a box.",
@@ -58,6 +58,7 @@ Method = Annotated[
     Literal["global", "local", "diffusion"] | None,
     Query(description="Put the nearest 400 into a new order; local compares parts of images and needs tokens."),
 ]
+Parts = Annotated[bool, Query(description="Find images by parts of them, too; needs parts (sop-index parts).")]
 BoxText = Annotated[
     str | None,
     Query(
@@ -93,6 +94,7 @@ async def wanted(
     where: Where = None,
     unique: Unique = None,
     rerank: Method = None,
+    parts: Parts = False,
 ) -> Wanted:
     """Return what to find, as the parameters of a search say."""
-    return Wanted(k, label, threshold, folder, where, unique, rerank)
+    return Wanted(k, label, threshold, folder, where, unique, rerank, parts)

@@ -6,7 +6,7 @@ const uploads = new Map(); // number -> { file, address }; lost when the page is
 const known = new Map(); // key -> what the server said of the image
 
 const DEFAULT_K = at("k").value;
-const FILTERS = ["label", "where", "unique", "rerank"]; // empty: none
+const FILTERS = ["label", "where", "unique", "rerank", "parts"]; // empty: none
 const NO_QUERY = { plus: [], minus: [], box: null };
 const START = { ...NO_QUERY, label: "", folder: null, where: "" };
 

@@ -28,6 +28,12 @@ function card(image, wantedLabel) {
   shown.addEventListener("error", () => shown.replaceWith(element("div", "problem", "⊘ cannot be shown")));
   shown.src = image.thumbnail;
   frame.append(shown);
+  if (image.box && image.box.join() !== "0,0,1,1") {
+    const part = element("div", "part-mark");
+    part.hidden = true; // until the image is there
+    shown.addEventListener("load", () => placePart(part, shown, image.box));
+    frame.append(part);
+  }
   if (wantedLabel && image.label) {
     const right = wantedLabel === image.label;
     item.classList.add(right ? "right" : "wrong");
@@ -64,6 +70,7 @@ const viewer = makeViewer(tiles, (tile) => {
     ["Key", image.key, true],
     ["Label", image.label],
     ["Similarity", image.similarity !== undefined && `${image.similarity.toFixed(4)}, rank ${image.rank}`],
+    ["Part", image.box && image.box.map((share) => share.toFixed(2)).join(", ")],
     ["Alike", image.folded_count && image.folded.map((each) => each.key).join(", ") + (image.folded.length < image.folded_count ? ", …" : "")],
   ];
   const actions = [button("Search by it", () => searchBy(image.key)), ...moreActions(tile, image), element("span", "folder-actions")];

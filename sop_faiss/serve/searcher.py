@@ -16,10 +16,11 @@ from jaxtyping import Float32, Int64
 from sop_faiss.data.images.box import Box, encoded_part
 from sop_faiss.data.images.decode import MAX_PIXELS, decode_image, drop_reason, open_image, quiet
 from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatchError
+from sop_faiss.index.beside import PARTS
 from sop_faiss.index.find import Line, find, find_others
 from sop_faiss.index.images import IndexImages, index_images
 from sop_faiss.index.narrowed import Narrowing, combined_query, without
-from sop_faiss.index.rerank.reranker import Reranker, refuse_local_together
+from sop_faiss.index.rerank.reranker import Reranker, refuse_complete, refuse_local_together
 from sop_faiss.index.rerank.settings import METHODS, Rerank
 from sop_faiss.index.rerank.token_files import has_tokens
 from sop_faiss.index.rerank.token_store import TokenStore
@@ -50,6 +51,8 @@ class Wanted:
     """Fold a neighbor into a nearer one from this cosine between the two on."""
     rerank: str | None = None
     """Put the first neighbors into a new order by this method."""
+    parts: bool = False
+    """Find images by parts of them, too."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Hit:
     """Cosine."""
     folded: tuple[int, ...] = ()
     """Rows that are folded into it."""
+    box: Box | None = None
+    """The part that is as similar, in shares of its sides; None where parts were not searched."""
 
 
 class Searcher:
@@ -104,6 +109,7 @@ class Searcher:
         self.conditions = ConditionRows(index, table)
         self.images: IndexImages = index_images(index, images_root)
         self.tokens = _tokens_of(index)
+        self.parts = _with_parts(index)
         self.encoder = encoder
         self._max_pixels = max_pixels
         self._encoding = threading.Lock()
@@ -153,12 +159,13 @@ class Searcher:
         if k < 1 or (among is not None and not len(among)):
             return []
         narrowing = None if among is None and wanted.unique is None else Narrowing(among, wanted.unique)
+        index = self._require_parts() if wanted.parts else self.index
         with self._refusing():
-            reranker = self._reranker(wanted.rerank, together=len(plus) + len(minus) > 1)
+            reranker = self._reranker(index, wanted.rerank, together=len(plus) + len(minus) > 1)
             first = plus[0]
             lines: list[Line]
             if len(plus) + len(minus) == 1 and first.row is not None and first.box is None:
-                lines = find_others(self.index, [first.row], k, wanted.threshold, narrowing, reranker)
+                lines = find_others(index, [first.row], k, wanted.threshold, narrowing, reranker)
             else:
                 features = [self._feature(image) for image in (*plus, *minus)]
                 query = features[0]
@@ -166,11 +173,14 @@ class Searcher:
                     query = combined_query(np.concatenate(features[: len(plus)]), np.concatenate(features)[len(plus) :])
                 tokens = self._query_tokens(reranker, first)
                 others = without(narrowing, own)
-                lines = find(self.index, query, k, wanted.threshold, others, reranker, tokens)
+                lines = find(index, query, k, wanted.threshold, others, reranker, tokens)
         neighbors, folded = lines[0]
         pairs = zip(neighbors.rows[0].tolist(), neighbors.similarities[0].tolist(), strict=True)
+        boxes = None if neighbors.boxes is None else [tuple(box) for box in neighbors.boxes[0].tolist()]
         return [
-            Hit(row, similarity, () if folded is None else tuple(folded[place]))
+            Hit(
+                row, similarity, () if folded is None else tuple(folded[place]), None if boxes is None else boxes[place]
+            )
             for place, (row, similarity) in enumerate(pairs)
         ]
 
@@ -206,12 +216,18 @@ class Searcher:
             raise Refused(409, "the index has no tokens, which this needs: make them with sop-index tokens")
         return self.tokens
 
-    def _reranker(self, method: str | None, *, together: bool) -> Reranker | None:
+    def _require_parts(self) -> FeatureIndex:
+        if self.parts is None:
+            raise Refused(409, "the index has no parts, which this needs: make them with sop-index parts")
+        return self.parts
+
+    def _reranker(self, index: FeatureIndex, method: str | None, *, together: bool) -> Reranker | None:
         if method is None:
             return None
         settings = Rerank(method)
+        refuse_complete(index, settings)
         refuse_local_together(settings, together)
-        return Reranker(self.index, settings, self._require_tokens() if method == "local" else None)
+        return Reranker(index, settings, self._require_tokens() if method == "local" else None)
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -256,6 +272,17 @@ class Searcher:
         tokenizer, encoded = reranker.store.tokenizer(self.require_encoder()), self._encoded(image)
         with self._encoding:
             return [made.astype(np.float32) for _, made in tokenizer.tokens(1, lambda _: encoded, ["the image"])]
+
+
+def _with_parts(index: FeatureIndex) -> FeatureIndex | None:
+    """Open the index with its parts; None where there are none, or where they cannot be used."""
+    if not (index.directory / PARTS).is_dir():
+        return None
+    try:
+        return index.with_parts()
+    except IndexMismatchError as error:
+        _log.warning("served without parts: %s", error)
+        return None
 
 
 def _tokens_of(index: FeatureIndex) -> TokenStore | None:

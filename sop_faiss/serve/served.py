@@ -55,6 +55,7 @@ class Served:
             labels=[Label(name=name, images=count) for name, count in self.searcher.labels.counts().items()],
             columns=self.searcher.conditions.names,
             rerank=self.searcher.methods,
+            has_parts=self.searcher.parts is not None,
             shows_matches=self.searcher.tokens is not None and self.searcher.encoder is not None,
             version=self.version,
         )
@@ -104,6 +105,7 @@ class Served:
             FoundImage(
                 rank=rank,
                 similarity=hit.similarity,
+                box=None if hit.box is None else [round(each, 4) for each in hit.box],
                 folded_count=len(hit.folded),
                 folded=[self._facts_of(row) for row in hit.folded[:_SHOWN_FOLDED]],
                 **self.image(hit.row),

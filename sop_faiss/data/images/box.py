@@ -16,6 +16,19 @@ from sop_faiss.errors import ConfigError, DataError
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom, in pixels of the upright image; or, none of them above 1, in shares of its sides."""
 
+WHOLE: Box = (0, 0, 1, 1)
+"""All of an image, in shares."""
+
+
+def box_text(box: Sequence[float]) -> str:
+    """Write a box in shares of the sides as `parse_box` reads it."""
+    return ",".join(f"{each:.4g}" for each in box)
+
+
+def is_part(box: Sequence[float] | None) -> bool:
+    """Return whether a box in shares is of less than the complete image."""
+    return box is not None and tuple(box) != WHOLE
+
 
 def parse_box(text: str) -> Box:
     """Parse `left,top,right,bottom`.

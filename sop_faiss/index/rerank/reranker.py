@@ -70,17 +70,32 @@ def open_reranker(index: FeatureIndex, settings: Rerank | None, *, together: boo
         together: the query is of several images.
 
     Raises:
-        ConfigError: parts of several images are to be compared as one, or the index has no tokens.
+        ConfigError: parts of several images are to be compared as one, the index has no tokens, or images found by
+            their parts are to be compared as complete ones.
         IndexMismatchError: tokens are damaged, of another encoder, or not of all images.
     """
     if settings is None:
         return None
     if settings.method != "local":
+        refuse_complete(index, settings)
         return Reranker(index, settings, None)
     refuse_local_together(settings, together)
     store = TokenStore.open(index)
     store.require_complete(index)
     return Reranker(index, settings, store)
+
+
+def refuse_complete(index: FeatureIndex, settings: Rerank) -> None:
+    """Refuse to put images that are found by their parts into an order by their complete features.
+
+    Raises:
+        ConfigError: it is asked for.
+    """
+    if index.part_boxes is not None and settings.method != "local":
+        raise ConfigError(
+            f"`rerank={settings.method}` compares complete images, and `parts` finds parts of them: leave one of them "
+            "out, or take `rerank=local`"
+        )
 
 
 def refuse_local_together(settings: Rerank, together: bool) -> None:

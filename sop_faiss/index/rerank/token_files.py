@@ -11,8 +11,6 @@ images that are new or have changed need tokens.
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 FOLDER = "tokens"
@@ -22,17 +20,3 @@ TOKENS, IMAGES, WHITENING, MANIFEST = "tokens.f16", "images.parquet", "whitening
 def has_tokens(directory: Path) -> bool:
     """Return whether an index directory has tokens."""
     return (directory / FOLDER).is_dir()
-
-
-def carry_tokens(old: Path, new: Path) -> None:
-    """Take the tokens of an index over into the directory that replaces it, as links to the same bytes if possible."""
-    if not has_tokens(old):
-        return
-    (new / FOLDER).mkdir()
-    for name in (TOKENS, IMAGES, WHITENING, MANIFEST):
-        if not (old / FOLDER / name).is_file():  # what is damaged stays so, until tokens are asked for
-            continue
-        try:
-            os.link(old / FOLDER / name, new / FOLDER / name)
-        except OSError:
-            shutil.copyfile(old / FOLDER / name, new / FOLDER / name)

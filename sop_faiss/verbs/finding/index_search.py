@@ -330,5 +330,6 @@ def _found(index: FeatureIndex, line: Line, wanted: str | None) -> list[Found]:
         label = None if neighbors.labels is None else index.class_name(int(neighbors.labels[0, place]))
         right = None if wanted is None or label is None else label == wanted
         names = None if folded is None else [index.ids.keys[each] for each in folded[place]]
-        found.append(Found(place + 1, row, neighbors.keys[0][place], similarity, label, right, names))
+        box = None if neighbors.boxes is None else tuple(neighbors.boxes[0, place].tolist())
+        found.append(Found(place + 1, row, neighbors.keys[0][place], similarity, label, right, names, box))
     return found

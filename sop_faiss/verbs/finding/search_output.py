@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sop_faiss.data.images.box import box_text, is_part
 from sop_faiss.files import write_file
 from sop_faiss.index.images import IndexImages, data_name, index_images
 from sop_faiss.index.search import FeatureIndex
@@ -50,6 +51,7 @@ def as_records(result: SearchResult, images: IndexImages) -> list[dict[str, Any]
                     "member": place.member or None,
                 }
                 | ({} if found.folded is None else {"folded": found.folded})
+                | ({} if found.box is None else {"box": [round(each, 4) for each in found.box]})
                 for found, place in ((found, images.place(found.row)) for found in query.found)
             ],
         }
@@ -63,10 +65,12 @@ def as_csv(result: SearchResult, images: IndexImages) -> str:
     writer = csv.writer(stream)
     columns = ["query", "query_label", "rank", "row", "key", "similarity", "label", "right", "path", "member"]
     is_folded = any(found.folded is not None for query in result.queries for found in query.found)
-    writer.writerow([*columns, "folded"] if is_folded else columns)
+    is_parted = any(found.box is not None for query in result.queries for found in query.found)
+    writer.writerow([*columns, *(["folded"] if is_folded else []), *(["box"] if is_parted else [])])
     for query in result.queries:
         for found in query.found:
-            folded = [len(found.folded or [])] if is_folded else []
+            folded: list[Any] = [len(found.folded or [])] if is_folded else []
+            folded += [] if found.box is None else [box_text(found.box)]
             right = "" if found.right is None else int(found.right)
             values = [found.rank, found.row, found.key, f"{found.similarity:.6f}", found.label, right]
             writer.writerow([query.key, query.label, *values, *images.place(found.row), *folded])
@@ -90,7 +94,7 @@ def as_strips(
             ),
             [
                 SheetHit(
-                    index_image(index, images, found.row),
+                    replace(index_image(index, images, found.row), box=found.box if is_part(found.box) else None),
                     found.similarity,
                     None if found.right is None or not by_label else Verdict.RIGHT if found.right else Verdict.WRONG,
                 )
@@ -136,6 +140,7 @@ def write_search_page(
     subtitle = (
         f"{count:,} {'query' if count == 1 else 'queries'} in {len(index):,} images. "
         f"Encoder {manifest.encoder['name']}; {manifest.factory} index, dimension {manifest.dimension}.{rule}"
+        f"{' Found by complete images and by parts, which are outlined.' if index.part_boxes is not None else ''}"
         f"{' Re-ranked: the order of a row is not that of the cosine similarities.' if reranked else ''}"
     )
     write_contact_sheet(

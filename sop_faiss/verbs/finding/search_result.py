@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sop_faiss.data.images.box import Box
 from sop_faiss.data.images.source import Place
 
 
@@ -25,6 +26,8 @@ class Found:
     """Whether it is of the query's class; None where one of the two has none, or the two cannot be compared."""
     folded: list[str] | None = None
     """Keys of its near-duplicates that are left out; None where none were looked for."""
+    box: Box | None = None
+    """The part that is as similar, in shares of its sides; None where parts were not searched."""
 
 
 @dataclass(frozen=True)
