@@ -93,6 +93,7 @@ def build_command(
     with_tokens: bool,
     token_size: int | None,
     token_count: int | None,
+    token_codes: str | None,
     cluster: str | None,
     batch_size: int,
     max_bad_fraction: float,
@@ -120,7 +121,7 @@ def build_command(
     log_to_stderr(logging.INFO)
     if with_tokens and features is not None:
         raise ConfigError("--tokens are made of images, and --features has none: build of images")
-    tokens = token_settings(token_size, token_count, with_tokens, "--tokens")
+    tokens = token_settings(token_size, token_count, token_codes, used=with_tokens, needed="--tokens")
     if with_tokens and (out / "manifest.json").is_file() and not has_tokens(out):  # a kill came in between
         raise ConfigError(f"{out} has an index already, without tokens: `sop-index tokens {out}` makes them")
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall, max_query_ms)

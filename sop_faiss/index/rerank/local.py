@@ -61,7 +61,7 @@ def _block_scores(
 ) -> Float32[np.ndarray, " m"]:
     counts: Int64[np.ndarray, " m"] = np.array([len(each) for each in candidates])
     starts = np.cumsum(counts) - counts
-    others, other_weights = _parted(np.concatenate(candidates).astype(np.float32))
+    others, other_weights = _parted(np.concatenate(candidates).astype(np.float32, copy=False))
     products = np.maximum(others @ unit.T, 0)  # of opposite tokens, nothing matches
     best = np.maximum.reduceat(products, starts, axis=0)  # (candidates, tokens of the query)
     back = products.max(axis=1)
