@@ -61,3 +61,14 @@ def test_scores_of_codes_are_those_of_decoded_tokens(directions: np.ndarray) -> 
 def test_a_quantizer_of_other_dimensions(directions: np.ndarray) -> None:
     with pytest.raises(ConfigError, match="8 dimensions, and tokens have 9"):
         TokenCodes(9, ProductCodes.learn(directions, 4))
+
+
+def test_what_is_not_finite_is_seen(directions: np.ndarray) -> None:
+    tokens = (directions * 0.3).astype(np.float16)
+    tokens[3, 1] = np.finfo(np.float16).max
+    for codes in (TokenCodes(8), TokenCodes(8, ProductCodes.learn(directions, 8))):
+        assert codes.are_finite(codes.packed(tokens))
+        for wrong in (np.nan, np.inf, -np.inf):
+            packed = codes.packed(tokens).copy()
+            packed[7, -2:] = np.array([wrong], np.float16).view(np.uint8)
+            assert not codes.are_finite(packed)

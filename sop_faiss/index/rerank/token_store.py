@@ -125,13 +125,13 @@ class TokenStore:
         if not len(rows):
             return []
         places = self.places[np.asarray(rows, np.int64)]
-        tokens = self.codes.tokens(self._packed(places))
-        if not np.isfinite(tokens).all():
+        packed = self._packed(places)
+        if not self.codes.are_finite(packed):
             raise IndexMismatchError(
                 f"{self.directory / _content(self.settings)} is damaged: remove {self.directory}, and "
                 f"{_make(self.directory.parent)}"
             )
-        return np.split(tokens, np.cumsum(self.counts[places])[:-1])
+        return np.split(self.codes.tokens(packed), np.cumsum(self.counts[places])[:-1])
 
     def _packed(self, places: Int64[np.ndarray, " m"]) -> UInt8[np.ndarray, "t b"]:
         """Copy the tokens of some images as they are stored."""
