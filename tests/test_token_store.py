@@ -240,7 +240,7 @@ def test_codes_that_cannot_be(built: Path, tmp_path: Path) -> None:
     for codes in ("pq", "pq0", "pq129", "pq-1", "pq4.5", "int8", ""):
         assert f"--token-codes {codes}: wanted float16, or pq1 to pq128" in command_fails(main, *words, codes)
     assert "wanted as many bytes or fewer" in command_fails(main, *words, "pq128")
-    assert "learns from 256 vectors or more" in command_fails(main, *words, "pq4")
+    assert "too few to learn product quantization" in command_fails(main, *words, "pq4")
     assert len(open_store(place)[1].of([0])[0]) == 9
 
 

@@ -46,7 +46,9 @@ class ProductCodes:
         if parts < 1 or dimension % parts:
             raise ConfigError(f"{parts} bytes do not divide {dimension} dimensions: wanted a divisor of these")
         if count < CENTROIDS:
-            raise ConfigError(f"product quantization learns from {CENTROIDS} vectors or more, and there are {count}")
+            raise ConfigError(
+                f"{count} vectors are too few to learn product quantization: wanted {CENTROIDS}, or other codes"
+            )
         quantizer = faiss.ProductQuantizer(dimension, parts, 8)
         quantizer.cp.min_points_per_centroid = 1  # else FAISS prints a warning
         quantizer.train(np.ascontiguousarray(rows))
