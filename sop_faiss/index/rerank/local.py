@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 _LEAST_NORM = np.float32(1e-12)
-_BLOCK_TOKENS = 65_536
-"""Tokens of candidates that are compared at a time."""
+_BLOCK_TOKENS = 2048
+"""Tokens of candidates that are compared at a time: what is computed of these stays in a processor's cache."""
 
 
 def local_scores(
