@@ -1,7 +1,7 @@
 """What product-quantized tokens lose in local re-ranking, by number of bytes, against float16.
 
     python benchmarks/rerank_split.py data/retrieval_grocery chosen
-    python benchmarks/token_codes.py chosen tokens.npz [--bytes 8 --bytes 16 ...]
+    python benchmarks/rerank_codes.py chosen tokens.npz [--bytes 8 --bytes 16 ...]
 
 Features (Lite0, central squares of 192 px) and tokens (320 px) of `chosen/query` and `chosen/database` are made
 once, and kept in `tokens.npz`; all codes are learned from the same tokens, and score the same rankings: differences are
