@@ -96,6 +96,7 @@ def build_command(
     with_tokens: bool,
     token_size: int | None,
     token_count: int | None,
+    token_codes: str | None,
     with_parts: bool,
     part_grid: str | None,
     cluster: str | None,
@@ -127,7 +128,7 @@ def build_command(
     log_to_stderr(logging.INFO)
     if part_grid is not None and not with_parts:
         raise ConfigError("--part-grid says how parts are made: give --parts too")
-    tokens = token_settings(token_size, token_count, with_tokens, "--tokens")
+    tokens = token_settings(token_size, token_count, token_codes, used=with_tokens, needed="--tokens")
     grids = part_grids(part_grid)
     boxes_of_grids(grids or DEFAULT_GRIDS)
     for name, wanted, there in (

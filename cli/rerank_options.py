@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from sop_faiss.cli.common import run_command
 from sop_faiss.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sop_faiss.index.rerank.settings import TokenSettings
 
 R = TypeVar("R")
 _OPTIONS = (
@@ -64,7 +61,7 @@ def rerank_options(command: Callable[..., R]) -> Callable[..., R]:
 
 
 def token_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Give a click command the options of tokens: it receives `token_size` and `token_count`."""
+    """Give a click command the options of tokens: it receives `token_size`, `token_count` and `token_codes`."""
     size = click.option(
         "--token-size",
         type=int,
@@ -74,23 +71,34 @@ def token_options(command: Callable[..., R]) -> Callable[..., R]:
     count = click.option(
         "--token-count", type=int, metavar="N", help="Tokens kept of each image, the strongest.  [default: 50]"
     )
-    return size(count(command))
+    codes = click.option(
+        "--token-codes",
+        metavar="CODES",
+        help="How a token is kept: float16, or pqN: product-quantized to N bytes (pq32).  [default: float16]",
+    )
+    return size(count(codes(command)))
 
 
-def token_settings(size: int | None, count: int | None, used: bool, needed: str) -> TokenSettings:
-    """Return the settings of tokens.
+def token_settings(
+    size: int | None, count: int | None, codes: str | None, *, used: bool, needed: str
+) -> dict[str, Any]:
+    """Return the settings of tokens that are given, by their names in `TokenSettings`.
 
     Args:
         size: of the images.
         count: of the tokens.
+        codes: how each is kept.
         used: whether tokens are made.
         needed: the option that makes them.
 
     Raises:
-        ConfigError: a number is out of range, or given although no tokens are made.
+        ConfigError: one is out of range, or given although no tokens are made.
     """
     from sop_faiss.index.rerank.settings import TokenSettings
 
-    if not used and (size, count) != (None, None):
-        raise ConfigError(f"--token-size and --token-count say how tokens are made: give {needed} too")
-    return TokenSettings(size) if count is None else TokenSettings(size, most=count)
+    wanted: dict[str, Any] = {"size": size, "most": count, "codes": codes}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if given and not used:
+        raise ConfigError(f"--token-size, --token-count and --token-codes say how tokens are made: give {needed} too")
+    TokenSettings(**given)
+    return given

@@ -132,6 +132,7 @@ def main(
     rerank: Rerank | None,
     token_size: int | None,
     token_count: int | None,
+    token_codes: str | None,
     baselines: bool,
     batch_size: int,
     workers: int | None,
@@ -192,6 +193,7 @@ def main(
     refuse_without("radius", "--protocol place", protocol == "place")
     from sop_faiss.evaluate.expansion import Expansion
     from sop_faiss.features.extract import ExtractionOptions
+    from sop_faiss.index.rerank.settings import TokenSettings
     from sop_faiss.progress import silent_stage
     from sop_faiss.verbs.scoring.retrieve import RetrieveOptions, evaluate_retrieval
     from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
@@ -203,9 +205,11 @@ def main(
     extraction = ExtractionOptions(batch_size, workers)
     expansion = Expansion(query_neighbors, query_alpha, database_neighbors, database_alpha)
     used = rerank is not None and rerank.method == "local"
-    tokens = token_settings(token_size, token_count, used, "--rerank local")
+    tokens = token_settings(token_size, token_count, token_codes, used=used, needed="--rerank local")
     options = RetrieveOptions(
-        *(square, top, extraction, distractors, expansion, baselines, radius), rerank=rerank, tokens=tokens
+        *(square, top, extraction, distractors, expansion, baselines, radius),
+        rerank=rerank,
+        tokens=TokenSettings(**tokens),
     )
     with ranks_of_torchrun() as is_main:
         stage = progress_reporter if is_main else silent_stage

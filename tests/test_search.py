@@ -333,6 +333,8 @@ def test_unusable_stores_are_refused(change: Callable[[FeatureStore], None], mes
 def test_impossible_options_are_refused(tmp_path: Path) -> None:
     for options, message in (
         (IndexOptions("nonsense"), "'nonsense' is unknown to FAISS"),
+        (IndexOptions("CAGRA32"), "'CAGRA32': CAGRA needs a GPU and faiss-gpu-cuvs.* use HNSW32"),
+        (IndexOptions("hnsw32,cagra"), "CAGRA needs"),
         (IndexOptions("IVF64,Flat"), "cannot be trained on 60 vectors"),
         (IndexOptions("Flat", max_bytes=1000), "leave one of them out"),
         (IndexOptions(max_bytes=10), "allow more memory"),

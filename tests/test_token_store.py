@@ -166,6 +166,84 @@ def test_damaged_tokens_do_not_stop_a_change(place: Path) -> None:
         open_store(place)
 
 
+@pytest.fixture(scope="module")
+def quantized(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of larger images, with product-quantized tokens."""
+    place = tmp_path_factory.mktemp("quantized")
+    write_folder(place / "photos", classes=0, per_class=COUNT)
+    words = ("build", place / "photos", "--model", built / "run", "--tokens", "--token-count", 9, "--token-size", 48)
+    invoke(*words, "--token-codes", "pq4", "--out", place / "index")
+    return place
+
+
+def test_quantized_tokens_are_the_decoded_ones(quantized: Path) -> None:
+    index, store = open_store(quantized)
+    assert store.settings == TokenSettings(48, most=9, codes="pq4")
+    assert {path.name for path in store.directory.iterdir()} == {*store.manifest["files"], "manifest.json"}
+    assert store.manifest["files"]["tokens.pq"]["bytes"] == COUNT * 9 * (4 + 2)
+    made = dict(store.tokenizer(encoder_of_index(index)).tokens(COUNT, index_images(index).read, index.ids.keys))
+    assert store.codes.quantizer is not None
+    for row, tokens in enumerate(store.of(range(COUNT))):
+        exact = made[row].astype(np.float32)
+        roots = np.linalg.norm(exact, axis=1, keepdims=True)
+        decoded = store.codes.quantizer.decode(store.codes.quantizer.encode(exact / roots))
+        wanted = decoded / np.linalg.norm(decoded, axis=1, keepdims=True) * roots
+        close = np.abs(tokens - wanted).max(axis=1) < 2e-3
+        assert close.mean() > 0.8  # where two centroids are equally near, another batch may prefer the other
+
+
+def test_quantized_tokens_are_searched_and_kept_through_changes(quantized: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(quantized, tmp_path / "copy"))
+    query = place / "photos" / "0003.jpg"
+    found = json.loads(invoke("search", place / "index", query, "--rerank", "local", "--json", "-"))
+    assert found["queries"][0]["neighbors"][0]["key"] == "0003"
+    before = open_store(place)[1].of([3, 5])
+    invoke("remove", place / "index", "0001")
+    write_folder(place / "more", classes=0, per_class=1, seed=5)
+    (place / "more" / "0000.jpg").rename(place / "more" / "more.jpg")
+    invoke("add", place / "index", place / "more")
+    assert "tokens of 1 images made" in invoke("tokens", place / "index")
+    index, store = open_store(place)
+    store.require_complete(index)
+    after = store.of([index.row_of(key) for key in ("0003", "0005")])
+    assert all(np.array_equal(*each) for each in zip(before, after, strict=True))
+    assert "tokens of 8 images made" in invoke("tokens", place / "index", "--token-codes", "float16")
+    assert not (place / "index" / "tokens" / "tokens.pq").exists()
+    assert open_store(place)[1].settings == TokenSettings(48, most=9)  # what is not given is as before
+
+
+def test_damaged_codes_are_one_line(quantized: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(quantized, tmp_path / "copy"))
+    folder = place / "index" / "tokens"
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    for name, content in whole.items():
+        for damaged in (content[:-2], b""):
+            (folder / name).write_bytes(damaged)
+            assert "is damaged" in command_fails(main, "search", place / "index", "--key", "0001", "--rerank", "local")
+        (folder / name).write_bytes(content)
+    manifest = json.loads(whole["manifest.json"])
+    for codes in ("float16", "pq5", "pq", "pq0", "PQ4", None, 4, "pq99999999"):
+        changed = manifest | {"settings": manifest["settings"] | {"codes": codes}}
+        (folder / "manifest.json").write_text(json.dumps(changed))
+        with pytest.raises(IndexMismatchError):
+            open_store(place)
+    (folder / "manifest.json").write_bytes(whole["manifest.json"])
+    (folder / "tokens.pq").write_bytes(b"\xff" * len(whole["tokens.pq"]))  # weights that are no numbers
+    assert "tokens.pq is damaged" in command_fails(
+        main, "search", place / "index", "--key", "0001", "--rerank", "local"
+    )
+
+
+def test_codes_that_cannot_be(built: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(built, tmp_path / "copy"))
+    words = ("tokens", place / "index", "--token-codes")
+    for codes in ("pq", "pq0", "pq129", "pq-1", "pq4.5", "int8", ""):
+        assert f"--token-codes {codes}: wanted float16, or pq1 to pq128" in command_fails(main, *words, codes)
+    assert "wanted as many bytes or fewer" in command_fails(main, *words, "pq128")
+    assert "too few to learn product quantization" in command_fails(main, *words, "pq4")
+    assert len(open_store(place)[1].of([0])[0]) == 9
+
+
 def test_a_build_that_was_stopped_before_its_tokens(place: Path) -> None:
     shutil.rmtree(place / "index" / "tokens")
     words = ("build", place / "photos", "--model", place / "run", "--out", place / "index", "--tokens")

@@ -65,7 +65,8 @@ def reorder_by_tokens(
 
     Args:
         settings: how many are re-ranked.
-        tokens: how tokens are made; their whitening is learned from the gallery.
+        tokens: how tokens are made; their whitening is learned from the gallery, whose tokens are stored and read as
+            those of an index.
         encoder: whose tokens.
         sources: the queries, and the gallery.
         own_rows: as of `Reordering`.
@@ -77,7 +78,9 @@ def reorder_by_tokens(
     """
     queries, gallery = sources
     tokenizer = learn_tokenizer(encoder, tokens, len(gallery), gallery.read, gallery.keys)
-    made = dict(tokenizer.tokens(len(gallery), gallery.read, gallery.keys, progress))
+    codes = tokenizer.codes
+    found = tokenizer.tokens(len(gallery), gallery.read, gallery.keys, progress)
+    made = {position: codes.tokens(codes.packed(tokens)) for position, tokens in found}
     if own_rows is None:
         asked = dict(tokenizer.tokens(len(queries), queries.read, queries.keys, progress))
     else:

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 _LEAST_NORM = np.float32(1e-12)
-_BLOCK_TOKENS = 65_536
-"""Tokens of candidates that are compared at a time."""
+_BLOCK_TOKENS = 2048
+"""Tokens of candidates that are compared at a time: what is computed of these stays in a processor's cache."""
 
 
 def local_scores(
@@ -61,17 +61,16 @@ def _block_scores(
 ) -> Float32[np.ndarray, " m"]:
     counts: Int64[np.ndarray, " m"] = np.array([len(each) for each in candidates])
     starts = np.cumsum(counts) - counts
-    others, other_weights = _parted(np.concatenate(candidates).astype(np.float32))
-    products = np.maximum(others @ unit.T, 0)  # of opposite tokens, nothing matches
-    best = np.maximum.reduceat(products, starts, axis=0)  # (candidates, tokens of the query)
-    back = products.max(axis=1)
+    others, other_weights = _parted(np.concatenate(candidates).astype(np.float32, copy=False))
+    products = np.maximum(unit @ others.T, 0)  # (tokens of the query, of all); of opposite tokens, nothing matches
+    best = np.maximum.reduceat(products, starts, axis=1)  # (tokens of the query, candidates)
+    back = products.max(axis=0)
     if mutual:
-        both = (products >= back[:, None]) & (products >= np.repeat(best, counts, axis=0))
-        best = best * np.logical_or.reduceat(both, starts, axis=0)
-        back = back * both.any(axis=1)
-    if one_way:
-        return np.asarray(best**2 @ weights)
-    return np.asarray((best**2 @ weights + np.add.reduceat(other_weights * back**2, starts)) / 2)
+        both = (products >= back) & (products >= np.repeat(best, counts, axis=1))
+        best = best * np.logical_or.reduceat(both, starts, axis=1)
+        back = back * both.any(axis=0)
+    found = weights @ best**2
+    return np.asarray(found if one_way else (found + np.add.reduceat(other_weights * back**2, starts)) / 2)
 
 
 def _parted(tokens: Float32[np.ndarray, "t d"]) -> tuple[Float32[np.ndarray, "t d"], Float32[np.ndarray, " t"]]:

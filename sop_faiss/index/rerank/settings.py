@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from sop_faiss.errors import ConfigError
 
+FLOAT16 = "float16"
 METHODS = ("global", "local", "diffusion")
 _NEIGHBORS = {"global": 4, "diffusion": 10}
 _MOST_DEPTH = 2000
@@ -32,6 +34,8 @@ class TokenSettings:
     """Of a token, after a whitening that is learned from the gallery's; at most the encoder's."""
     most: int = 50
     """Tokens kept of each image, those of the largest norm."""
+    codes: str = FLOAT16
+    """How a token is kept: `float16`, or `pqN`: product-quantized to N bytes, and 2 for its weight."""
 
     def __post_init__(self) -> None:
         for name, value, largest in (
@@ -41,6 +45,16 @@ class TokenSettings:
         ):
             if type(value) is not int or not 1 <= value <= largest:
                 raise ConfigError(f"`{name}={value}`: wanted 1 to {largest:,}")
+        if self.codes != FLOAT16 and not 1 <= self.code_bytes <= self.dimension:
+            raise ConfigError(
+                f"`token_codes={self.codes}`: wanted {FLOAT16}, or pq1 to pq{self.dimension}, the bytes of a token"
+            )
+
+    @property
+    def code_bytes(self) -> int:
+        """Return the bytes of a product-quantized token; 0 where `codes` names none."""
+        match = re.fullmatch(r"pq([1-9][0-9]{0,4})", self.codes) if isinstance(self.codes, str) else None
+        return 0 if match is None else int(match[1])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -20,11 +20,13 @@ from sop_faiss.errors import ConfigError, IndexMismatchError, SopError
 from sop_faiss.files import atomic_directory, locked_directory, read_json, sha256_file, write_json
 from sop_faiss.index.images import IndexImages
 from sop_faiss.index.rerank.settings import TokenSettings
-from sop_faiss.index.rerank.token_files import FOLDER, IMAGES, MANIFEST, TOKENS, WHITENING, has_tokens
+from sop_faiss.index.rerank.token_codes import TokenCodes
+from sop_faiss.index.rerank.token_files import CODES, FOLDER, IMAGES, MANIFEST, TOKENS, WHITENING, has_tokens
 from sop_faiss.index.rerank.tokens import Tokenizer, TokenWhitening, learn_tokenizer, token_preprocess
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import read_states
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.neighbors.product_codes import ProductCodes
 from sop_faiss.progress import Stage, silent_stage
 
 _FORMAT = {"format": "sop_faiss.tokens", "format_version": 1}
@@ -42,8 +44,9 @@ class TokenStore:
     starts: Int64[np.ndarray, " n"]
     counts: Int64[np.ndarray, " n"]
     whitening: TokenWhitening
-    data: np.ndarray
-    """(tokens, dimension), float16, mapped."""
+    codes: TokenCodes
+    data: UInt8[np.ndarray, "tokens b"]
+    """As `codes` packs them, mapped."""
     places: Int64[np.ndarray, " rows"]
     """Of each row of the index, its image among `keys`; -1 for one without tokens, or with those of other content."""
 
@@ -62,19 +65,26 @@ class TokenStore:
             manifest = read_json(directory / MANIFEST)
             if {name: manifest[name] for name in _FORMAT} != _FORMAT:
                 raise ValueError("of another format")
-            for name in (TOKENS, IMAGES, WHITENING):
+            settings = TokenSettings(**manifest["settings"])
+            content = _content(settings)
+            for name in (content, IMAGES, WHITENING):
                 path, wanted = directory / name, manifest["files"][name]
-                if path.stat().st_size != wanted["bytes"] or (name != TOKENS and sha256_file(path) != wanted["sha256"]):
+                if path.stat().st_size != wanted["bytes"] or (
+                    name != content and sha256_file(path) != wanted["sha256"]
+                ):
                     raise ValueError(f"{name} was changed")
             table = pq.read_table(directory / IMAGES)
             keys, digests = (table[name].to_pylist() for name in ("key", "sha256"))
             starts, counts = (table[name].to_numpy().astype(np.int64) for name in ("start", "count"))
             tensors = load_file(directory / WHITENING)
             whitening = TokenWhitening(tensors["mean"], tensors["matrix"])
-            data = np.memmap(directory / TOKENS, np.float16, "r").reshape(-1, whitening.matrix.shape[1])
+            quantizer = ProductCodes(tensors["centroids"]) if "centroids" in tensors else None
+            if (0 if quantizer is None else len(quantizer.centroids)) != settings.code_bytes:
+                raise ValueError(f"codes are not {settings.codes}")
+            codes = TokenCodes(whitening.matrix.shape[1], quantizer)
+            data = np.asarray(np.memmap(directory / content, np.uint8, "r")).reshape(-1, codes.token_bytes)
             if len(counts) and (min(starts.min(), counts.min() - 1) < 0 or (starts + counts).max() > len(data)):
                 raise ValueError("images have more tokens than there are")
-            settings = TokenSettings(**manifest["settings"])
         except (SopError, KeyError, TypeError, ValueError, OSError, SafetensorError, pa.ArrowException) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise IndexMismatchError(
@@ -90,7 +100,7 @@ class TokenStore:
         for row in np.flatnonzero(places >= 0).tolist():
             if known[row] and known[row].hex() != digests[places[row]]:
                 places[row] = -1
-        return cls(directory, manifest, settings, keys, digests, starts, counts, whitening, data, places)
+        return cls(directory, manifest, settings, keys, digests, starts, counts, whitening, codes, data, places)
 
     def require_complete(self, index: FeatureIndex) -> None:
         """Check that every image of the index has tokens.
@@ -112,15 +122,21 @@ class TokenStore:
         Raises:
             IndexMismatchError: they are not finite.
         """
-        found = []
-        for place in self.places[np.asarray(rows, np.int64)].tolist():
-            start = self.starts[place]
-            found.append(np.array(self.data[start : start + self.counts[place]]))
-        if not all(np.isfinite(each).all() for each in found):
+        if not len(rows):
+            return []
+        places = self.places[np.asarray(rows, np.int64)]
+        packed = self._packed(places)
+        if not self.codes.are_finite(packed):
             raise IndexMismatchError(
-                f"{self.directory / TOKENS} is damaged: remove {self.directory}, and {_make(self.directory.parent)}"
+                f"{self.directory / _content(self.settings)} is damaged: remove {self.directory}, and "
+                f"{_make(self.directory.parent)}"
             )
-        return found
+        return np.split(self.codes.tokens(packed), np.cumsum(self.counts[places])[:-1])
+
+    def _packed(self, places: Int64[np.ndarray, " m"]) -> UInt8[np.ndarray, "t b"]:
+        """Copy the tokens of some images as they are stored."""
+        spans = zip(self.starts[places].tolist(), self.counts[places].tolist(), strict=True)
+        return np.concatenate([self.data[start : start + count] for start, count in spans])
 
     def tokenizer(self, encoder: Encoder) -> Tokenizer:
         """Return what makes tokens of queries.
@@ -134,7 +150,7 @@ class TokenStore:
                 f"{self.directory} has tokens of another encoder than {encoder.name}: remove it, and "
                 f"{_make(self.directory.parent)}"
             )
-        return Tokenizer(encoder, preprocess, self.whitening, self.settings.most)
+        return Tokenizer(encoder, preprocess, self.whitening, self.settings.most, self.codes)
 
 
 def write_tokens(
@@ -184,18 +200,18 @@ def write_tokens(
     with locked_directory(index.directory), atomic_directory(index.directory / FOLDER, overwrite=True) as folder:
         lines: list[tuple[str, str, int, int]] = []
         done = 0
-        with (folder / TOKENS).open("wb") as stream:
+        with (folder / _content(settings)).open("wb") as stream:
             for row in [] if old is None else np.flatnonzero(old.places >= 0).tolist():
                 assert old is not None
-                (tokens,) = old.of([row])
-                lines.append((keys[row], old.digests[old.places[row]], done, len(tokens)))
-                stream.write(tokens.tobytes())
-                done += len(tokens)
+                packed = old._packed(old.places[row : row + 1])
+                lines.append((keys[row], old.digests[old.places[row]], done, len(packed)))
+                stream.write(packed.tobytes())
+                done += len(packed)
             names = [keys[row] for row in missing]
             with stage("tokens", "images") as progress:
                 for position, made in tokenizer.tokens(len(missing), read, names, progress):
                     lines.append((names[position], digests[position], done, len(made)))
-                    stream.write(made.tobytes())
+                    stream.write(tokenizer.codes.packed(made).tobytes())
                     done += len(made)
         _finish(folder, lines, tokenizer, settings)
     return len(missing)
@@ -208,8 +224,10 @@ def _finish(
     columns = zip(("key", "sha256", "start", "count"), zip(*lines, strict=True), strict=True)
     pq.write_table(pa.table({name: list(values) for name, values in columns}), folder / IMAGES)
     whitening = {"mean": tokenizer.whitening.mean, "matrix": np.ascontiguousarray(tokenizer.whitening.matrix)}
+    if tokenizer.codes.quantizer is not None:
+        whitening["centroids"] = tokenizer.codes.quantizer.centroids
     save_file(whitening, folder / WHITENING)
-    paths = [folder / name for name in (TOKENS, IMAGES, WHITENING)]
+    paths = [folder / name for name in (_content(settings), IMAGES, WHITENING)]
     manifest = _FORMAT | {
         "encoder": tokenizer.encoder.fingerprint,
         "preprocess": tokenizer.preprocess.to_dict(),
@@ -217,6 +235,10 @@ def _finish(
         "files": {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths},
     }
     write_json(folder / MANIFEST, manifest)
+
+
+def _content(settings: TokenSettings) -> str:
+    return CODES if settings.code_bytes else TOKENS
 
 
 def _make(index: Path) -> str:

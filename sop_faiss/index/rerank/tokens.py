@@ -9,15 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float16, Float32, UInt8
+from jaxtyping import Float, Float16, Float32, Float64, UInt8
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.ordered_map import default_workers, map_ordered
-from sop_faiss.errors import DataError, FeatureError
+from sop_faiss.errors import ConfigError, DataError, FeatureError
 from sop_faiss.index.rerank.settings import TokenSettings
+from sop_faiss.index.rerank.token_codes import TokenCodes
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.forward import batches_of_equal_shape, exact_inference
 from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.neighbors.product_codes import ProductCodes
 from sop_faiss.progress import ProgressCallback
 
 _BATCH = 8
@@ -45,9 +47,13 @@ class TokenWhitening:
         kept = np.sort(np.argsort(-squares, kind="stable")[:most])
         weights = squares[kept] / max(squares[kept].sum(), _TINY)
         unit = tokens[kept] / np.maximum(np.sqrt(squares[kept]), _TINY)[:, None]
+        return (self.directions(unit) * np.sqrt(weights)[:, None]).astype(np.float16)
+
+    def directions(self, unit: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n d"]:
+        """Return unit tokens whitened, of unit norm again."""
         white = (unit - self.mean) @ self.matrix
         white /= np.maximum(np.linalg.norm(white, axis=1, keepdims=True), _TINY)
-        return (white * np.sqrt(weights)[:, None]).astype(np.float16)
+        return white
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Tokenizer:
     preprocess: Preprocess
     whitening: TokenWhitening
     most: int
+    codes: TokenCodes
+    """How tokens of a gallery are stored; those of a query are compared as they are made."""
 
     def tokens(
         self, count: int, read: Callable[[int], bytes], names: Sequence[str], progress: ProgressCallback | None = None
@@ -125,7 +133,7 @@ def learn_tokenizer(
     names: Sequence[str],
     progress: ProgressCallback | None = None,
 ) -> Tokenizer:
-    """Learn the whitening of tokens from up to 500 images of a gallery, a seeded draw.
+    """Learn the whitening of tokens, and their codes, from up to 500 images of a gallery, a seeded draw.
 
     Args:
         encoder: whose tokens.
@@ -136,7 +144,8 @@ def learn_tokenizer(
         progress: called with images read and their total.
 
     Raises:
-        ConfigError: the encoder has no tokens, or does not take this size.
+        ConfigError: the encoder has no tokens, or does not take this size, or there are too few tokens, or dimensions
+            of one, for these codes.
         DataError: an image cannot be read.
     """
     generator = np.random.default_rng(0)
@@ -153,15 +162,30 @@ def learn_tokenizer(
             progress(len(sample), len(drawn))
     together = np.concatenate(sample).astype(np.float64)
     together /= np.maximum(np.linalg.norm(together, axis=1, keepdims=True), _TINY)
-    mean = together.mean(0)
-    variances, directions = np.linalg.eigh((together - mean).T @ (together - mean) / len(together))
+    whitening = _whitening(together, settings, encoder.name)
+    quantizer = None
+    if settings.code_bytes:
+        quantizer = ProductCodes.learn(whitening.directions(together).astype(np.float32), settings.code_bytes)
+    codes = TokenCodes(whitening.matrix.shape[1], quantizer)
+    return Tokenizer(encoder, preprocess, whitening, settings.most, codes)
+
+
+def _whitening(unit: Float64[np.ndarray, "n D"], settings: TokenSettings, encoder: str) -> TokenWhitening:
+    mean = unit.mean(0)
+    variances, directions = np.linalg.eigh((unit - mean).T @ (unit - mean) / len(unit))
     order = np.argsort(-variances)[: settings.dimension]
     order = order[variances[order] > _LEAST_VARIANCE * max(float(variances.max()), _TINY)]
     if not len(order):
-        raise FeatureError(f"all tokens of {encoder.name} are alike: its weights or its preprocessing are wrong")
+        raise FeatureError(f"all tokens of {encoder} are alike: its weights or its preprocessing are wrong")
+    parts = settings.code_bytes or 1
+    if len(order) < parts:
+        raise ConfigError(
+            f"`token_codes={settings.codes}`: the tokens of {encoder} have {len(order)} dimensions: wanted as many "
+            "bytes or fewer"
+        )
+    order = order[: len(order) // parts * parts]
     matrix = directions[:, order] / np.sqrt(variances[order])
-    whitening = TokenWhitening(mean.astype(np.float32), matrix.astype(np.float32))
-    return Tokenizer(encoder, preprocess, whitening, settings.most)
+    return TokenWhitening(mean.astype(np.float32), matrix.astype(np.float32))
 
 
 def tokens_of_images(

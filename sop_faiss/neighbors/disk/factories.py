@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sop_faiss.errors import ConfigError
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.disk.flat_index import FlatIndex, make_flat_index, read_flat_index
 
@@ -32,8 +33,13 @@ def empty_index(factory: str, dimension: int) -> VectorIndex:
     """Make an index without a row; one that is not `Flat` must be trained first.
 
     Raises:
-        ConfigError: FAISS knows no such factory, or not for this dimension.
+        ConfigError: FAISS knows no such factory, or not for this dimension; or it is CAGRA's.
     """
+    if "CAGRA" in factory.upper():
+        raise ConfigError(
+            f"index factory {factory!r}: CAGRA needs a GPU and faiss-gpu-cuvs in the place of faiss-gpu, never "
+            "tried: use HNSW32, a graph that CPUs build"
+        )
     return make_flat_index(dimension) if factory == FLAT else make_approximate_index(factory, dimension)
 
 
