@@ -43,6 +43,7 @@ def info_command(index: Path, json_file: Path | None, names_left_out: bool, forc
       sop-index info photos.index
       sop-index info photos.index --left-out
     """
+    from sop_faiss.index.beside import beside_bytes
     from sop_faiss.index.left_out import REMOVED
     from sop_faiss.index.store import read_left_out, read_verified
 
@@ -62,6 +63,7 @@ def info_command(index: Path, json_file: Path | None, names_left_out: bool, forc
         "encoder_spec": manifest.encoder_spec,
         "preprocess": manifest.preprocess,
         "pooling": manifest.pooling,
+        "beside": beside_bytes(index),
         "labeled": labeled,
         "class_names": manifest.class_names,
         "dropped": manifest.dropped,
@@ -84,6 +86,7 @@ def info_command(index: Path, json_file: Path | None, names_left_out: bool, forc
 def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
     encoder, names = facts["encoder"], facts["class_names"]
     moved = "" if facts["root_exists"] else " (not there: give --images-root when you search)"
+    beside = [f"{name} {size / 1e6:,.1f} MB" for name, size in facts["beside"].items()]
     lines = {
         "index": f"{index}, {facts['bytes'] / 1e6:,.1f} MB, every byte verified",
         "vectors": f"{facts['count']:,} of dimension {facts['dimension']}, {facts['factory']}, {facts['metric']}",
@@ -92,6 +95,7 @@ def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
         "opened by": _spec_text(facts["encoder_spec"]),
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
+        "beside": f"{', '.join(beside)}, verified when they are searched" if beside else "no tokens, no parts",
         "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
         "images": f"{plain_path(facts['root'])}{moved}",
         "left out": ", ".join(

@@ -129,6 +129,13 @@ def test_in_python_neighbors_have_boxes(built: Path) -> None:
     assert found.lines()[1].of([1]).boxes.tolist() == [[found.boxes[1, 1].tolist()]]
 
 
+def test_info_names_what_is_beside(built: Path) -> None:
+    size = sum(file.stat().st_size for file in (built / "index" / "parts").iterdir())
+    facts = json.loads(invoke("info", built / "index", "--json", "-"))
+    assert facts["beside"] == {"parts": size}
+    assert f"parts {size / 1e6:,.1f} MB" in invoke("info", built / "index")
+
+
 def test_changes_keep_parts_and_only_new_images_are_encoded(place: Path) -> None:
     invoke("remove", place / "index", "0001")
     write_folder(place / "more", classes=0, per_class=1, seed=5, size=(48, 64))

@@ -10,6 +10,16 @@ from sop_faiss.index.rerank import token_files
 
 PARTS = "parts"
 """The folder of the parts of images, which is an index of them: see `parts`."""
+_FOLDERS = (token_files.FOLDER, PARTS)
+
+
+def beside_bytes(directory: Path) -> dict[str, int]:
+    """Return the folders beside an index's vectors that are there, and how many bytes the files of each have."""
+    return {
+        name: sum(file.stat().st_size for file in (directory / name).iterdir() if file.is_file())
+        for name in _FOLDERS
+        if (directory / name).is_dir()
+    }
 
 
 def carry_beside(old: Path, new: Path) -> None:
@@ -17,7 +27,7 @@ def carry_beside(old: Path, new: Path) -> None:
 
     What is damaged stays so, until it is asked for.
     """
-    for folder in (token_files.FOLDER, PARTS):
+    for folder in _FOLDERS:
         if not (old / folder).is_dir():
             continue
         (new / folder).mkdir()
