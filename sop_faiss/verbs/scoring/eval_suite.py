@@ -135,6 +135,7 @@ class Leaderboard:
             "notices": [],
             "tables": [table],
             "groups": [],
+            "details_title": "Measurements",
             "details": [_details(results)],
             "footer": footer,
         }
@@ -152,7 +153,7 @@ def _details(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> SheetTab
         for model, of_model in results.items()
         for task, result in of_model.items()
     ]
-    return SheetTable(["model", "task", "command", "data", "encoder", "seconds"], rows, "Measurements")
+    return SheetTable(["model", "task", "command", "data", "encoder", "seconds"], rows, "How each was made")
 
 
 def _shown(result: Mapping[str, Any], metric: str) -> str:
