@@ -152,6 +152,7 @@ def test_part_of_the_training_images(stores: tuple[Path, Path], tmp_path: Path) 
     for arguments, count, part in (
         (("--train-list", names), 3, {"train_list": "list.txt"}),
         (("--train-share", 0.5, "--seed", 3), 6, {"train_share": 0.5, "seed": 3}),
+        (("--labels", "50%", "--seed", 3), 6, {"train_share": 0.5, "seed": 3}),
         (("--images-per-class", 1), 3, {"images_per_class": 1, "seed": 0}),
     ):
         result = run("--train", stores[0], "--test", stores[1], "-k", 1, *arguments, "--json", tmp_path / "k.json")
@@ -164,6 +165,7 @@ def test_part_of_the_training_images(stores: tuple[Path, Path], tmp_path: Path) 
     sets = ("--train", stores[0], "--test", stores[1], "-k", 3)
     assert "in one way" in fails(*sets, "--train-share", 0.5, "--images-per-class", 1)
     assert "--train-share 0" in fails(*sets, "--train-share", 0)
+    assert "or 1%" in run(*sets, "--labels", "half").stderr
     assert "lower it" in fails(*sets, "--images-per-class", 5)
     assert "cannot be read" in fails(*sets, "--train-list", tmp_path / "nowhere.txt")
     assert str(stores[0] / "k.json") in fails(*sets, "--train-list", names, "--json", stores[0] / "k.json")
