@@ -83,7 +83,7 @@ def finetune_command(
     """Train the complete network and a classifier on it by BEiT's recipe, as iBOT's evaluation does.
 
     Held-out training images choose the learning rate; the test images are seen once, after the last epoch.
-    Semi-supervised: --train-share or --train-list, and --head-layer first (docs/downstream.md has iBOT's recipe).
+    Semi-supervised: --labels 1% or --train-list, and --head-layer first (docs/downstream.md has iBOT's recipe).
 
     \b
     Examples:

@@ -24,7 +24,7 @@ from sop_faiss.cli import (
     linear,
     retrieve,
 )
-from sop_faiss.cli.common import page_footer, run_command, say_written
+from sop_faiss.cli.common import EXIT_STOPPED, EXIT_USER, page_footer, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
 from sop_faiss.config.load import config_summary, find_file, packaged_suites, read_mapping
@@ -53,6 +53,8 @@ _LEFT_OUT = {
     **dict.fromkeys(("finetune", "transfer"), OF_FROZEN_FEATURES),
 }
 """Options of an encoder that do not apply to a task: given for all tasks, they are left out of it."""
+_TRAINED = ("detect", "finetune", "segment", "transfer")
+"""Tasks that keep the state of a training."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.,=+-]{0,99}", re.ASCII)
 """Of a task or a model: the name of a file."""
 _OPTION = re.compile(r"[A-Za-z][A-Za-z_-]*", re.ASCII)
@@ -141,9 +143,11 @@ def suite_command(
             continue
         click.echo(f"{task}: {' '.join([typed, *argv, *own[kind]])}", err=True)
         partial = board.result_file(column, task).with_suffix(".partial")
-        _measure(command, [*argv, *own[kind]], partial)
+        state = board.new_state(column, task, again) if kind in _TRAINED and "--out" not in argv else None
+        _measure(command, [*argv, *own[kind], *(("--out", str(state)) if state else ())], partial)
         if partial.exists():
             board.accept(column, task, asked, partial)
+            board.write("Leaderboard", list(planned), page_footer("sop-eval suite"))
         else:
             failed.append(task)
     table = board.write("Leaderboard", list(planned), page_footer("sop-eval suite"))
@@ -168,7 +172,7 @@ def _measure(command: click.Command, argv: list[str], out: Path) -> None:
     try:
         command.main([*argv, "--json", str(out)], standalone_mode=False)
     except SystemExit as ended:
-        if ended.code not in (0, 1):  # a signal
+        if ended.code not in (0, EXIT_USER, EXIT_STOPPED):  # a signal
             raise
 
 

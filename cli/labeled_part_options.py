@@ -13,6 +13,17 @@ from sop_faiss.evaluate.labeled_part import LabeledPart
 
 R = TypeVar("R")
 
+
+def _share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Parse a share, or a percentage."""
+    if value is None:
+        return None
+    try:
+        return float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        raise click.BadParameter(f"{value!r}: wanted a share such as 0.01, or 1%") from None
+
+
 _OPTIONS = (
     click.option(
         "--train-list",
@@ -22,9 +33,10 @@ _OPTIONS = (
     ),
     click.option(
         "--train-share",
-        type=float,
+        "--labels",
+        callback=_share,
         metavar="SHARE",
-        help="Use only this share of each class's training images, drawn from --seed, as in 0.01 or 0.1.",
+        help="Use only this share of each class's training images, drawn from --seed, as in 0.01 or 10%.",
     ),
     click.option("--images-per-class", type=int, metavar="N", help="Use only N training images of each class."),
     click.option("--seed", default=0, help="Seed of all that is drawn at random."),

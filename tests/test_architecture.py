@@ -52,6 +52,7 @@ SPANNING_TESTS = {
     "loss_properties": "properties of the loss for any input; test_loss has its cases",
     "makefile": "the Makefile",
     "own_results": "verbs/output_paths.py on the results of every command; test_output_paths has its other cases",
+    "paper_suite": "configs/eval/paper.yaml, with every command in it",
     "retrieval_page": "the page of sop-retrieve in a browser",
     "recipes": "docs/python.md",
     "rope_backbones": "timm's Eva, DINOv2 and DINOv3 families through every part of model/backbones",

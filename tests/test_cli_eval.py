@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +17,12 @@ from click.testing import CliRunner, Result
 from sop_faiss.cli.eval import main
 from sop_faiss.cli.eval_suite import _COMMANDS, _applicable, _check, _tasks
 from sop_faiss.config.load import packaged_suites
+from sop_faiss.errors import RunStoppedError
+from sop_faiss.evaluate import training
 from tests.images import write_folder
 from tests.messages import command_fails
 from tests.test_cli_knn import RESNET, write_store
+from tests.transfers import write_cifar
 
 
 def run(*words: object) -> Result:
@@ -168,6 +174,42 @@ def test_a_failed_task_does_not_stop_the_others(suite: Path, tmp_path: Path) -> 
     assert result.exit_code == 1 and "1 of 2 tasks failed: neighbors" in result.stderr
     (table,) = json.loads((tmp_path / "board" / "leaderboard.json").read_text()).values()
     assert list(table) == ["clusters"]
+
+
+def table_of(board: Path) -> dict[str, Any]:
+    """Results by task, of the only model."""
+    (of_tasks,) = json.loads((board / "leaderboard.json").read_text()).values()
+    return dict(of_tasks)
+
+
+def test_a_stopped_suite_continues_within_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is there after each task, a training goes on where it was stopped, and one that diverges ends alone."""
+    write_cifar(tmp_path / "cifar")
+    short = {"task": "transfer", "data": "cifar", "quick": True, "epochs": 3, "batch_size": 6, "lr": 1}
+    tasks = {"diverges": {**short, "lr": 10, "epochs": 40}, "first": short, "second": {**short, "epochs": 2}}
+    file = tmp_path / "trainings.yaml"
+    file.write_text(yaml.safe_dump({"tasks": tasks}, sort_keys=False))
+    words = ("suite", file, *RESNET, "--root", tmp_path)
+    real, steps = training._step, [0]
+
+    def step(trained: training.Training, *more: Any) -> None:
+        if trained.setting == "learning_rates=10":
+            raise RunStoppedError("the loss is not finite")
+        steps[0] += 1
+        if steps[0] == 22:  # 15 are of `first`
+            os.kill(os.getpid(), signal.SIGTERM)
+        real(trained, *more)
+
+    monkeypatch.setattr(training, "_step", step)
+    stopped = run(*words, "--out", tmp_path / "board")
+    assert stopped.exit_code == 75 and "after step 7 of 10" in stopped.stderr, stopped.output
+    assert table_of(tmp_path / "board").keys() == {"first"}
+    again = run(*words, "--out", tmp_path / "board")
+    assert again.exit_code == 1 and "1 of 3 tasks failed: diverges" in again.stderr, again.output
+    assert steps[0] == 25 and not list(tmp_path.rglob("second.state"))
+    assert run(*words, "--out", tmp_path / "whole").exit_code == 1
+    for name, result in table_of(tmp_path / "whole").items():
+        assert table_of(tmp_path / "board")[name]["metrics"] == result["metrics"]
 
 
 def test_options_for_all_tasks_are_left_out_where_they_do_not_apply() -> None:

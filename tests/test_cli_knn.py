@@ -14,9 +14,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sop_faiss.cli.knn import main
+from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
+from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder
+from sop_faiss.model.encoders.load import encoder_of_spec
+from sop_faiss.model.encoders.spec import EncoderSpec
 from tests.images import encode, make_image, write_folder, write_shards, write_tar
 from tests.messages import command_fails
 
@@ -147,6 +152,7 @@ def test_part_of_the_training_images(stores: tuple[Path, Path], tmp_path: Path) 
     for arguments, count, part in (
         (("--train-list", names), 3, {"train_list": "list.txt"}),
         (("--train-share", 0.5, "--seed", 3), 6, {"train_share": 0.5, "seed": 3}),
+        (("--labels", "50%", "--seed", 3), 6, {"train_share": 0.5, "seed": 3}),
         (("--images-per-class", 1), 3, {"images_per_class": 1, "seed": 0}),
     ):
         result = run("--train", stores[0], "--test", stores[1], "-k", 1, *arguments, "--json", tmp_path / "k.json")
@@ -159,9 +165,35 @@ def test_part_of_the_training_images(stores: tuple[Path, Path], tmp_path: Path) 
     sets = ("--train", stores[0], "--test", stores[1], "-k", 3)
     assert "in one way" in fails(*sets, "--train-share", 0.5, "--images-per-class", 1)
     assert "--train-share 0" in fails(*sets, "--train-share", 0)
+    assert "or 1%" in run(*sets, "--labels", "half").stderr
     assert "lower it" in fails(*sets, "--images-per-class", 5)
     assert "cannot be read" in fails(*sets, "--train-list", tmp_path / "nowhere.txt")
     assert str(stores[0] / "k.json") in fails(*sets, "--train-list", names, "--json", stores[0] / "k.json")
+
+
+def test_only_the_part_is_encoded(tmp_path: Path) -> None:
+    """The other images are never read, and the result is that of a store of all of them."""
+    train, test = (
+        write_folder(tmp_path / name, classes=2, per_class=6, seed=seed) for name, seed in (("a", 1), ("b", 2))
+    )
+    part = LabeledPart(train_share=0.34, seed=1)
+    extract_features(
+        encoder_of_spec(EncoderSpec("timm:test_resnet", random_weights=0, size=32)), images := open_source(train)
+    ).write(tmp_path / "store")
+    assert images.labels is not None
+    members = [images.member_of(row) for row in range(12)]
+    for row in set(range(12)) - set(part.rows(images.labels, images.keys, members).tolist()):
+        (train / members[row]).write_bytes(b"broken")
+    words = (*RESNET, "--test", test, "-k", 3, "--train-share", 0.34, "--seed", 1, "--json", tmp_path / "k.json")
+    results = []
+    for source in (train, tmp_path / "store"):
+        result = run("--train", source, *words)
+        assert result.exit_code == 0, result.output
+        results.append(json.loads((tmp_path / "k.json").read_text()))
+    assert results[0]["metrics"] == results[1]["metrics"]
+    for result in results:
+        result["protocol"].pop("train")
+    assert results[0]["protocol"] == results[1]["protocol"] and results[0]["protocol"]["train_images_of_all"] == 12
 
 
 def test_accuracy_and_image_of_classes(tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
-"""Commands killed (SIGKILL) while they write: nothing half-written is picked up, and a rerun works and cleans up."""
+"""Commands killed while they write: nothing half-written is picked up, and a rerun works and cleans up."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sop_faiss.data.check import check
 from sop_faiss.data.images.source import open_source
@@ -20,12 +23,13 @@ from sop_faiss.index.search import FeatureIndex
 from tests.encoders import write_run
 from tests.images import write_folder
 from tests.test_search import make_store
+from tests.transfers import write_cifar
 
 pytestmark = pytest.mark.slow
 
 KILLED_AT = """
-import importlib, os, signal, sys
-module, name, at, command, *arguments = sys.argv[1:]
+import importlib, os, sys
+module, name, at, number, command, *arguments = sys.argv[1:]
 owner = importlib.import_module(module)
 *path, last = name.split(".")
 for part in path:
@@ -35,7 +39,7 @@ def killed(*args, **kwargs):
     result = real(*args, **kwargs)
     calls[0] += 1
     if calls[0] == int(at):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(number))
     return result
 setattr(owner, last, killed)
 importlib.import_module(f"sop_faiss.cli.{command}").main(arguments)
@@ -43,9 +47,9 @@ importlib.import_module(f"sop_faiss.cli.{command}").main(arguments)
 SOME = 6
 
 
-def run(point: tuple[str, str, int], *words: object) -> int:
-    """Run a command that is killed after so many calls of a function (never: 0); its exit status."""
-    command = [sys.executable, "-c", KILLED_AT, *map(str, point), *map(str, words)]
+def run(point: tuple[str, str, int], *words: object, number: int = signal.SIGKILL) -> int:
+    """Run a command that gets a signal after so many calls of a function (never: 0); its exit status."""
+    command = [sys.executable, "-c", KILLED_AT, *map(str, (*point, int(number))), *map(str, words)]
     return subprocess.run(command, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
 
 
@@ -220,3 +224,47 @@ def test_sync(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
     for key in built.ids.keys:
         ours, theirs = synced.features([synced.row_of(key)]), built.features([built.row_of(key)])
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def transfer(point: tuple[str, str, int], root: Path, name: str, number: int = signal.SIGKILL) -> int:
+    """Fine-tune on a small set in three epochs of five steps, with the state in `root / name`."""
+    network = ("--model", "timm:test_resnet", "--random-weights", 0, "--size", 32, "--device", "cpu")
+    recipe = ("--quick", "--epochs", 3, "--batch-size", 6, "--mixup", 0.8, "--drop-path", 0.3)
+    outputs = ("--out", root / name, "--json", root / f"{name}.json")
+    return run(point, "eval", "transfer", *network, *recipe, "--data", root / "cifar", *outputs, number=number)
+
+
+def transferred(root: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state after the last step, and the scores."""
+    state = torch.load(root / name / "transfer.pt", weights_only=True)["training"]
+    return state, json.loads((root / f"{name}.json").read_text())["metrics"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("transfer")
+    write_cifar(root / "cifar")
+    assert transfer(("torch", "save", 0), root, "whole") == 0
+    return root
+
+
+STEP, STATE = ("sop_faiss.evaluate.training", "_step", 8), ("torch", "save", 2)
+
+
+@pytest.mark.parametrize(
+    ("point", "number", "status", "steps"),
+    [(STEP, signal.SIGKILL, -9, 5), (STATE, signal.SIGKILL, -9, 5), (STEP, signal.SIGTERM, 75, 8)],
+)
+def test_transfer(whole: Path, point: tuple[str, str, int], number: int, status: int, steps: int) -> None:
+    name = f"{point[1]}{number}"
+    assert transfer(point, whole, name, number) == status
+    assert torch.load(whole / name / "transfer.pt", weights_only=True)["training"]["steps"] == steps
+    assert not (whole / f"{name}.json").exists()
+    assert transfer((*point[:2], 0), whole, name) == 0
+    assert left(whole / name / "transfer.pt") == ["transfer.pt"]
+    (state, scores), (expected, of_whole) = transferred(whole, name), transferred(whole, "whole")
+    assert scores == of_whole and state["steps"] == expected["steps"] == 15
+    for key, value in expected["parts"]["model"].items():
+        assert torch.equal(value, state["parts"]["model"][key]), key
+    for key, moments in expected["parts"]["optimizer"]["state"].items():
+        assert all(torch.equal(each, state["parts"]["optimizer"]["state"][key][of]) for of, each in moments.items())

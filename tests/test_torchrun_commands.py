@@ -160,6 +160,26 @@ def test_two_ranks_train_as_one(task: str, tmp_path: Path) -> None:
     assert torch.linalg.vector_norm(moments[1] - moments[0]) < 1e-3 * torch.linalg.vector_norm(moments[0])
 
 
+def test_ranks_of_a_detector_draw_for_themselves_and_again(tmp_path: Path) -> None:
+    """Crops are those of one process; sides, and what else a step draws, differ by rank; a rerun has the same."""
+    sizes = ("--size", 64, "--epochs", 3, "--batch-size", 4, "--width", 8, "--rois", 8, "--batchnorm", "batch")
+    words = ("detect", "--model", "timm:test_resnet", *RANDOM, *sizes, "--data", write_coco(tmp_path / "coco", 9))
+    notes = {}
+    for ranks, name in ((1, "one"), (2, "two"), (2, "again")):
+        (tmp_path / name).mkdir()
+        run(ranks, "drawn_detect", tmp_path / name, *words, "--out", tmp_path / f"{name}.out", module="tests")
+        notes[name] = [json.loads((tmp_path / name / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    assert notes["two"] == notes["again"]
+    first, second = notes["two"]
+    assert len(first["sides"]) == len(second["sides"]) == 12 and len(set(first["sides"])) > 2
+    assert sum(one != other for one, other in zip(first["sides"], second["sides"], strict=True)) > 6
+    assert not first["crops"].keys() & second["crops"].keys()
+    assert first["crops"] | second["crops"] == notes["one"][0]["crops"]
+    assert len(set(notes["one"][0]["crops"].values())) > 16  # of 24: others in each epoch
+    one, other = (state_of(tmp_path / f"{name}.out")["model"] for name in ("two", "again"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 def test_two_ranks_stop_on_a_signal_and_continue_exactly(tmp_path: Path) -> None:
     words = ["-m", "sop_faiss.cli.eval", *map(str, training("finetune", tmp_path)), "--epochs", "12"]
     whole, stopped = ([*LAUNCH_TWO, *words, "--out", str(tmp_path / place)] for place in ("whole", "stopped"))

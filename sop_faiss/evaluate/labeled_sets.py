@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ class LabeledSets:
         return _in_training_numbers(self.train, self.test, self.what)[0]
 
     def features(self, encoder: Encoder | None, progress: ProgressCallback | None = None) -> LabeledFeatures:
-        """Extract what is not extracted yet, choose the part, and put the labels into one numbering.
+        """Choose the part, extract what of it is not extracted yet, and put the labels into one numbering.
 
         Args:
             encoder: which encoder; None where both sets are feature stores.
@@ -105,10 +105,24 @@ class LabeledSets:
             FeatureError: a store was made by another encoder, preprocessing or pooling.
             SopError: as of `extract_features`.
         """
-        sets = [self.train, self.test]
+        train, test, rows, of_all = self.train, self.test, self._rows(), self.train_count
         if encoder is not None:
-            sets = fill_stores(sets, encoder, extraction=self.extraction, progress=progress)
-        return _chosen(sets[0], sets[1], self.part, self.what)
+            if train.store is None:  # the other training images are never decoded
+                train = replace(train, source=Subset(require_images(train, self.what), rows))
+            extraction = self.extraction
+            train, test = fill_stores([train, test], encoder, extraction=extraction, progress=progress)
+        if self.train.store is None:
+            of_all -= len(rows) - len(_store(train))  # without those that cannot be used
+            rows = np.arange(len(_store(train)))
+        return _chosen(train, test, rows, of_all, self.part, self.what)
+
+    def _rows(self) -> Int64[np.ndarray, " n"]:
+        """Return which training images, or features, are chosen."""
+        labels, store, images = _require_labels(self.train, self.what), self.train.store, self.train.source
+        if store is not None:
+            return self.part.rows(labels, store.keys, store.members)
+        assert images is not None  # a set has one of the two
+        return self.part.rows(labels, images.keys, [images.member_of(place) for place in range(len(images))])
 
     def images(self) -> LabeledImages:
         """Choose the part, and put the labels into one numbering; nothing is decoded.
@@ -119,7 +133,7 @@ class LabeledSets:
         train, test = require_images(self.train, self.what), require_images(self.test, self.what)
         labels = _require_labels(self.train, self.what)
         test_labels, compared_by, names = _in_training_numbers(self.train, self.test, self.what)
-        rows = self.part.rows(labels, train.keys, [train.member_of(position) for position in range(len(train))])
+        rows = self._rows()
         train_labels = labels[rows]
         choices = {
             "train": self.train.name,
@@ -200,16 +214,23 @@ def _counts(
     }
 
 
-def _chosen(train: FeatureSet, test: FeatureSet, part: LabeledPart, what: str) -> LabeledFeatures:
+def _chosen(
+    train: FeatureSet,
+    test: FeatureSet,
+    rows: Int64[np.ndarray, " n"],
+    of_all: int,
+    part: LabeledPart,
+    what: str,
+) -> LabeledFeatures:
+    """Return rows of the training set's store, which are a part of so many images, and the test set's store."""
     train_store, test_store = _store(train), _store(test)
     all_labels = _require_labels(train, what)
     test_labels, compared_by, names = _in_training_numbers(train, test, what)
-    rows = part.rows(all_labels, train_store.keys, train_store.members)
     train_labels = all_labels[rows]
     choices = {
         "train": train.name,
         "test": test.name,
-        **_counts(train_labels, test_labels, part, len(train_store), compared_by),
+        **_counts(train_labels, test_labels, part, of_all, compared_by),
         "train_dropped": _dropped(train_store),
         "test_dropped": _dropped(test_store),
         "preprocess": train_store.manifest["preprocess"],

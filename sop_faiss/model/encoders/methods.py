@@ -30,15 +30,15 @@ class Method(NamedTuple):
 
 
 METHODS = (
-    # decoder: of the full pretraining files. [CLS] after the norm: the paper's A.1 (arXiv 2111.06377), whose
-    # fine-tuning may also pool patch tokens; normalization: timm's record of vit_base_patch16_224.mae
+    # decoder: of the full pretraining files. [CLS] after the norm and normalization: main_linprobe.py of
+    # facebookresearch/mae, whose fine-tuning pools patch tokens
     Method("MAE", re.compile(r"/decoder_(embed|blocks)\."), ("cls",), True, False),
     # vits.py and main_lincls.py of facebookresearch/moco-v3; its ViT-S has 12 heads, timm's 6
     Method("MoCo v3", re.compile(r"^base_encoder/"), ("cls", "pooled"), True, True, MappingProxyType({384: 12})),
     # timm's vit_*_gap_*_ijepa: no [CLS], the mean after the norm; the target encoder: arXiv 2301.08243, section 4
     Method("I-JEPA", re.compile(r"^target_encoder/"), ("pooled",), True, False),
     # pretraining files of BEiT and BEiT v2, whose images differ: 0.5 and ImageNet's in timm's records of beit_* and
-    # beitv2_*. The mean of patch tokens: BEiT's fine-tuning, a copy of which is in iBOT's evaluation
+    # beitv2_*. The mean of patch tokens: beit/run_class_finetuning.py of microsoft/unilm
     Method("BEiT", re.compile(r"/rel_pos_bias\.relative_position_bias_table$"), ("pooled", "mean"), False, False),
     # [CLS] after the norm: timm's note in models/eva.py; satellite weights have a mean of their own in its record
     Method("DINOv3", re.compile(r"/storage_tokens$"), ("cls",), False, False),

@@ -8,6 +8,7 @@ The tables are made from these files alone, so that another model adds a column.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sop_faiss.report.markdown import write_markdown
 from sop_faiss.report.page import write_page
 
 _ASKED = ".json.asked"
+_STATE = ".state"
 
 
 class Leaderboard:
@@ -60,12 +62,26 @@ class Leaderboard:
         file = self.result_file(model, task)
         return _read(_asked_file(file)) == asked and _checked(file) is not None
 
+    def new_state(self, model: str, task: str, again: bool) -> Path:
+        """Return where the state of a training is kept until its result is there, without what it is not to continue.
+
+        Args:
+            model: the column.
+            task: its name.
+            again: whether it begins anew.
+        """
+        folder = self.result_file(model, task).with_suffix(_STATE)
+        if again:
+            shutil.rmtree(folder, ignore_errors=True)
+        return folder
+
     def accept(self, model: str, task: str, asked: dict[str, list[str]], file: Path) -> None:
         """Make a file the result of a task, in place of an earlier one, and record which command wrote it."""
         result = self.result_file(model, task)
         _asked_file(result).unlink(missing_ok=True)  # a kill now means that it is measured again
         file.replace(result)
         write_json(_asked_file(result), asked)
+        shutil.rmtree(result.with_suffix(_STATE), ignore_errors=True)
 
     def damaged(self) -> list[Path]:
         """Return the files that are in no table, since they are not results of a task."""
@@ -119,6 +135,7 @@ class Leaderboard:
             "notices": [],
             "tables": [table],
             "groups": [],
+            "details_title": "Measurements",
             "details": [_details(results)],
             "footer": footer,
         }
@@ -136,7 +153,7 @@ def _details(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> SheetTab
         for model, of_model in results.items()
         for task, result in of_model.items()
     ]
-    return SheetTable(["model", "task", "command", "data", "encoder", "seconds"], rows, "Measurements")
+    return SheetTable(["model", "task", "command", "data", "encoder", "seconds"], rows, "How each was made")
 
 
 def _shown(result: Mapping[str, Any], metric: str) -> str:
