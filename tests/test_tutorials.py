@@ -1,4 +1,4 @@
-"""The `bash` blocks of docs/tutorials/ and the notebooks of examples/notebooks/ run on tiny images, but for SMALLER as written."""
+"""The `bash` blocks of docs/tutorials/ and the notebooks of examples/notebooks/ run, made smaller by SMALLER alone."""
 
 from __future__ import annotations
 

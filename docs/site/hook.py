@@ -1,6 +1,6 @@
 """What mkdocs does not do by itself: pages of files outside docs/, links to these, and the order of pages.
 
-On the forge docs/ is read as it is: docs/index.md is the page about indices, and `../sop_faiss/sop/loss.py` is a file.
+In the repository docs/ is read as it is: docs/index.md is the page about indices, and `../sop_faiss/sop/loss.py` is a file.
 On the site what_this_is.md is the first page; files of the repository that a page links to become pages of their own.
 """
 
@@ -18,6 +18,9 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "examples/README.md")
+RECORDS = ("CHANGELOG.md", "benchmarks/RESULTS.md")
+"""Long pages that name everything: a search would find them before the page that explains."""
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 DESTINATIONS = {"what_this_is.md": "index.html", "index.md": "the_index.html"}
 _LINK = re.compile(r"(!?\[[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*\]\()([^)\s#]+)(#[^)\s]*)?\)")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".cff": "yaml", ".html": "html", ".css": "css"}
@@ -31,7 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page.dest_uri = place
         page.name = posixpath.splitext(place)[0]
     for name in PAGES:
-        files.append(File.generated(config, f"repository/{name}", content=(ROOT / name).read_text()))
+        head = UNSEARCHED if name in RECORDS else ""
+        files.append(File.generated(config, f"repository/{name}", content=head + (ROOT / name).read_text()))
     for page in [file for file in files if file.is_documentation_page()]:
         for _, target, _ in _LINK.findall(page.content_string):
             place = _repository_path(page.src_uri, target)
@@ -86,8 +90,7 @@ def _source_page(place: str, config: MkDocsConfig) -> File:
         text = "\n\n".join(map(_cell_text, json.loads(path.read_text())["cells"]))
     else:
         text = f'````{_LANGUAGES.get(path.suffix, "text")} linenums="1"\n{path.read_text()}````\n'
-    head = "---\nsearch:\n  exclude: true\n---\n"
-    content = f"{head}# `{place}`\n\n{text}"
+    content = f"{UNSEARCHED}# `{place}`\n\n{text}"
     return File.generated(config, f"source/{place}.md", content=content, inclusion=InclusionLevel.NOT_IN_NAV)
 
 
