@@ -1,6 +1,6 @@
-"""What mkdocs does not do by itself: pages of files outside docs/, links to these, and the order of pages.
+"""What mkdocs does not do by itself: pages of files outside docs/, links to these, order of pages, unbroken options.
 
-In the repository docs/ is read as it is: docs/index.md is the page about indices, and `../sop_faiss/sop/loss.py` is a file.
+In the repository docs/ is read as it is: docs/index.md is about indices, and `../sop_faiss/sop/loss.py` is a file.
 On the site what_this_is.md is the first page; files of the repository that a page links to become pages of their own.
 """
 
@@ -23,6 +23,8 @@ RECORDS = ("CHANGELOG.md", "benchmarks/RESULTS.md")
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 DESTINATIONS = {"what_this_is.md": "index.html", "index.md": "the_index.html"}
 _LINK = re.compile(r"(!?\[[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*\]\()([^)\s#]+)(#[^)\s]*)?\)")
+_CODE = re.compile(r"<code>.*?</code>", re.DOTALL)
+_HYPHENS = re.compile(r"(?<![\w&#/-])[\w-]*-[\w-]*(?![^<]*>)")  # a word with hyphens, not in a tag
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".cff": "yaml", ".html": "html", ".css": "css"}
 
 
@@ -62,6 +64,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             spaced.append("")
         spaced.append(line)
     return "\n".join(spaced)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep `--option` and `sop-command` in one line, which browsers break at hyphens."""
+    if page.file.src_uri.startswith("source/"):
+        return html
+    return _CODE.sub(lambda code: _HYPHENS.sub(r'<span class="whole">\g<0></span>', code[0]), html)
 
 
 def _repository_path(page: str, target: str) -> str | None:
