@@ -52,3 +52,5 @@ def test_the_site_works_from_a_folder_on_a_phone_and_without_a_network(tmp_path:
             page.keyboard.type("teacher entropy")
             page.locator(".md-search-result__item").first.wait_for(timeout=20_000)
             assert "teacher_entropy" in page.locator(".md-search-result__list").inner_text()
+            found = page.locator(".md-search-result__list a").evaluate_all("links => links.map(link => link.href)")
+            assert not [link for link in found if "CHANGELOG" in link or "RESULTS" in link]

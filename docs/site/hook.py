@@ -1,6 +1,6 @@
-"""What mkdocs does not do by itself: pages of files outside docs/, links to these, and the order of pages.
+"""What mkdocs does not do by itself: pages of files outside docs/, links to these, order of pages, unbroken options.
 
-On the forge docs/ is read as it is: docs/index.md is the page about indices, and `../sop_faiss/sop/loss.py` is a file.
+In the repository docs/ is read as it is: docs/index.md is about indices, and `../sop_faiss/sop/loss.py` is a file.
 On the site what_this_is.md is the first page; files of the repository that a page links to become pages of their own.
 """
 
@@ -18,8 +18,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/RESULTS.md", "examples/README.md")
+RECORDS = ("CHANGELOG.md", "benchmarks/RESULTS.md")
+"""Long pages that name everything: a search would find them before the page that explains."""
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 DESTINATIONS = {"what_this_is.md": "index.html", "index.md": "the_index.html"}
 _LINK = re.compile(r"(!?\[[^\]\[]*(?:\[[^\]]*\][^\]\[]*)*\]\()([^)\s#]+)(#[^)\s]*)?\)")
+_CODE = re.compile(r"<code>.*?</code>", re.DOTALL)
+_HYPHENS = re.compile(r"(?<![\w&#/-])[\w-]*-[\w-]*(?![^<]*>)")  # a word with hyphens, not in a tag
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".cff": "yaml", ".html": "html", ".css": "css"}
 
 
@@ -31,7 +36,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page.dest_uri = place
         page.name = posixpath.splitext(place)[0]
     for name in PAGES:
-        files.append(File.generated(config, f"repository/{name}", content=(ROOT / name).read_text()))
+        head = UNSEARCHED if name in RECORDS else ""
+        files.append(File.generated(config, f"repository/{name}", content=head + (ROOT / name).read_text()))
     for page in [file for file in files if file.is_documentation_page()]:
         for _, target, _ in _LINK.findall(page.content_string):
             place = _repository_path(page.src_uri, target)
@@ -60,6 +66,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "\n".join(spaced)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep `--option` and `sop-command` in one line, which browsers break at hyphens."""
+    if page.file.src_uri.startswith("source/"):
+        return html
+    return _CODE.sub(lambda code: _HYPHENS.sub(r'<span class="whole">\g<0></span>', code[0]), html)
+
+
 def _repository_path(page: str, target: str) -> str | None:
     """Return what a link leads to, from the root of the repository; None where mkdocs finds it without help."""
     if "://" in target or target.startswith("mailto:"):
@@ -86,8 +99,7 @@ def _source_page(place: str, config: MkDocsConfig) -> File:
         text = "\n\n".join(map(_cell_text, json.loads(path.read_text())["cells"]))
     else:
         text = f'````{_LANGUAGES.get(path.suffix, "text")} linenums="1"\n{path.read_text()}````\n'
-    head = "---\nsearch:\n  exclude: true\n---\n"
-    content = f"{head}# `{place}`\n\n{text}"
+    content = f"{UNSEARCHED}# `{place}`\n\n{text}"
     return File.generated(config, f"source/{place}.md", content=content, inclusion=InclusionLevel.NOT_IN_NAV)
 
 
