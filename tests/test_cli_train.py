@@ -17,7 +17,6 @@ from sop_faiss.verbs.training.train import TrainingResult
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config_file
 
-
 RUN = Path("run")
 
 
