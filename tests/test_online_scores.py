@@ -788,6 +788,23 @@ def test_a_signal_stop_ends_with_the_verdict_and_a_resume_repeats_it(tmp_path, s
     assert verdict_of(read_json(find_checkpoint(tmp_path / "run") / "state.json")) is not None
 
 
+@pytest.mark.parametrize(("call", "said"), [(1, "the next step"), (2, "this score"), (None, "this step")])
+def test_ctrl_c_says_what_ends_before_the_run_is_saved(tmp_path, shards, monkeypatch, caplog, call, said):
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)  # also in a background job
+
+    def interrupt(at: int | None, now: int) -> None:
+        if now == at:
+            signal.raise_signal(signal.SIGINT)
+
+    use(monkeypatch, Fake(lambda now: interrupt(call, now)))
+    config = tiny_config(tmp_path, f"data.train={shards}", *EVERY_4, "evaluate.background=never")
+    with pytest.raises(KeyboardInterrupt, match="the run is saved"):
+        run_training(config, tmp_path / "run", progress=lambda now, _: interrupt(None if call else 2, now))
+    assert [message for message in caplog.messages if "interrupted" in message] == [
+        f"interrupted: saving after {said}; press Ctrl-C again to stop at once"
+    ]
+
+
 def test_a_run_without_scores_has_no_verdict(tmp_path, shards, caplog):
     caplog.set_level("INFO")
     result = run_training(tiny_config(tmp_path, f"data.train={shards}", "train.epochs=1"), tmp_path / "run")
