@@ -593,6 +593,9 @@ def test_best_stays_at_step_0_until_a_later_one_is_shown_to_be_better():
         is_better, said = history.verdict() or (None, "")
         assert is_better is (outcome is Outcome.BEAT) and "\n" not in said
         assert ("optim.base_lr" in said) is not is_better
+        if not is_better:  # during the warm-up no other settings are advised
+            early, later = (history.verdict(steps) or (True, "") for steps in (step, step - 1))
+            assert "optim." not in early[1] and f"warm-up takes {step} steps" in early[1] and "optim." in later[1]
     assert history.best_step == 20
 
 

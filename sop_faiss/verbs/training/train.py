@@ -238,7 +238,7 @@ def _log_signs(state: RunState, signs: dict[str, str]) -> None:
 
 def _log_verdict(state: RunState) -> None:
     """Log whether training beat step 0, at the end or after a signal."""
-    verdict = state.scores.verdict()
+    verdict = state.scores.verdict(state.schedules.warmup_steps)
     if verdict is not None:
         is_better, said = verdict
         _log.log(logging.INFO if is_better else logging.WARNING, "%s", said)
