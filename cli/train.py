@@ -138,6 +138,8 @@ def main(
         return
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
+    if output is not None and not (resume or dry_run or profile_data):
+        _refuse_started(output)
     from sop_faiss.config import load_config
     from sop_faiss.model.initial_weights import resolve_init
     from sop_faiss.verbs.training.train import describe_run, run_training
@@ -169,6 +171,23 @@ def main(
             click.echo(json.dumps(_summary(result, output)))
     if not result.finished:
         sys.exit(EXIT_REQUEUE)
+
+
+def _refuse_started(output: Path) -> None:
+    """Refuse a folder that is not empty before the imports that take long; `run_training` checks it again."""
+    from sop_faiss.errors import ConfigError
+    from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
+
+    try:
+        names = {path.name for path in output.iterdir()}
+    except OSError:  # there is none; what else is wrong is said later
+        return
+    if names - {LOCK_NAME}:
+        if LOCK_NAME in names:  # another process may be training there
+            lock = RunLock(output)
+            lock.acquire()
+            lock.release()
+        raise ConfigError(f"output {output} exists and is not empty: add `resume` to continue it, or choose another")
 
 
 def _summary(result: TrainingResult, output: Path) -> dict[str, Any]:

@@ -248,6 +248,11 @@ def test_a_file_as_output(tmp_path, config, shards):
     assert output.read_text() == "precious"
 
 
+def test_a_folder_with_files_is_refused_before_the_configuration_is_read(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "exists and is not empty: add --resume" in one_line_error(run("no_such_config", "--output", tmp_path))
+
+
 def test_a_second_training_into_the_same_run_is_refused(tmp_path, config, shards):
     output = tmp_path / "run"
     output.mkdir()
