@@ -72,7 +72,10 @@ def _print_summary(summary: PackSummary) -> None:
     images = number(summary.samples, "image")
     click.echo(one_line(f"packed {images} into {shards}, {megabytes(summary.bytes)}: {summary.out}"))
     classes = f" in {number(summary.classes, 'class', 'classes')}" if summary.classes else ""
-    click.echo(f"labeled {summary.labeled:,}{classes}; resized {summary.resized:,}")
+    labeled = [f"labeled {summary.labeled:,}{classes}"] if summary.labeled else []
+    resized = [f"resized {summary.resized:,}"] if summary.resized else []
+    if labeled or resized:
+        click.echo("; ".join(labeled + resized))
     exact, near = summary.duplicates["exact"], summary.duplicates["near"]
     if exact or near:
         fate = "left out" if summary.duplicates["exact_are_left_out"] else "kept"

@@ -84,9 +84,12 @@ def info_command(index: Path, json_file: Path | None, names_left_out: bool, forc
 
 
 def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
+    from sop_faiss.index.encoder_doubts import training_doubt
+
     encoder, names = facts["encoder"], facts["class_names"]
     moved = "" if facts["root_exists"] else " (not there: give --images-root when you search)"
     beside = [f"{name} {size / 1e6:,.1f} MB" for name, size in facts["beside"].items()]
+    doubt = training_doubt(facts["search"].get("scores"))
     lines = {
         "index": f"{index}, {facts['bytes'] / 1e6:,.1f} MB, every byte verified",
         "vectors": f"{facts['count']:,} of dimension {facts['dimension']}, {facts['factory']}, {facts['metric']}",
@@ -95,6 +98,7 @@ def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
         "opened by": _spec_text(facts["encoder_spec"]),
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
+        **({} if doubt is None else {"training": doubt}),
         "beside": f"{', '.join(beside)}, verified when they are searched" if beside else "no tokens, no parts",
         "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
         "images": f"{plain_path(facts['root'])}{moved}",

@@ -72,7 +72,7 @@ def sync_command(
     say_left_out(bad, index)
     left_out = [f"{len(bad):,} left out" + (f" ({counted(done.dropped)})" if bad else "")]
     if len(done.left_out) > len(bad):
-        left_out.append(f"{len(done.left_out) - len(bad):,} that you removed")
+        left_out.append(f"{len(done.left_out) - len(bad):,} that you removed, left out")
     if done.elsewhere:
         left_out.append(f"{done.elsewhere:,} from elsewhere")
     did = ["to add", "to replace", "to remove"] if dry_run else ["added", "changed", "removed"]
@@ -80,4 +80,6 @@ def sync_command(
         f"{len(each):,} {what}" for each, what in zip([done.added, done.changed, done.removed], did, strict=True)
     ]
     rest = [f"{done.unchanged:,} unchanged", *left_out]
-    click.echo(one_line(f"{', '.join(numbers + rest)}: {index} {'and' if dry_run else 'is equal to'} {done.folder}"))
+    click.echo(
+        one_line(f"{', '.join(numbers + rest)}: {index} {'and' if dry_run else 'is up to date with'} {done.folder}")
+    )

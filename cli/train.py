@@ -138,6 +138,8 @@ def main(
         return
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
+    if output is not None and not (resume or dry_run or profile_data):
+        _refuse_started(output)
     from sop_faiss.config import load_config
     from sop_faiss.model.initial_weights import resolve_init
     from sop_faiss.verbs.training.train import describe_run, run_training
@@ -164,11 +166,28 @@ def main(
         result = run_training(resolved, output, resume=resume)
     else:
         result = run_training(resolved, output, resume=resume, stage=progress_reporter)
-        click.echo(_text(result, output, resolved.data.train), err=True)
+        click.echo(_text(result, output, resolved.data.train, resolved.model.init), err=True)
         if as_json:  # after all lines for people
             click.echo(json.dumps(_summary(result, output)))
     if not result.finished:
         sys.exit(EXIT_REQUEUE)
+
+
+def _refuse_started(output: Path) -> None:
+    """Refuse a folder that is not empty before the imports that take long; `run_training` checks it again."""
+    from sop_faiss.errors import ConfigError
+    from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
+
+    try:
+        names = {path.name for path in output.iterdir()}
+    except OSError:  # there is none; what else is wrong is said later
+        return
+    if names - {LOCK_NAME}:
+        if LOCK_NAME in names:  # another process may be training there
+            lock = RunLock(output)
+            lock.acquire()
+            lock.release()
+        raise ConfigError(f"output {output} exists and is not empty: add `resume` to continue it, or choose another")
 
 
 def _summary(result: TrainingResult, output: Path) -> dict[str, Any]:
@@ -184,16 +203,37 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _text(result: TrainingResult, output: Path, data: str) -> str:
+def _text(result: TrainingResult, output: Path, data: str, init: str) -> str:
     """Return the end of the run for people, with the command that comes next."""
+    from sop_faiss.model.encoders.packaged import PACKAGED, PACKAGED_POOLING, PACKAGED_SIZE
+    from sop_faiss.train.verdict import Outcome
+
     of_all = "" if result.steps is None else f" of {result.steps:,}"
     reached = f"{result.step:,}{of_all} steps; saved in {output}; "
     if not result.finished:
         return one_line(f"{reached}stopped by a signal: continue with the same command and --resume")
+    if result.last_metrics.get("verdict") not in (None, Outcome.BEAT):
+        reached += "training was not shown to help: keep the index that you have; without one, "
     model = output if result.last_metrics.get("kept_step") in (None, result.step) else output / "best"
+    # as good or better after training than the run's own (docs/own_photos.md), and without training the same encoder
+    seen = ["--size", str(PACKAGED_SIZE), "--pooling", PACKAGED_POOLING] if init in PACKAGED else []
     index = f"{real_path(output).name}.index"
-    build = shlex.join(["sop-index", "build", "--model", str(model), "--data", data, "--out", index])
-    return one_line(f"{reached}next: {build}")
+    build = ["sop-index", "build", "--model", str(model), *seen, "--data", _unpacked(data), "--out", index]
+    return one_line(f"{reached}next: {shlex.join(build)}")
+
+
+def _unpacked(data: str) -> str:
+    """Return the folder that shards were packed from, if it is known and still there; else what was trained on."""
+    from sop_faiss.data.shards.shard_source import MANIFEST_NAME
+    from sop_faiss.errors import SopError
+    from sop_faiss.files import read_json
+
+    try:
+        packed = read_json(Path(data) / MANIFEST_NAME)
+        source = packed.get("source") if isinstance(packed, dict) else None
+        return source if isinstance(source, str) and source and Path(source).is_dir() else data
+    except (OSError, ValueError, SopError):
+        return data
 
 
 def _print_dry_run(config: Config, facts: dict[str, Any], json_alone: bool, as_json: bool) -> None:

@@ -35,4 +35,4 @@ class NearestRow(SopObjective):
 
 
 if __name__ == "__main__":
-    print(train(random_images(), objective=NearestRow(TINY))[1])
+    print("loss of each step:", train(random_images(), objective=NearestRow(TINY))[1])

@@ -33,4 +33,6 @@ class FoundWithoutColors:
 
 if __name__ == "__main__":
     photos = sorted(path for path in Path(sys.argv[1]).rglob("*") if path.suffix in {".jpg", ".png"})
+    if not photos:
+        sys.exit(f"error: {sys.argv[1]} has no .jpg or .png images: wanted a folder with some")
     print(FoundWithoutColors(photos[:50]).measure(sop_faiss.load_encoder("lite0")))

@@ -44,7 +44,7 @@ def write_run(run: Path, config: Config | None = None, step: int = 10) -> Path:
     (run / "config.yaml").write_text(to_yaml(config))
     for seed, role in ((1, "student"), (2, "teacher")):
         backbone = seeded_backbone(config.model, config.views.global_size, seed=seed)
-        tensors = {f"backbone.{name}": value for name, value in backbone.state_dict().items()}
+        tensors = {f"backbone.{name}": value.contiguous() for name, value in backbone.state_dict().items()}
         hidden, features = config.model.projector_hidden, backbone.feature_dim
         tensors["heads.shared.mlp.0.weight"] = torch.full((hidden, features), seed / 100)
         tensors["heads.shared.mlp.0.bias"] = torch.arange(hidden).float()

@@ -44,6 +44,8 @@ def test_pack_then_check(tmp_path: Path) -> None:
     assert "labeled 6 in 2 classes; resized 7" in result.stdout
     assert "dropped 4 (" in result.stdout and "truncated 1" in result.stdout and "cut.jpg: truncated" in result.stdout
     assert re.fullmatch(r"packing: 11 of 11 images, \d+ s\n", result.stderr)
+    plain = run("pack", write_folder(tmp_path / "plain", classes=0), tmp_path / "other").stdout
+    assert "labeled" not in plain and "resized" not in plain
     result = run("check", tmp_path / "out", "--json", tmp_path / "report.json")
     assert result.exit_code == 0 and result.stdout.endswith("manifest.json agrees\nno problems\n")
     report = json.loads((tmp_path / "report.json").read_text())

@@ -230,7 +230,7 @@ def test_printed_folders_are_plain(place: Path, tmp_path: Path) -> None:
     assert f"images     {tmp_path / 'photos'}" in invoke("info", tmp_path / "index", ok=True).stdout
     for words in ((), (odd,)):
         said = invoke("sync", tmp_path / "index", *words, ok=True).stdout
-        assert said.endswith(f"is equal to {tmp_path / 'photos'}\n") and "12 unchanged" in said
+        assert said.endswith(f"is up to date with {tmp_path / 'photos'}\n") and "12 unchanged" in said
 
 
 def test_classes_that_cannot_be_compared_are_not_judged(place: Path, tmp_path: Path) -> None:

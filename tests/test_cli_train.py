@@ -17,6 +17,8 @@ from sop_faiss.verbs.training.train import TrainingResult
 from tests.images import write_folder, write_shards
 from tests.runs import tiny_config_file
 
+RUN = Path("run")
+
 
 def run(*arguments: str):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
@@ -108,8 +110,48 @@ def test_the_work_before_and_between_the_steps_is_reported(tmp_path, config, sha
 @pytest.mark.parametrize(("kept_step", "model"), [(None, "run"), (0, "run/best"), (4, "run"), (3, "run/best")])
 def test_the_next_command_takes_the_best_teacher(kept_step, model):
     scores = {} if kept_step is None else {"kept_step": kept_step}
-    said = _text(TrainingResult(True, 4, 4, scores), Path("run"), "shards")
-    assert f"next: sop-index build --model {model} --data" in said
+    said = _text(TrainingResult(True, 4, 4, scores), RUN, "shards", "")
+    assert f"; next: sop-index build --model {model} --data" in said
+
+
+def test_the_next_command_has_the_size_and_pooling_of_the_packaged_encoder_that_the_run_started_from():
+    for init, seen in (("lite1", "--size 288 --pooling gem "), ("timm:resnet50", ""), ("", "")):
+        assert f"next: sop-index build --model run {seen}--data s" in _text(
+            TrainingResult(True, 4, 4, {}), RUN, "s", init
+        )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [(None, False), ("beat step 0", False), ("no difference shown", True), ("worse than step 0", True)],
+)
+def test_a_training_that_was_not_shown_to_help_does_not_advise_another_index(verdict, told):
+    scores = {"verdict": verdict, "kept_step": 0}
+    said = _text(TrainingResult(True, 4, 4, scores), RUN, "shards", "lite0")
+    assert (
+        "training was not shown to help: keep the index that you have; without one, next: sop-index" in said
+    ) == told
+
+
+def test_the_next_command_takes_the_folder_that_shards_were_packed_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text, named in (
+        ('{"source": "photos/"}', "photos/"),
+        ('{"source": "gone/"}', "shards/"),
+        ('{"source": ""}', "shards/"),
+        ('{"source": 3}', "shards/"),
+        ("[1]", "shards/"),
+        ("{", "shards/"),
+        (None, "shards/"),
+    ):
+        (tmp_path / "shards").mkdir(exist_ok=True)
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        manifest = tmp_path / "shards" / "manifest.json"
+        manifest.unlink(missing_ok=True) if text is None else manifest.write_text(text)
+        said = _text(TrainingResult(True, 4, 4, {}), RUN, "shards/", "")
+        assert f"--data {named} --out" in said
+    for data in ("shards/photos-*.tar", "photos-{000..012}.tar", "https://host/photos.tar"):
+        assert data in _text(TrainingResult(True, 4, 4, {}), RUN, data, "")
 
 
 def test_dry_run_prints_and_writes_nothing(tmp_path, config, shards):
@@ -204,6 +246,11 @@ def test_a_file_as_output(tmp_path, config, shards):
     output.write_text("precious")
     assert "already exists" in one_line_error(run(config, f"data.train={shards}", "--output", output))
     assert output.read_text() == "precious"
+
+
+def test_a_folder_with_files_is_refused_before_the_configuration_is_read(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "exists and is not empty: add --resume" in one_line_error(run("no_such_config", "--output", tmp_path))
 
 
 def test_a_second_training_into_the_same_run_is_refused(tmp_path, config, shards):

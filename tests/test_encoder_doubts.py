@@ -179,13 +179,18 @@ def test_a_run_that_was_not_shown_to_beat_its_start_is_named(
     caplog.set_level(logging.WARNING)
     spec = EncoderSpec(str(scored_run(tmp_path / "run", first, best, difference)), device="cpu")
     shards = str(write_shards(tmp_path / "shards"))
-    build(tmp_path / "one", encoder=spec, data=shards)
     embed(spec, shards, tmp_path / "store")
-    build(tmp_path / "two", features=tmp_path / "store")
-    for index in ("one", "two"):
+    numbers = "30.00 % at step 0" if difference is None else "({:+.2f} points [{:+.2f}, {:+.2f}])".format(*difference)
+    for index, made_of in (("one", {"encoder": spec, "data": shards}), ("two", {"features": tmp_path / "store"})):
         caplog.clear()
-        FeatureIndex.open(tmp_path / index)
-        assert any("30.00 %" in message for message in caplog.messages) == told
+        build(tmp_path / index, **made_of)
+        assert any("was not shown to help" in message and numbers in message for message in caplog.messages) == told
+        assert all(len(message) < 250 for message in caplog.messages)
+        caplog.clear()
+        FeatureIndex.open(tmp_path / index)  # the build has said it
+        assert not caplog.messages
+        shown = CliRunner().invoke(main, ["info", str(tmp_path / index)]).stdout
+        assert ("\ntraining   training was not shown to help (" in shown and numbers in shown) == told
 
 
 def test_best_has_the_scores_of_its_run(tmp_path: Path) -> None:

@@ -593,6 +593,9 @@ def test_best_stays_at_step_0_until_a_later_one_is_shown_to_be_better():
         is_better, said = history.verdict() or (None, "")
         assert is_better is (outcome is Outcome.BEAT) and "\n" not in said
         assert ("optim.base_lr" in said) is not is_better
+        if not is_better:  # during the warm-up no other settings are advised
+            early, later = (history.verdict(steps) or (True, "") for steps in (step, step - 1))
+            assert "optim." not in early[1] and f"warm-up takes {step} steps" in early[1] and "optim." in later[1]
     assert history.best_step == 20
 
 
@@ -786,6 +789,23 @@ def test_a_signal_stop_ends_with_the_verdict_and_a_resume_repeats_it(tmp_path, s
         assert torch.equal(each[0][name], each[1][name]) and len(each[0][name]) == 24
     assert float(each[0]["first"].mean()) == pytest.approx(again["first_score"])
     assert verdict_of(read_json(find_checkpoint(tmp_path / "run") / "state.json")) is not None
+
+
+@pytest.mark.parametrize(("call", "said"), [(1, "the next step"), (2, "this score"), (None, "this step")])
+def test_ctrl_c_says_what_ends_before_the_run_is_saved(tmp_path, shards, monkeypatch, caplog, call, said):
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)  # also in a background job
+
+    def interrupt(at: int | None, now: int) -> None:
+        if now == at:
+            signal.raise_signal(signal.SIGINT)
+
+    use(monkeypatch, Fake(lambda now: interrupt(call, now)))
+    config = tiny_config(tmp_path, f"data.train={shards}", *EVERY_4, "evaluate.background=never")
+    with pytest.raises(KeyboardInterrupt, match="the run is saved"):
+        run_training(config, tmp_path / "run", progress=lambda now, _: interrupt(None if call else 2, now))
+    assert [message for message in caplog.messages if "interrupted" in message] == [
+        f"interrupted: saving after {said}; press Ctrl-C again to stop at once"
+    ]
 
 
 def test_a_run_without_scores_has_no_verdict(tmp_path, shards, caplog):

@@ -6,12 +6,16 @@ import importlib.metadata
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError, ConfigError
+from sop_faiss.files import read_json, sha256_file, write_json
+from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.encoders import packaged
 from sop_faiss.model.encoders.packaged import (
     PACKAGED,
@@ -57,6 +61,23 @@ def test_the_names_are_those_of_the_table_and_their_options_can_be_changed():
         with pytest.raises(ConfigError) as found:
             load_encoder(FIRST, **{option: value})
         assert_one_line(found, option)
+
+
+def test_a_run_that_trained_nothing_has_the_packaged_encoders_features_at_its_size_and_pooling(tmp_path):
+    """What the command at the end of sop-train relies on: `best/` of such a run is step 0."""
+    config = resolve_init(conv_config(tmp_path, f"model.init={FIRST}", "model.backbone=vit_small_patch16_224"))
+    run = write_run(tmp_path / "run", config)
+    backbone = seeded_backbone(config.model, config.views.global_size, seed=0)
+    load_initial_weights(backbone, config.model, config.views)
+    checkpoint = next((run / "checkpoints").iterdir())
+    teacher = checkpoint / "teacher.safetensors"
+    save_file({f"backbone.{name}": value.contiguous() for name, value in backbone.state_dict().items()}, teacher)
+    state = read_json(checkpoint / "state.json")
+    state["sha256"] = {file.name: sha256_file(file) for file in checkpoint.glob("*.safetensors")}
+    write_json(checkpoint / "state.json", state)
+    pixels = np.random.default_rng(0).integers(0, 256, (150, 200, 3), dtype=np.uint8)
+    mine = load_encoder(str(run), size=PACKAGED_SIZE, pooling=PACKAGED_POOLING).encode([pixels])
+    assert np.abs(mine - load_encoder(FIRST).encode([pixels])).max() < 1e-6
 
 
 def test_a_folder_of_that_name_is_not_meant_and_a_line_says_so(tmp_path, monkeypatch, caplog):

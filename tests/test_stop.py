@@ -45,6 +45,13 @@ def test_ctrl_c_lets_the_run_save_and_is_an_interruption_then(caplog):
     ]
 
 
+def test_where_nothing_is_continued_ctrl_c_stops_at_once(caplog):
+    with pytest.raises(KeyboardInterrupt) as raised, StopRequest(heeds_interrupt=False).listening():
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("not reached")
+    assert not caplog.records and not str(raised.value)
+
+
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])

@@ -14,10 +14,13 @@ from sop_faiss.data import demo_scenes
 from sop_faiss.data.stream import split_holdout
 from sop_faiss.errors import CheckpointError
 from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.train.stop import StopRequest
 from sop_faiss.verbs import demo, photos_demo
+from sop_faiss.verbs.demo import train_for_demo
 from sop_faiss.verbs.training.train import TrainingResult
 from tests.images import write_folder
 from tests.pages import Page
+from tests.runs import tiny_config
 
 
 def run(*arguments):
@@ -55,6 +58,24 @@ def small(monkeypatch):
     monkeypatch.setattr(photos_demo, "_SIZE", 64)
     monkeypatch.setattr(photos_demo, "_STEPS", 3)
     monkeypatch.setattr(photos_demo, "_SCRATCH_STEPS", 3)
+
+
+def test_ctrl_c_stops_the_demos_training_at_once_and_says_so(tmp_path, monkeypatch, caplog):
+    steps: list[int] = []
+
+    def interrupt(done: int, _: int) -> None:
+        steps.append(done)
+        raise KeyboardInterrupt  # as Python's own handler of the signal does
+
+    heard: list[bool] = []
+    listening = StopRequest.listening
+    monkeypatch.setattr(
+        StopRequest, "listening", lambda self: (heard.append(self._heeds_interrupt), listening(self))[1]
+    )
+    config = tiny_config(tmp_path, f"data.train={write_folder(tmp_path / 'photos', size=20)}")
+    with pytest.raises(KeyboardInterrupt, match="it starts from the beginning"):
+        train_for_demo(config, tmp_path, interrupt)
+    assert steps == [1] and heard == [False] and "saving" not in caplog.text
 
 
 def test_own_photos_before_and_after(tmp_path, small):

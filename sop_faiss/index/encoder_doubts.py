@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Float32, Int64
 from torch.nn import functional
 
+from sop_faiss.bootstrap import Interval
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.store import IndexManifest
 from sop_faiss.train.log.embedding_spread import mean_cosine
-from sop_faiss.train.verdict import Outcome, verdict_of
+from sop_faiss.train.verdict import Outcome, describe_difference, verdict_of
 
 _log = logging.getLogger(__name__)
 
@@ -52,29 +53,40 @@ def facts_of_encoder(
     return {"mean_cosine": random_pairs_cosine(len(store.keys), features), "scores": store.manifest.get("scores")}
 
 
-def log_encoder_doubts(manifest: IndexManifest) -> None:
-    """Warn of each reason why neighbors of this index may mean little; of an index without facts nothing is known."""
-    name = manifest.encoder["name"]
-    cosine, scores = manifest.search.get("mean_cosine"), manifest.search.get("scores")
+def log_if_alike(manifest: IndexManifest) -> None:
+    """Warn if the encoder hardly distinguishes the images of this index; if that was not measured, say nothing."""
+    cosine = manifest.search.get("mean_cosine")
     if cosine is not None and cosine >= ALIKE:
         _log.warning(
             "encoder %s hardly distinguishes these images: random pairs have a mean cosine of %.3f, where 1 is all "
             "alike; neighbors may mean little: train the encoder longer, or build the index with another one",
-            *(name, cosine),
+            *(manifest.encoder["name"], cosine),
         )
+
+
+def log_encoder_doubts(manifest: IndexManifest) -> None:
+    """Warn of each reason why neighbors of a new index may mean little."""
+    log_if_alike(manifest)
+    doubt = training_doubt(manifest.search.get("scores"))
+    if doubt is not None:
+        _log.warning(
+            "%s: %s; neighbors may mean no more than with the encoder it started from", manifest.encoder["name"], doubt
+        )
+
+
+def training_doubt(scores: Mapping[str, Any] | None) -> str | None:
+    """Say that the training of an encoder was not shown to help; None if it was, or is not known.
+
+    Args:
+        scores: of its run, as the manifest's `search` has them.
+    """
     if scores is None:
-        return
+        return None
     verdict = verdict_of(scores)
-    if verdict is not None and verdict.outcome is not Outcome.BEAT:
-        _log.warning(
-            "encoder %s is of a run that was not shown to improve on what it started from, which best/ of the run "
-            "keeps: %s; neighbors may mean no more than before: train with other settings, or build the index with "
-            "another encoder",
-            *(name, verdict.text),
-        )
-    elif verdict is None and scores["best_score"] <= scores["first_score"]:
-        _log.warning(
-            "encoder %s is of a run that never improved on its start: %s was %.2f %% at step 0 and at best %.2f %% "
-            "later; neighbors may mean little: train with other settings, or build the index with another encoder",
-            *(name, scores["best_by"], scores["first_score"], scores["best_score"]),
-        )
+    if verdict is not None:
+        shown = describe_difference(Interval(*scores["difference"]))
+        return None if verdict.outcome is Outcome.BEAT else f"training was not shown to help ({shown})"
+    if scores["best_score"] > scores["first_score"]:
+        return None
+    numbers = f"{scores['best_by']} {scores['first_score']:.2f} % at step 0, at best {scores['best_score']:.2f} % later"
+    return f"training was not shown to help ({numbers})"

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.features.feature_space import EncoderLike, FeatureSpace
-from sop_faiss.index.encoder_doubts import log_encoder_doubts, random_pairs_cosine
+from sop_faiss.index.encoder_doubts import log_if_alike, random_pairs_cosine
 from sop_faiss.index.packed_texts import RowsOfTexts
 from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
@@ -114,7 +114,7 @@ class FeatureIndex:
         manifest, ids = read_verified(directory, vectors=verify == "all")
         if verify == "sizes":
             _log.info("index %s was checked by file sizes: the vectors' bytes were not verified", directory)
-        log_encoder_doubts(manifest)
+        log_if_alike(manifest)
         return cls(directory, manifest, ids, read_vectors(directory, manifest))
 
     def with_parts(self, *, verify: str = "all") -> FeatureIndex:

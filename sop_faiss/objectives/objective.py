@@ -214,4 +214,4 @@ def batches_to_fill(batches: Batches, rows: int, config: Config, device: torch.d
     with stage("filling the memories", "images") as progress:
         for done, batch in enumerate(batch_loader(batches, steps, pin_memory=device.type == "cuda"), 1):
             yield batch
-            progress(done * size, len(steps) * size)
+            progress(min(done * size, rows), rows)

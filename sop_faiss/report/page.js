@@ -122,7 +122,7 @@
   function showBar(note = "") {
     const marked = markedItems().length;
     bar.hidden = !marked && !note;
-    said.textContent = `${marked.toLocaleString("en")} of ${boxes.size.toLocaleString("en")} images marked: ${marks}. ${note}`;
+    said.textContent = `${marked.toLocaleString("en")} of ${boxes.size.toLocaleString("en")} images ${marks === "selected" ? marks : `marked: ${marks}`}. ${note}`;
   }
 
   function save(what, valueOf, name, unfit) {

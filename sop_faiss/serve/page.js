@@ -76,7 +76,7 @@ async function showIndex(view, signal) {
   showQuery(null, facts.accepts_images ? "No image yet" : "No image chosen", "");
   document.title = facts.name;
   await notice(page.images);
-  fill(page.images, `${count(page.total)} of ${folderName(view) || "the index"}${passing(view)}: choose one as the query`);
+  fill(page.images, `${count(page.total)} of ${folderName(view) || "the index"}${passing(view)}: to search by one, open it, or press ⌕ at its corner`);
   showMore(page);
 }
 
@@ -314,6 +314,7 @@ function showFacts() {
   at("label").replaceChildren(all, ...facts.labels.map((label) => new Option(`${label.name} (${label.images})`, label.name)));
   at("label").value = asked().label;
   at("parts-field").hidden = !facts.has_parts;
+  at("where").placeholder = `such as ${facts.labels.length ? "label = 'shoe'" : "member like '%2024%'"}`;
   at("columns").textContent = `Columns: ${facts.columns.join(", ")}`;
   const [bySimilarity] = at("rerank").options;
   at("rerank").replaceChildren(bySimilarity, ...facts.rerank.map((method) => new Option(`re-ranked: ${method}`, method)));

@@ -143,6 +143,7 @@ def train_steps(
             saver.save(wait=True)  # no step follows that would
         show = closing.enter_context(steps_stage(stage, state.config, state.schedules.steps_per_epoch))
         limit.start()
+        stop.saves_after = "this step"
         steps = range(state.step, state.last_step)
         for batch in timed_batches(batch_loader(batches, steps, state.device.type == "cuda"), monitor):
             with watching(state) as watch:

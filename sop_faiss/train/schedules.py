@@ -44,6 +44,12 @@ class Schedules:
         """Return whether the number of steps is known."""
         return self.total_steps != UNDECIDED
 
+    @property
+    def warmup_steps(self) -> int:
+        """Return the first steps, of the projector alone and of the learning rate's rise."""
+        optim = self.config.optim
+        return round((optim.warmup_epochs + optim.projector_warmup_epochs) * self.steps_per_epoch)
+
     def decided(self, steps: int) -> Schedules:
         """Return the schedules of a run of `train.minutes` with this number of steps.
 

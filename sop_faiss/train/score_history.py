@@ -176,8 +176,12 @@ class ScoreHistory:
             "difference": None if shown is None else [shown.mean, shown.low, shown.high],
         }
 
-    def verdict(self) -> tuple[bool, str] | None:
-        """Return whether training has beaten step 0, and a line about it; None before a later step was scored."""
+    def verdict(self, warmup_steps: int = 0) -> tuple[bool, str] | None:
+        """Return whether training has beaten step 0, and a line about it; None before a later step was scored.
+
+        Args:
+            warmup_steps: of the run; scores up to them say nothing of its settings.
+        """
         if self.best is None:
             return None
         found = verdict_of(self._facts())
@@ -193,7 +197,9 @@ class ScoreHistory:
             return True, f"{found.text}; best/ has {kept}"
         if self.kept_step:
             kept += ", which had beaten step 0 while fewer scores were expected"
-        return False, f"{found.text}; best/ keeps {kept}; {_ADVICE}"
+        in_warmup = self.newest is not None and self.newest <= warmup_steps
+        advice = f"the warm-up takes {warmup_steps:,} steps: train for longer to know more" if in_warmup else _ADVICE
+        return False, f"{found.text}; best/ keeps {kept}; {advice}"
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return, for a checkpoint, the teacher that is being measured and the values of single queries."""

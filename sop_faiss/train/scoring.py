@@ -157,7 +157,9 @@ class Scoring:
         teacher, at_end = self._state.teacher, self._state.step == self._state.last_step
         if not self._background or at_end:
             self._state.scores.measured = Measured(self._state.step, teacher)
+            before, self._stop.saves_after = self._stop.saves_after, "this score"
             self._take(lambda: evaluate(teacher, self._announce))
+            self._stop.saves_after = before
             return
         frozen = copy.deepcopy(teacher)
         frozen.backbone.register_forward_pre_hook(self._end_if_closed)

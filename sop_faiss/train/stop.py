@@ -25,10 +25,17 @@ _SAME_PRESS_SECONDS = 1.0
 
 
 class StopRequest:
-    """Whether SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) has asked the run to save and stop."""
+    """Whether SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) has asked the run to save and stop.
 
-    def __init__(self) -> None:
+    Args:
+        saves_after: what ends before the run is saved; the loop changes it.
+        heeds_interrupt: False: Ctrl-C ends the process at once, where nobody would continue the run.
+    """
+
+    def __init__(self, saves_after: str = "this step", *, heeds_interrupt: bool = True) -> None:
         self.requested = False
+        self.saves_after = saves_after
+        self._heeds_interrupt = heeds_interrupt
         self._interrupted_at: float | None = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -39,7 +46,7 @@ class StopRequest:
         now = time.monotonic()
         if self._interrupted_at is None:
             self.requested, self._interrupted_at = True, now
-            _log.warning("interrupted: saving after this step; press Ctrl-C again to stop at once")
+            _log.warning("interrupted: saving after %s; press Ctrl-C again to stop at once", self.saves_after)
         elif now - self._interrupted_at > _SAME_PRESS_SECONDS:
             raise KeyboardInterrupt("interrupted: continue from the last checkpoint with `resume`")
 
@@ -51,7 +58,9 @@ class StopRequest:
             KeyboardInterrupt: at the end, after a Ctrl-C; by then the run is saved.
         """
         handlers = {signal.SIGTERM: self._note, signal.SIGUSR1: self._note}
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job is not interrupted
+        if (
+            self._heeds_interrupt and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+        ):  # a shell's background job is not interrupted
             handlers[signal.SIGINT] = self._note_interrupt
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:

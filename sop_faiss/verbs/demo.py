@@ -99,13 +99,14 @@ def train_for_demo(config: Config, out: Path, progress: ProgressCallback) -> Tra
     """Train into `run` of the demo's folder, to the end.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C, at once.
         RunStoppedError: a signal stopped it, or it stopped itself.
         SopError: as of `run_training`.
     """
     try:
-        result = run_training(config, out / "run", progress=progress)
-    except KeyboardInterrupt:  # its message names --resume, which the demo does not have
-        raise KeyboardInterrupt from None
+        result = run_training(config, out / "run", progress=progress, saves_on_interrupt=False)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the demo was stopped: run it again; it starts from the beginning") from None
     if not result.finished:
         raise RunStoppedError("the demo was stopped by a signal: run it again; it starts from the beginning")
     return result

@@ -92,10 +92,13 @@ def write_duplicates_page(
         f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'} of {alike:,} of the {len(index):,} images, "
         f"joined by pairs of similarity {threshold:g} or more.{shown}"
     )
+    if not groups:
+        subtitle = f"No two of the {len(index):,} images reach a similarity of {threshold:g}."
     legend = "Each group's first image on the left, nearest to it first; the number is the cosine similarity to it."
     legend += (
         f" Marked to be removed are exact copies (the same bytes) and images of similarity {SAME_IMAGE:g} or more, all "
-        "but the largest (pixels, then bytes); decide about the others yourself. Nothing is removed until you do it."
+        "but the largest (pixels, then bytes); decide about the others yourself. "
+        "Nothing is removed until you do it, and then from the index only: the files stay."
     )
     place = shlex.quote(str(index.directory.absolute()))
     commands = replace(index_commands(index), marks="remove", with_keys=f"sop-index remove {place} --keys-from")

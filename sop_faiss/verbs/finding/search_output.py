@@ -148,6 +148,8 @@ def write_search_page(
         title or f"Nearest images in {data_name(index)}",
         strips,
         subtitle=subtitle,
+        legend="Each query first, then the images nearest to it; the number is the cosine similarity. Mark images to "
+        "download their keys or paths.",
         commands=replace(index_commands(index), marks="selected"),
         summary=summary,
         charts=charts,

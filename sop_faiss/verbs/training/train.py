@@ -150,6 +150,7 @@ def run_training(
     resume: bool = False,
     progress: ProgressCallback | None = None,
     stage: Stage = silent_stage,
+    saves_on_interrupt: bool = True,
 ) -> TrainingResult:
     """Train, from the start or from the last checkpoint.
 
@@ -158,6 +159,7 @@ def run_training(
         resume: continue from the newest complete checkpoint there; in an empty directory, start.
         progress: called with the number of steps done and their total.
         stage: announces filling the memories, scores, and the steps.
+        saves_on_interrupt: False: Ctrl-C ends the run at once, for a run that nobody would continue.
 
     Raises:
         ConfigError: a setting is impossible, or differs from when the run was started, or another process is training
@@ -166,7 +168,7 @@ def run_training(
         CheckpointError: no checkpoint can be used.
         RunStoppedError: the run stopped itself.
         OSError: the disk is full; the last checkpoint is kept.
-        KeyboardInterrupt: Ctrl-C; the run is saved, unless it is pressed twice.
+        KeyboardInterrupt: Ctrl-C; the run is saved, unless it is pressed twice or `saves_on_interrupt` is False.
     """
     require_wandb(config)
     device = distributed.join_process_group(config.train.device)
@@ -174,7 +176,8 @@ def run_training(
         keep_freed_memory()
     lock = RunLock(output)
     try:
-        with explain_full_disk(output), StopRequest().listening() as stop:
+        request = StopRequest("the next step", heeds_interrupt=saves_on_interrupt)
+        with explain_full_disk(output), request.listening() as stop:
             config = resolve_init(config, _stored_config(output) if resume else None)
             checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
             source, trained, held_out = open_training_images(config)
@@ -235,7 +238,7 @@ def _log_signs(state: RunState, signs: dict[str, str]) -> None:
 
 def _log_verdict(state: RunState) -> None:
     """Log whether training beat step 0, at the end or after a signal."""
-    verdict = state.scores.verdict()
+    verdict = state.scores.verdict(state.schedules.warmup_steps)
     if verdict is not None:
         is_better, said = verdict
         _log.log(logging.INFO if is_better else logging.WARNING, "%s", said)
