@@ -258,7 +258,8 @@ def _memory_message(error: Exception) -> str:
 
 def say_written(what: str, file: Path | None) -> None:
     """Print on stderr that a file was written, as in `page: found.html`; nothing for None and stdout."""
-    if file is not None and str(file) != "-" and file.suffix != ".partial":  # a suite renames what a task writes
+    of_suite = (".partial", ".state")  # which renames what a task writes, and removes its state
+    if file is not None and str(file) != "-" and file.suffix not in of_suite:
         click.echo(f"{what}: {one_line(str(file))}", err=True)
 
 

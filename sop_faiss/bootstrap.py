@@ -8,6 +8,7 @@ other queries like these; it says nothing of another training run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -148,19 +149,16 @@ def share_interval(percent: float, count: int) -> Interval:
     return Interval(percent, 100 * max(0.0, middle - half), 100 * min(1.0, middle + half))
 
 
-def mean_difference(
-    first: Float64[np.ndarray, " q"], second: Float64[np.ndarray, " r"], resamples: int = RESAMPLES, seed: int = SEED
-) -> Interval:
-    """Return mean(first) - mean(second) and its 95 % interval, of values of different queries: each are resampled.
+def share_difference(first: Interval, second: Interval) -> Interval:
+    """Return first - second of two shares of different queries, as of `share_interval`, and its 95 % interval.
 
-    Raises:
-        ValueError: there is no value.
+    Source: Newcombe 1998, "Interval estimation for the difference between independent proportions", Statistics in
+    Medicine 17, method 10.
     """
-    if not len(first) or not len(second):
-        raise ValueError("no query was counted")
-    means = _resampled_means(first, resamples, seed) - _resampled_means(second, resamples, seed + 1)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(first.mean() - second.mean()), float(low), float(high))
+    difference = first.mean - second.mean
+    below = math.hypot(first.mean - first.low, second.high - second.mean)
+    above = math.hypot(first.high - first.mean, second.mean - second.low)
+    return Interval(difference, difference - below, difference + above)
 
 
 def _interval(values: Float64[np.ndarray, " q"], means: Float64[np.ndarray, " r"], comparisons: int = 1) -> Interval:

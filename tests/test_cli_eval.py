@@ -206,7 +206,7 @@ def test_a_stopped_suite_continues_within_a_training(tmp_path: Path, monkeypatch
     assert table_of(tmp_path / "board").keys() == {"first"}
     again = run(*words, "--out", tmp_path / "board")
     assert again.exit_code == 1 and "1 of 3 tasks failed: diverges" in again.stderr, again.output
-    assert steps[0] == 25 and not list(tmp_path.rglob("second.state"))
+    assert steps[0] == 25 and not list(tmp_path.rglob("second.state")) and "state:" not in again.stderr
     assert run(*words, "--out", tmp_path / "whole").exit_code == 1
     for name, result in table_of(tmp_path / "whole").items():
         assert table_of(tmp_path / "board")[name]["metrics"] == result["metrics"]

@@ -50,7 +50,7 @@ def test_accuracy_of_each_set_and_the_gap(challenge: Path, tmp_path: Path) -> No
     assert metrics["original"] > 90 and metrics["mixed_rand"] < 10
     assert metrics["bg_gap"] == pytest.approx(metrics["mixed_same"] - metrics["mixed_rand"])
     for name, (low, high) in content["intervals"].items():
-        assert low <= metrics[name] <= high
+        assert low <= metrics[name] <= high and low < high
     protocol = content["protocol"]
     assert protocol["test_images"] == {"original": 12, "mixed_same": 12, "mixed_rand": 12}
     assert (protocol["train_images"], protocol["classes"]) == (18, 3)

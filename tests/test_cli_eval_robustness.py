@@ -47,7 +47,7 @@ def test_curves_of_an_encoder(sets: tuple[object, ...], tmp_path: Path) -> None:
     content = json.loads(file.read_text())
     assert list(content["metrics"]) == ["clean", "random_0.5", "salient_0.5", "non_salient_0.5", "shuffled_4"]
     for name, (low, high) in content["intervals"].items():
-        assert 0 <= low <= content["metrics"][name] <= high <= 100
+        assert 0 <= low <= content["metrics"][name] <= high <= 100 and low < high
     protocol = content["protocol"]
     assert (protocol["patches"], protocol["grids"], protocol["train_images"], protocol["test_images"]) == (
         8,

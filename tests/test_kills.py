@@ -226,6 +226,23 @@ def test_sync(place: Path, tmp_path: Path, point: tuple[str, str, int]) -> None:
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("point", "before"),
+    [(("sop_faiss.index.build", "_add", 1), False), (("sop_faiss.files", "_sync_file", 1), True)],
+)
+def test_parts(place: Path, tmp_path: Path, point: tuple[str, str, int], before: bool) -> None:
+    out = tmp_path / "index"
+    words = ("index", "build", "--model", place / "run", "--data", place / "photos", "--out", out)
+    assert run((*point[:2], 0), *words, *(["--parts", "--part-grid", 2] if before else [])) == 0
+    make = ("index", "parts", out, "--factory", "IVF4,SQ8")
+    assert run(point, *make) == -signal.SIGKILL
+    assert (out / "parts").is_dir() == before
+    assert run((*point[:2], 0), *make) == 0
+    assert left(out / "parts") == ["parts"]
+    assert FeatureIndex.open(out / "parts").manifest.factory == "IVF4,SQ8"
+    FeatureIndex.open(out).with_parts()
+
+
 def transfer(point: tuple[str, str, int], root: Path, name: str, number: int = signal.SIGKILL) -> int:
     """Fine-tune on a small set in three epochs of five steps, with the state in `root / name`."""
     network = ("--model", "timm:test_resnet", "--random-weights", 0, "--size", 32, "--device", "cpu")

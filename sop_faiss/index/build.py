@@ -100,7 +100,12 @@ def parse_bytes(text: str) -> int:
 
 
 def build_index(
-    store: FeatureStore, out: Path, options: IndexOptions | None = None, *, progress: ProgressCallback | None = None
+    store: FeatureStore,
+    out: Path,
+    options: IndexOptions | None = None,
+    *,
+    overwrite: bool = False,
+    progress: ProgressCallback | None = None,
 ) -> IndexManifest:
     """Write the index directory of a feature store: `index.faiss`, `ids.parquet`, `manifest.json`.
 
@@ -111,21 +116,23 @@ def build_index(
         out: the index directory; it appears complete or not at all. What was trained is kept next to it until then:
             after a kill, the same call does not train again.
         options: which kind of index; None for the defaults.
+        overwrite: replace the directory that is there.
         progress: called with vectors added and their total.
 
     Returns:
         The manifest that was written.
 
     Raises:
-        SopError: `out` is not empty; it stays as it was.
+        SopError: `out` is not empty, and `overwrite` is off; it stays as it was.
         ConfigError: the options are impossible.
         FeatureError: the store is empty, its columns disagree, a key occurs twice, or a row is not of unit norm.
     """
     options = options or IndexOptions()
-    refuse_occupied(out)
+    if not overwrite:
+        refuse_occupied(out)
     store.check()
     options.check(store.features.shape[1])
-    with atomic_directory(out) as directory:
+    with atomic_directory(out, overwrite=overwrite) as directory:
         index, plan, measured = _chosen_index(store, out, options, progress)
         factory = index.factory
         ids = IdTable(store.keys, store.sources, store.members, store.labels).take(plan.order)

@@ -260,10 +260,10 @@ def write_parts(
             store = extract_features(encoder, source, extraction, progress=progress)
         digests = [FileState(-1, -1, source.digests[source.row_of(place)]) for place in range(len(source))]
         store = replace(store, states=FileStates.of(digests))
-        with atomic_directory(directory, overwrite=True) as temporary:
-            if old is None or known is None:
-                build_index(store, temporary, options)
-            else:
+        if old is None or known is None:
+            build_index(store, directory, options, overwrite=True)
+        else:
+            with atomic_directory(directory, overwrite=True) as temporary:
                 _joined(old, known, store).write(temporary)
     return len(missing)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sop_faiss.bootstrap import bootstrap_interval, mean_difference
+from sop_faiss.bootstrap import share_difference, share_interval
 from sop_faiss.evaluate.backgrounds import find_sets, find_training_images
 from sop_faiss.evaluate.feature_sets import fill_stores, open_feature_set, require_encoder_or_stores
 from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
@@ -73,8 +73,8 @@ def evaluate_backgrounds(
         name: 100.0 * (predicted == each.test_labels)
         for name, predicted, each in zip(found, np.split(scores.predicted, ends), features, strict=True)
     }
-    intervals = {name: bootstrap_interval(values) for name, values in right.items()}
-    intervals["bg_gap"] = mean_difference(right["mixed_same"], right["mixed_rand"])
+    intervals = {name: share_interval(float(values.mean()), len(values)) for name, values in right.items()}
+    intervals["bg_gap"] = share_difference(intervals["mixed_same"], intervals["mixed_rand"])
     known = features[0].choices
     protocol = {
         **asdict(options.choices),

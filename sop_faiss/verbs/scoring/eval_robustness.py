@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64, UInt8
 
-from sop_faiss.bootstrap import Interval, bootstrap_interval
+from sop_faiss.bootstrap import Interval, share_interval
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.images.subset import Subset
@@ -100,7 +100,8 @@ def evaluate_robustness(
         options.extraction.max_bad_fraction,
         distorting_progress,
     )
-    intervals = dict(zip(distortions.points, map(bootstrap_interval, 100.0 * right.T.astype(np.float64)), strict=True))
+    percents = (100.0 * right).mean(axis=0).tolist()
+    intervals = dict(zip(distortions.points, (share_interval(each, len(right)) for each in percents), strict=True))
     protocol = {
         **asdict(choices),
         "shares": list(choices.shares),
