@@ -176,6 +176,18 @@ def test_an_image_with_another_content_needs_new_parts(place: Path) -> None:
     assert len(set(keys)) == len(keys) == 13 * COUNT
 
 
+def test_an_image_that_changed_since_the_build_is_refused_until_the_index_follows(place: Path) -> None:
+    shutil.rmtree(place / "index" / "parts")
+    shutil.copyfile(place / "photos" / "0001.jpg", place / "photos" / "0002.jpg")
+    for what in ("parts", "tokens"):
+        said = command_fails(main, what, place / "index", "--images-root", place / "photos")
+        assert "0002.jpg is no longer the image that was indexed" in said and "sop-index sync" in said
+        assert not (place / "index" / what).exists()
+    invoke("sync", place / "index", place / "photos")
+    invoke("parts", place / "index")
+    FeatureIndex.open(place / "index").with_parts()
+
+
 def test_another_grid_or_kind_makes_all_again(place: Path) -> None:
     assert f"parts of {COUNT} images made" in invoke("parts", place / "index", "--part-grid", 2)
     assert len(FeatureIndex.open(place / "index" / "parts")) == 4 * COUNT

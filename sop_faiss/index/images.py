@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import threading
 from pathlib import Path, PurePosixPath
 
@@ -46,6 +47,25 @@ class IndexImages:
         if member not in positions:
             raise DataError(f"missing: {member} is not in {source}")
         return shard.read(positions[member])
+
+    def read_unchanged(self, row: int, digest: bytes) -> tuple[bytes, bytes]:
+        """Read the encoded bytes of one row's image, and return them and their sha256.
+
+        Args:
+            digest: sha256 of the image that the index has; empty if not known.
+
+        Raises:
+            DataError: as `read`, or the image has changed since (first word `changed`).
+        """
+        encoded = self.read(row)
+        found = hashlib.sha256(encoded).digest()
+        if digest not in (b"", found):
+            place = ": ".join(filter(None, self.place(row)))
+            raise DataError(
+                f"changed: {place} is no longer the image that was indexed; `sop-index sync` follows its folder, or "
+                "remove the image from the index and add it again"
+            )
+        return encoded, found
 
     def place(self, row: int) -> Place:
         """Return where one row's image is; it may be missing."""

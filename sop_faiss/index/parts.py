@@ -7,7 +7,6 @@ the checksum of the complete image. So parts are known by key and content, and s
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import shlex
 import threading
@@ -154,6 +153,8 @@ class PartSource:
     images: IndexImages
     rows: list[int]
     boxes: list[Box]
+    known: list[bytes]
+    """sha256 of each image of the index; empty if not known."""
     top_value: float
     labels: None = None
     class_names: None = None
@@ -188,8 +189,7 @@ class PartSource:
         return encoded.getvalue()
 
     def _decode(self, row: int) -> UInt8[np.ndarray, "h w 3"]:
-        encoded = self.images.read(row)
-        self.digests[row] = hashlib.sha256(encoded).digest()
+        encoded, self.digests[row] = self.images.read_unchanged(row, self.known[row])
         return decode_image(encoded, top_value=self.top_value)
 
     def source_of(self, position: int) -> str:
@@ -232,7 +232,7 @@ def write_parts(
         The number of images that were encoded.
 
     Raises:
-        DataError: an image is missing or cannot be read.
+        DataError: an image is missing, cannot be read, or has changed since it was indexed.
         IndexMismatchError: the encoder is not the index's, or what is there is damaged.
         ConfigError: `grids` or the options are impossible.
         SopError: another process is changing the index.
@@ -253,13 +253,14 @@ def write_parts(
     missing = list(range(len(index))) if known is None else known.missing(len(index))
     if not missing:
         return 0
-    source = PartSource(index, images, missing, boxes, encoder.preprocess.top_value)
+    digests = read_states(index.directory, index.manifest).digests
+    source = PartSource(index, images, missing, boxes, digests, encoder.preprocess.top_value)
     extraction = replace(extraction or ExtractionOptions(), max_bad_fraction=0.0)
     with locked_directory(index.directory), kept_until_whole(encoder, directory):
         with stage("parts", "parts") as progress:
             store = extract_features(encoder, source, extraction, progress=progress)
-        digests = [FileState(-1, -1, source.digests[source.row_of(place)]) for place in range(len(source))]
-        store = replace(store, states=FileStates.of(digests))
+        states = [FileState(-1, -1, source.digests[source.row_of(place)]) for place in range(len(source))]
+        store = replace(store, states=FileStates.of(states))
         if old is None or known is None:
             build_index(store, directory, options, overwrite=True)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -173,7 +172,7 @@ def write_tokens(
         The number of images that were read.
 
     Raises:
-        DataError: an image is missing or cannot be read.
+        DataError: an image is missing, cannot be read, or has changed since it was indexed.
         SopError: as `learn_tokenizer`, or another process is changing the index.
     """
     index.check_encoder(encoder)
@@ -191,10 +190,11 @@ def write_tokens(
     if not missing:
         return 0
     digests: dict[int, str] = {}
+    known = read_states(index.directory, index.manifest).digests
 
     def read(position: int) -> bytes:
-        encoded = images.read(missing[position])
-        digests[position] = hashlib.sha256(encoded).hexdigest()
+        encoded, digest = images.read_unchanged(missing[position], known[missing[position]])
+        digests[position] = digest.hex()
         return encoded
 
     with locked_directory(index.directory), atomic_directory(index.directory / FOLDER, overwrite=True) as folder:
