@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,14 +132,18 @@ def build_command(
     tokens = token_settings(token_size, token_count, token_codes, used=with_tokens, needed="--tokens")
     grids = part_grids(part_grid)
     boxes_of_grids(grids or DEFAULT_GRIDS)
-    for name, wanted, there in (
-        ("tokens", with_tokens, has_tokens(out)),
-        ("parts", with_parts, (out / PARTS).is_dir()),
+    of_tokens = (("--token-size", token_size), ("--token-count", token_count), ("--token-codes", token_codes))
+    for name, wanted, there, choices in (
+        ("tokens", with_tokens, has_tokens(out), of_tokens),
+        ("parts", with_parts, (out / PARTS).is_dir(), (("--part-grid", part_grid),)),
     ):
         if wanted and features is not None:
             raise ConfigError(f"--{name} are made of images, and --features has none: build of images")
         if wanted and (out / "manifest.json").is_file() and not there:  # a kill came in between
-            raise ConfigError(f"{out} has an index already, without {name}: `sop-index {name} {out}` makes them")
+            words = [str(out), *(str(word) for choice in choices if choice[1] is not None for word in choice)]
+            raise ConfigError(
+                f"{out} has an index already, without {name}: `sop-index {name} {shlex.join(words)}` makes them"
+            )
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall, max_query_ms)
     verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "images")
     with ranks_of_torchrun() as is_main, progress_reporter(verb, things) as progress:

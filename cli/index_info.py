@@ -99,7 +99,7 @@ def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
         **({} if doubt is None else {"training": doubt}),
-        "beside": f"{', '.join(beside)}, verified when they are searched" if beside else "no tokens, no parts",
+        "beside": f"{', '.join(beside)}; not verified here" if beside else "no tokens, no parts",
         "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
         "images": f"{plain_path(facts['root'])}{moved}",
         "left out": ", ".join(

@@ -19,6 +19,7 @@ from sop_faiss.cli.eval_suite import _COMMANDS, _applicable, _check, _tasks
 from sop_faiss.config.load import packaged_suites
 from sop_faiss.errors import RunStoppedError
 from sop_faiss.evaluate import training
+from sop_faiss.verbs.scoring.eval_suite import Leaderboard
 from tests.images import write_folder
 from tests.messages import command_fails
 from tests.test_cli_knn import RESNET, write_store
@@ -210,6 +211,18 @@ def test_a_stopped_suite_continues_within_a_training(tmp_path: Path, monkeypatch
     assert run(*words, "--out", tmp_path / "whole").exit_code == 1
     for name, result in table_of(tmp_path / "whole").items():
         assert table_of(tmp_path / "board")[name]["metrics"] == result["metrics"]
+
+
+def test_again_removes_what_stands_in_the_place_of_a_state(tmp_path: Path) -> None:
+    board = Leaderboard(tmp_path)
+    state = board.new_state("model", "task", again=False)
+    state.parent.mkdir(parents=True)
+    state.write_text("no folder")
+    assert board.new_state("model", "task", again=True) == state and not state.exists()
+    state.symlink_to(tmp_path / "nothing")
+    board.new_state("model", "task", again=True)
+    assert not state.is_symlink()
+    board.new_state("model", "task", again=True)
 
 
 def test_options_for_all_tasks_are_left_out_where_they_do_not_apply() -> None:

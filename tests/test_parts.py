@@ -280,7 +280,8 @@ def test_what_cannot_go_together(built: Path, tmp_path: Path) -> None:
 def test_a_build_that_was_stopped_before_its_parts(place: Path) -> None:
     shutil.rmtree(place / "index" / "parts")
     words = ("build", place / "photos", "--model", place / "run", "--out", place / "index", "--parts")
-    assert "sop-index parts" in command_fails(main, *words)
+    remedy = f"`sop-index parts {place / 'index'} --part-grid 2`"
+    assert remedy in command_fails(main, *words, "--part-grid", "2")
 
 
 def test_boxes_overlap_by_half_and_cover_the_image() -> None:

@@ -24,6 +24,10 @@ from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.change import remove_from_index
+from sop_faiss.index.images import index_images
+from sop_faiss.index.parts import write_parts
+from sop_faiss.index.rerank.settings import TokenSettings
+from sop_faiss.index.rerank.token_store import write_tokens
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
@@ -247,6 +251,19 @@ def test_an_index_that_is_replaced_is_served(place: Path, encoder: Encoder, tmp_
         assert client.get("/api/index").json() == after and "start again" in caplog.text
         shutil.rmtree(directory)
         assert client.get("/api/index").json() == after
+
+
+def test_parts_and_tokens_that_are_made_meanwhile_are_served(place: Path, encoder: Encoder, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(place / "index", tmp_path / "index"))
+    index = FeatureIndex.open(directory)
+    with TestClient(create_app(index, encoder), base_url="http://127.0.0.1") as client:
+        before = client.get("/api/index").json()
+        assert before["has_parts"] is False and "local" not in before["rerank"]
+        write_parts(index, encoder, index_images(index), [2])
+        after = client.get("/api/index").json()
+        assert after["has_parts"] is True and after["version"] == before["version"]
+        write_tokens(index, encoder, index_images(index), TokenSettings(32))
+        assert "local" in client.get("/api/index").json()["rerank"]
 
 
 # refusals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -155,6 +156,14 @@ def test_damage_is_one_line(place: Path) -> None:
         (folder / "manifest.json").write_text(json.dumps(wrong))
         with pytest.raises(IndexMismatchError):
             open_store(place)
+
+
+def test_a_pipe_in_place_of_the_manifest_is_not_waited_for(place: Path) -> None:
+    manifest = place / "index" / "tokens" / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    with pytest.raises(IndexMismatchError, match=r"is damaged \(manifest\.json "):
+        TokenStore.open(FeatureIndex.open(place / "index"))
 
 
 def test_damaged_tokens_do_not_stop_a_change(place: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from sop_faiss.index.rerank import token_files
+from sop_faiss.index.store import MANIFEST_FILE
 
 PARTS = "parts"
 """The folder of the parts of images, which is an index of them: see `parts`."""
@@ -20,6 +21,20 @@ def beside_bytes(directory: Path) -> dict[str, int]:
         for name in _FOLDERS
         if (directory / name).is_dir()
     }
+
+
+def beside_state(directory: Path) -> tuple[tuple[int, ...] | None, ...]:
+    """Return what changes when one of the folders beside an index's vectors is made or made again."""
+    return tuple(file_state(directory / name / MANIFEST_FILE) for name in _FOLDERS)
+
+
+def file_state(path: Path) -> tuple[int, ...] | None:
+    """Return what changes with a file that is only ever replaced; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def carry_beside(old: Path, new: Path) -> None:

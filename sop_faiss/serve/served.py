@@ -7,11 +7,11 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from sop_faiss.data.images.decode import open_image
 from sop_faiss.errors import DataError, SopError
+from sop_faiss.index.beside import beside_state, file_state
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import MANIFEST_FILE, IndexManifest
 from sop_faiss.model.encoders.encoder import Encoder
@@ -138,14 +138,17 @@ class ServedNow:
     """
 
     def __init__(self, index: FeatureIndex, encoder: Encoder | None, options: ServeOptions) -> None:
+        self._beside = beside_state(index.directory)  # as it is at the latest when it is opened
         self._served = Served(index, encoder, options)
         self._opening = asyncio.Lock()
-        self._seen: tuple[int, ...] | None = None  # of the manifest that was looked at last
+        self._seen: tuple[Any, ...] | None = None  # of the manifests that were looked at last
 
     async def get(self) -> Served:
-        """Return the index, opened again if another is in its directory; if that fails, the one before."""
-        state = _state_of(self._served.index.directory)
-        if state is not None and state != self._seen:
+        """Return the index, opened again if it, its parts or its tokens are new; if that fails, the one before."""
+        directory = self._served.index.directory
+        own = file_state(directory / MANIFEST_FILE)  # None in the moment of the replacement
+        state = (own, beside_state(directory))
+        if own is not None and state != self._seen:
             self._seen = state  # at once: the requests that come meanwhile do not wait
             async with self._opening:  # one after the other, so that the newest stays
                 self._served = await asyncio.to_thread(self._opened)
@@ -155,10 +158,12 @@ class ServedNow:
         before = self._served
         directory = before.index.directory
         try:
-            if _version_of(IndexManifest.read(directory)) == before.version:
+            index, beside = before.index, beside_state(directory)
+            if _version_of(IndexManifest.read(directory)) != before.version:
+                index = FeatureIndex.open(directory, verify="sizes")  # its bytes were written just now
+            elif beside == self._beside:
                 return before
-            # its bytes were written just now
-            index = FeatureIndex.open(directory, verify="sizes")
+            self._beside = beside
             return Served(index, before.searcher.encoder, before.options)
         except (SopError, OSError) as error:
             _log.warning("the index has changed and cannot be served, start again: %s", error)
@@ -168,12 +173,3 @@ class ServedNow:
 def _version_of(manifest: IndexManifest) -> str:
     sums = "".join(str(file["sha256"]) for file in manifest.files.values())
     return hashlib.sha256(sums.encode()).hexdigest()[:12]
-
-
-def _state_of(directory: Path) -> tuple[int, ...] | None:
-    """Return what changes with the manifest; None while there is none, as in the moment of the replacement."""
-    try:
-        found = (directory / MANIFEST_FILE).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -26,6 +26,7 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import read_states
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.product_codes import ProductCodes
+from sop_faiss.paths import path_state
 from sop_faiss.progress import Stage, silent_stage
 
 _FORMAT = {"format": "sop_faiss.tokens", "format_version": 1}
@@ -61,6 +62,8 @@ class TokenStore:
         if not directory.is_dir():
             raise ConfigError(f"{index.directory} has no tokens: {_make(index.directory)}")
         try:
+            if not (directory / MANIFEST).is_file():
+                raise ValueError(f"{MANIFEST} {path_state(directory / MANIFEST)}")
             manifest = read_json(directory / MANIFEST)
             if {name: manifest[name] for name in _FORMAT} != _FORMAT:
                 raise ValueError("of another format")

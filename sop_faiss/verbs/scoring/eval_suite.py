@@ -71,7 +71,9 @@ class Leaderboard:
             again: whether it begins anew.
         """
         folder = self.result_file(model, task).with_suffix(_STATE)
-        if again:
+        if again and (folder.is_symlink() or not folder.is_dir()):
+            folder.unlink(missing_ok=True)
+        elif again:
             shutil.rmtree(folder, ignore_errors=True)
         return folder
 
