@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float32, Int64
-from torch.nn import functional
 
 from sop_faiss.bootstrap import Interval
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.store import IndexManifest
-from sop_faiss.train.log.embedding_spread import mean_cosine
 from sop_faiss.train.verdict import Outcome, describe_difference, verdict_of
 
 _log = logging.getLogger(__name__)
@@ -41,6 +38,11 @@ def random_pairs_cosine(
     """
     if count < _FEWEST_ROWS:
         return None
+    import torch  # here: `sop-index info` needs the rest of this file alone
+    from torch.nn import functional
+
+    from sop_faiss.train.log.embedding_spread import mean_cosine
+
     rows = np.random.default_rng(0).choice(count, min(count, _SAMPLED_ROWS), replace=False)
     unit = functional.normalize(torch.from_numpy(features(np.sort(rows))), dim=1)  # codes do not keep norms
     return round(mean_cosine(unit), 4)
