@@ -122,15 +122,15 @@ def test_the_next_command_has_the_size_and_pooling_of_the_packaged_encoder_that_
 
 
 @pytest.mark.parametrize(
-    ("verdict", "told"),
+    ("verdict", "kept"),
     [(None, False), ("beat step 0", False), ("no difference shown", True), ("worse than step 0", True)],
 )
-def test_a_training_that_was_not_shown_to_help_does_not_advise_another_index(verdict, told):
+def test_a_training_that_was_not_shown_to_help_does_not_advise_another_index(verdict, kept):
     scores = {"verdict": verdict, "kept_step": 0}
     said = _text(TrainingResult(True, 4, 4, scores), RUN, "shards", "lite0")
     assert (
         "training was not shown to help: keep the index that you have; without one, next: sop-index" in said
-    ) == told
+    ) == kept
 
 
 def test_the_next_command_takes_the_folder_that_shards_were_packed_from(tmp_path, monkeypatch):

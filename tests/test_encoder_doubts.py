@@ -157,7 +157,7 @@ def scored_run(run: Path, first: float | None, best: float | None, difference: l
 
 
 @pytest.mark.parametrize(
-    ("first", "best", "difference", "told"),
+    ("first", "best", "difference", "doubted"),
     [
         (30.0, 29.0, None, True),
         (30.0, 30.0, None, True),
@@ -174,7 +174,7 @@ def test_a_run_that_was_not_shown_to_beat_its_start_is_named(
     first: float | None,
     best: float,
     difference: list[float] | None,
-    told: bool,
+    doubted: bool,
 ) -> None:
     caplog.set_level(logging.WARNING)
     spec = EncoderSpec(str(scored_run(tmp_path / "run", first, best, difference)), device="cpu")
@@ -184,13 +184,13 @@ def test_a_run_that_was_not_shown_to_beat_its_start_is_named(
     for index, made_of in (("one", {"encoder": spec, "data": shards}), ("two", {"features": tmp_path / "store"})):
         caplog.clear()
         build(tmp_path / index, **made_of)
-        assert any("was not shown to help" in message and numbers in message for message in caplog.messages) == told
+        assert any("was not shown to help" in message and numbers in message for message in caplog.messages) == doubted
         assert all(len(message) < 250 for message in caplog.messages)
         caplog.clear()
         FeatureIndex.open(tmp_path / index)  # the build has said it
         assert not caplog.messages
         shown = CliRunner().invoke(main, ["info", str(tmp_path / index)]).stdout
-        assert ("\ntraining   training was not shown to help (" in shown and numbers in shown) == told
+        assert ("\ntraining   training was not shown to help (" in shown and numbers in shown) == doubted
 
 
 def test_best_has_the_scores_of_its_run(tmp_path: Path) -> None:

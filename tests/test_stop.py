@@ -46,7 +46,7 @@ def test_ctrl_c_lets_the_run_save_and_is_an_interruption_then(caplog):
 
 
 def test_where_nothing_is_continued_ctrl_c_stops_at_once(caplog):
-    with pytest.raises(KeyboardInterrupt) as raised, StopRequest(heeds_interrupt=False).listening():
+    with pytest.raises(KeyboardInterrupt) as raised, StopRequest(saves_on_interrupt=False).listening():
         signal.raise_signal(signal.SIGINT)
         pytest.fail("not reached")
     assert not caplog.records and not str(raised.value)

@@ -70,7 +70,7 @@ def test_ctrl_c_stops_the_demos_training_at_once_and_says_so(tmp_path, monkeypat
     heard: list[bool] = []
     listening = StopRequest.listening
     monkeypatch.setattr(
-        StopRequest, "listening", lambda self: (heard.append(self._heeds_interrupt), listening(self))[1]
+        StopRequest, "listening", lambda self: (heard.append(self._saves_on_interrupt), listening(self))[1]
     )
     config = tiny_config(tmp_path, f"data.train={write_folder(tmp_path / 'photos', size=20)}")
     with pytest.raises(KeyboardInterrupt, match="it starts from the beginning"):

@@ -29,13 +29,13 @@ class StopRequest:
 
     Args:
         saves_after: what ends before the run is saved; the loop changes it.
-        heeds_interrupt: False: Ctrl-C ends the process at once, where nobody would continue the run.
+        saves_on_interrupt: False: Ctrl-C ends the process at once, where nobody would continue the run.
     """
 
-    def __init__(self, saves_after: str = "this step", *, heeds_interrupt: bool = True) -> None:
+    def __init__(self, saves_after: str = "this step", *, saves_on_interrupt: bool = True) -> None:
         self.requested = False
         self.saves_after = saves_after
-        self._heeds_interrupt = heeds_interrupt
+        self._saves_on_interrupt = saves_on_interrupt
         self._interrupted_at: float | None = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -59,7 +59,7 @@ class StopRequest:
         """
         handlers = {signal.SIGTERM: self._note, signal.SIGUSR1: self._note}
         if (
-            self._heeds_interrupt and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+            self._saves_on_interrupt and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
         ):  # a shell's background job is not interrupted
             handlers[signal.SIGINT] = self._note_interrupt
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -37,6 +37,6 @@ def make_parts(
         SopError: as `write_parts` and `encoder_of_index`.
     """
     index = FeatureIndex.open(directory)
-    loaded = encoder_of_index(index, None if encoder is None or encoder == EncoderSpec("") else encoder)
+    loaded = encoder_of_index(index, encoder)
     images = index_images(index, images_root)
     return write_parts(index, loaded, images, grids, options, extraction=extraction, stage=stage)

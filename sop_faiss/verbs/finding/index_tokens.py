@@ -38,7 +38,7 @@ def make_tokens(
         SopError: as `write_tokens` and `encoder_of_index`, or a setting is out of range.
     """
     index = FeatureIndex.open(directory)
-    loaded = encoder_of_index(index, None if encoder is None or encoder == EncoderSpec("") else encoder)
+    loaded = encoder_of_index(index, encoder)
     settings = None
     if changes:
         settings = replace(TokenStore.open(index).settings if has_tokens(directory) else TokenSettings(), **changes)

@@ -68,7 +68,7 @@ class Leaderboard:
         Args:
             model: the column.
             task: its name.
-            again: whether it begins anew.
+            again: whether it starts from the beginning.
         """
         folder = self.result_file(model, task).with_suffix(_STATE)
         if again and (folder.is_symlink() or not folder.is_dir()):

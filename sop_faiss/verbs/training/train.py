@@ -176,7 +176,7 @@ def run_training(
         keep_freed_memory()
     lock = RunLock(output)
     try:
-        request = StopRequest("the next step", heeds_interrupt=saves_on_interrupt)
+        request = StopRequest("the next step", saves_on_interrupt=saves_on_interrupt)
         with explain_full_disk(output), request.listening() as stop:
             config = resolve_init(config, _stored_config(output) if resume else None)
             checkpoint = distributed.decide(lambda: _prepare_output(output, config, resume, lock))
