@@ -12,8 +12,9 @@ reads files, energon prepares a copy of the tar files. What is compared:
 - **all 12 views**: 2 + 10 views with all colors on the CPU, and masks.
 
 Views are made by this project's function everywhere, so that only the loaders differ. Each measurement is a process of
-its own; the rounds alternate. Processor time and peak memory are those of the process and its workers; the time to the
-first batch begins before the loader is made. Opening and importing are not in the images per second.
+its own; the rounds alternate. Processor time is that of the process and its workers; the time to the first batch begins
+before the loader is made. Importing is not in the images per second. Peak memory is measured in an epoch of its own: the
+most that the process and its workers together hold after a batch, pages that they share counted once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 
 import click
 import numpy as np
+import psutil
 import torch
 from bench_data import BATCH, IMAGENETTE, PATCH, PHOTOS, WORKERS
 from photos import write_photos
@@ -185,11 +187,11 @@ def of_litdata(folder: Path, stage: str) -> Iterable[Any]:
 
     class Photos(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Any:
-            return views(int(getattr(index, "index", index)), super().__getitem__(index))
+            return views(int(getattr(index, "index", index)), bytes(super().__getitem__(index)))
 
     dataset = Photos(str(folder / "litdata"), shuffle=True, drop_last=True)
     loader: Iterable[Any] = StreamingDataLoader(
-        dataset, BATCH, num_workers=WORKERS, collate_fn=collated, drop_last=True
+        dataset, batch_size=BATCH, num_workers=WORKERS, collate_fn=collated, drop_last=True
     )
     return loader
 
@@ -319,13 +321,25 @@ def measure(name: str, stage: str, folder: Path) -> dict[str, float]:
         "images_per_second": batches * BATCH / seconds,
         "cpu_seconds": sum(each.ru_utime + each.ru_stime for each in usage),
         "first_batch_seconds": first,
-        "peak_MiB": usage[0].ru_maxrss / 1024,
-        "peak_MiB_of_a_worker": usage[1].ru_maxrss / 1024,
     }
 
 
-def measured_apart(name: str, stage: str, folder: Path) -> dict[str, float]:
-    command = [sys.executable, __file__, "--one", name, stage, str(folder)]
+def measure_memory(name: str, stage: str, folder: Path) -> dict[str, float]:
+    """Load one epoch in this process, and return the most memory that it and its workers held after a batch."""
+    peak = max(_held() for _ in LOADERS[name](folder, stage))
+    return {"peak_MiB": peak / 2**20}
+
+
+def _held() -> int:
+    process = psutil.Process()
+    return sum(each.memory_full_info().pss for each in (process, *process.children(recursive=True)))
+
+
+MEASURES = {"time": measure, "memory": measure_memory}
+
+
+def measured_apart(measured: str, name: str, stage: str, folder: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--one", measured, name, stage, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise click.ClickException(f"{name}, {stage}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
@@ -345,15 +359,15 @@ def missing(name: str) -> str:
 @click.option("--quick", is_flag=True, help="One round, 256 photos.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows here, too.")
 @click.option("--record", is_flag=True, help="Append the table to benchmarks/RESULTS.md.")
-@click.option("--one", nargs=3, metavar="PEER STAGE FOLDER", help="Make one measurement, in this process.")
-def main(quick: bool, json_file: Path | None, record: bool, one: tuple[str, str, str] | None) -> None:
+@click.option("--one", nargs=4, metavar="WHAT PEER STAGE FOLDER", help="Make one measurement, in this process.")
+def main(quick: bool, json_file: Path | None, record: bool, one: tuple[str, str, str, str] | None) -> None:
     """Measure the data stream beside other loaders."""
     if one is not None:
-        print(json.dumps(measure(one[0], one[1], Path(one[2]))))
+        print(json.dumps(MEASURES[one[0]](one[1], one[2], Path(one[3]))))
         return
     why = {name: reason for name in PEERS if (reason := missing(name))}
     present = [name for name in LOADERS if name not in why]
-    rounds = 1 if quick else 5
+    rounds = 1 if quick else 3
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_photos(256 if quick else PHOTOS, IMAGENETTE, folder / "photos")
@@ -363,14 +377,17 @@ def main(quick: bool, json_file: Path | None, record: bool, one: tuple[str, str,
             if name in WRITERS:
                 WRITERS[name](folder, photos)
         figures: dict[tuple[str, str], list[dict[str, float]]] = {}
-        for _ in range(rounds):
+        peaks = {}
+        for turn in range(rounds):
             for stage in TARGETS:
                 for name in present:
                     print(f"{stage}: {name}", file=sys.stderr, flush=True)
-                    figures.setdefault((stage, name), []).append(measured_apart(name, stage, folder))
+                    figures.setdefault((stage, name), []).append(measured_apart("time", name, stage, folder))
+                    if turn == 0:
+                        peaks[stage, name] = measured_apart("memory", name, stage, folder)
     rows = []
     for stage, target in TARGETS.items():
-        medians = {name: _medians(figures[stage, name]) for name in present}
+        medians = {name: _medians(figures[stage, name]) | peaks[stage, name] for name in present}
         for name in PEERS:
             what = f"{stage}: images per second, ours over the peer's"
             if name in why:
