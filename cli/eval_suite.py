@@ -27,7 +27,7 @@ from sop_faiss.cli import (
 from sop_faiss.cli.common import EXIT_STOPPED, EXIT_USER, page_footer, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
-from sop_faiss.config.load import config_summary, find_file, packaged_suites, read_mapping
+from sop_faiss.config.config_files import config_summary, find_file, packaged_suites, read_mapping
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.model.encoders.spec import OF_FROZEN_FEATURES, OF_ONE_FEATURE
 from sop_faiss.paths import path_state
