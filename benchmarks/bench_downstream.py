@@ -20,10 +20,9 @@ from unittest import mock
 import click
 import numpy as np
 import torch
-from bench_retrieval import resident_bytes
 from evaluators import load_davis, load_dino_video
 from PIL import Image
-from report import Row, finish, interleaved_medians, meets
+from report import Row, extra_peak_bytes, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional
 
@@ -221,17 +220,18 @@ def on_this_device() -> Iterator[None]:
 def measure_memory(module: ModuleType, whose: str) -> int:
     """Measure the peak bytes of a video, above its tokens and with all that is kept, in a process of its own."""
     tokens = made_up_tokens(KEPT + 4)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
-    before = resident_bytes("VmRSS")
-    theirs = Theirs(module, tokens) if whose == "theirs" else None
-    ours = ours_of(tokens) if theirs is None else None
-    with on_this_device(), torch.no_grad():
-        for place in range(1, len(tokens)):
-            if theirs is not None:
-                theirs.next_frame(place)
-            elif ours is not None:
-                ours.next_frame(tokens[place])
-    return resident_bytes("VmHWM") - before
+
+    def follow() -> None:
+        theirs = Theirs(module, tokens) if whose == "theirs" else None
+        ours = ours_of(tokens) if theirs is None else None
+        with on_this_device(), torch.no_grad():
+            for place in range(1, len(tokens)):
+                if theirs is not None:
+                    theirs.next_frame(place)
+                elif ours is not None:
+                    ours.next_frame(tokens[place])
+
+    return extra_peak_bytes(follow)
 
 
 def propagation_rows(dino: Path | None, repeats: int) -> list[Row]:

@@ -18,7 +18,7 @@ from unittest import mock
 
 import click
 import torch
-from report import Row, finish, interleaved_medians, meets
+from report import Row, extra_peak_bytes, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -115,11 +115,6 @@ def tasks_step(tasks: int) -> Callable[[], object]:
     return lambda: cls_loss(student, teacher, prototypes, STUDENT_TEMP, TEACHER_TEMP).loss.backward()
 
 
-def resident_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
-
-
 def measure(what: str) -> int:
     """Measure the extra peak bytes of one piece of work, in a separate process."""
     for loss in (closed_loss, dense_loss):
@@ -129,10 +124,7 @@ def measure(what: str) -> int:
     else:
         task = make_task()
         work = {"closed": lambda: step(closed_loss, task), "dense": lambda: step(dense_loss, task)}[what]
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
-    before = resident_bytes("VmRSS")
-    work()
-    return resident_bytes("VmHWM") - before
+    return extra_peak_bytes(work)
 
 
 def measured_elsewhere(what: str) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 import click
 import torch
 from embeddings import drifting_stores, stores_of_run
-from report import Row, finish, interleaved_medians, meets
+from report import Row, extra_peak_bytes, finish, interleaved_medians, meets
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -120,11 +120,6 @@ def gpu_search_times(quick: bool) -> list[Row]:
     ]
 
 
-def status_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
 def extra_bytes() -> dict[str, int]:
     """Return how far the peak of this new process rises above the memory it uses before each search."""
     mirror, queries = search_inputs()
@@ -132,14 +127,7 @@ def extra_bytes() -> dict[str, int]:
         "faiss": lambda: mirror.search(queries, SUPPORTS + 1),
         "torch": lambda: product_and_topk(queries, mirror.rows),
     }
-    extra = {}
-    for name, function in functions.items():
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        before = status_bytes("VmRSS")
-        result = function()
-        extra[name] = status_bytes("VmHWM") - before
-        del result
-    return extra
+    return {name: extra_peak_bytes(function) for name, function in functions.items()}
 
 
 def search_memory() -> Row:

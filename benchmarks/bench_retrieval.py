@@ -19,7 +19,7 @@ import click
 import numpy as np
 import torch
 from evaluators import MapFunction, dino_ranks, load_dino, load_revisitop, setups_of, with_in1d
-from report import Row, finish, interleaved_medians, meets
+from report import Row, extra_peak_bytes, finish, interleaved_medians, meets
 
 from sop_faiss.evaluate.ground_truth import GRADED, GroundTruth, QueryTruth, read_ground_truth
 from sop_faiss.evaluate.retrieval import PROTOCOLS, RetrievalScores, score_retrieval
@@ -158,20 +158,12 @@ def _differing(one: object, other: object) -> int:
     return sum(first.scores != second.scores for first, second in zip(one.queries, other.queries, strict=True))
 
 
-def resident_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
-
-
 def measure_memory(truth: GroundTruth) -> int:
     """Measure the extra peak bytes of our evaluation, above its inputs, in a separate process."""
     queries, gallery = features_of("related", truth, DIM)
     more = make_distractors(DISTRACTORS)
     own_scores(queries, gallery, more[:20_000], truth, BLOCKS[1])
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
-    before = resident_bytes("VmRSS")
-    own_scores(queries, gallery, more, truth, BLOCKS[1])
-    return resident_bytes("VmHWM") - before
+    return extra_peak_bytes(lambda: own_scores(queries, gallery, more, truth, BLOCKS[1]))
 
 
 def memory_row(gnd: Path) -> Row:

@@ -24,8 +24,7 @@ from unittest import mock
 import click
 import torch
 import torch.distributed as dist
-from bench_loss import resident_bytes
-from report import Row, finish, interleaved_medians, meets
+from report import Row, extra_peak_bytes, finish, interleaved_medians, meets
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
@@ -293,11 +292,7 @@ def dino_cost(checkout: Path, images: int = 8, count: int = 65_536) -> dict[str,
 def measure(side: str, checkout: Path) -> int:
     """Measure the extra peak bytes of one side, in this process."""
     dino_cost(checkout, 1, 64)[side]()
-    work = dino_cost(checkout)[side]
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
-    before = resident_bytes("VmRSS")
-    work()
-    return resident_bytes("VmHWM") - before
+    return extra_peak_bytes(dino_cost(checkout)[side])
 
 
 def cost_rows(checkout: Path | None, repeats: int) -> list[Row]:

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Row", "environment", "finish", "interleaved_medians", "meets", "vector_flags"]
+__all__ = ["Row", "environment", "extra_peak_bytes", "finish", "interleaved_medians", "meets", "vector_flags"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
@@ -82,6 +82,19 @@ def interleaved_medians(
             if repeat >= 0:
                 seconds[name].append(clock() - started)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def extra_peak_bytes(work: Callable[[], object]) -> int:
+    """Return how far resident memory rises during a piece of work above what was there before; Linux alone."""
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    before = _resident_bytes("VmRSS")
+    work()
+    return _resident_bytes("VmHWM") - before
+
+
+def _resident_bytes(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{field}:")))
 
 
 def _wait_for_device() -> None:

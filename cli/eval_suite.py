@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,10 +27,13 @@ from sop_faiss.cli import (
 from sop_faiss.cli.common import EXIT_STOPPED, EXIT_USER, page_footer, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.tables import print_table
-from sop_faiss.config.load import config_summary, find_file, packaged_suites, read_mapping
+from sop_faiss.config.config_files import config_summary, find_file, packaged_suites, read_mapping
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.model.encoders.spec import OF_FROZEN_FEATURES, OF_ONE_FEATURE
 from sop_faiss.paths import path_state
+
+if TYPE_CHECKING:
+    from sop_faiss.verbs.scoring.eval_suite import Leaderboard
 
 _COMMANDS: dict[str, tuple[str, click.Command]] = {
     "knn": ("sop-knn", knn.main),
@@ -119,11 +122,7 @@ def suite_command(
     from sop_faiss.verbs.scoring.eval_suite import Leaderboard
 
     column = _column(model) if name is None else name
-    if not _NAME.fullmatch(column):
-        raise ConfigError(f"--name {column!r}: wanted letters, digits and .,=+-_, starting with a letter or digit")
-    for reserved in (f"--{each}" for each in _RESERVED):
-        if any(word == reserved or word.startswith(f"{reserved}=") for word in encoder_options):
-            raise ConfigError(f"{reserved} cannot be an option of all tasks: leave it out")
+    _check_words(column, encoder_options)
     if root is not None and not root.is_dir():
         raise ConfigError(f"--root {root} {path_state(root)}: wanted the folder that holds the suite's data")
     shared = ["--model", model, *encoder_options]
@@ -150,14 +149,28 @@ def suite_command(
             board.write("Leaderboard", list(planned), page_footer("sop-eval suite"))
         else:
             failed.append(task)
-    table = board.write("Leaderboard", list(planned), page_footer("sop-eval suite"))
+    _print_table(board, list(planned), failed)
+
+
+def _check_words(column: str, encoder_options: tuple[str, ...]) -> None:
+    """Check the name of the column, and that no option for all tasks is one that the suite gives itself."""
+    if not _NAME.fullmatch(column):
+        raise ConfigError(f"--name {column!r}: wanted letters, digits and .,=+-_, starting with a letter or digit")
+    for reserved in (f"--{each}" for each in _RESERVED):
+        if any(word == reserved or word.startswith(f"{reserved}=") for word in encoder_options):
+            raise ConfigError(f"{reserved} cannot be an option of all tasks: leave it out")
+
+
+def _print_table(board: Leaderboard, tasks: list[str], failed: list[str]) -> None:
+    """Write and print the table, and raise DataError if something is missing in it."""
+    table = board.write("Leaderboard", tasks, page_footer("sop-eval suite"))
     print_table(table.caption, table.columns, table.rows)
     for what, ending in (("page", "html"), ("Markdown", "md"), ("JSON", "json")):
-        say_written(what, out / f"leaderboard.{ending}")
+        say_written(what, board.directory / f"leaderboard.{ending}")
     problems = []
     if failed:
-        others = "; the others are in the table" if len(failed) < len(planned) else ""
-        problems += [f"{len(failed)} of {len(planned)} tasks failed: {', '.join(failed)}{others}"]
+        others = "; the others are in the table" if len(failed) < len(tasks) else ""
+        problems += [f"{len(failed)} of {len(tasks)} tasks failed: {', '.join(failed)}{others}"]
     if damaged := board.damaged():
         named = ", ".join(map(str, damaged))
         problems += [f"not a result of a task, and so not in the table: {named}; remove it, or measure it again"]

@@ -196,28 +196,32 @@ def main(
     from sop_faiss.index.rerank.settings import TokenSettings
     from sop_faiss.progress import silent_stage
     from sop_faiss.verbs.scoring.retrieve import RetrieveOptions, evaluate_retrieval
-    from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
 
     read = [*ground_truth_files(dataset, data_root, gnd), *encoder_files(encoder), *source_files(distractors)]
-    check_outputs(
-        {"--json": json_file, "--html": html_file, "--per-query": csv_file}, read, to_stdout=["--json"], force=force
-    )
+    outputs = {"--json": json_file, "--html": html_file, "--per-query": csv_file}
+    check_outputs(outputs, read, to_stdout=["--json"], force=force)
     extraction = ExtractionOptions(batch_size, workers)
     expansion = Expansion(query_neighbors, query_alpha, database_neighbors, database_alpha)
     used = rerank is not None and rerank.method == "local"
     tokens = token_settings(token_size, token_count, token_codes, used=used, needed="--rerank local")
     options = RetrieveOptions(
-        *(square, top, extraction, distractors, expansion, baselines, radius),
-        rerank=rerank,
-        tokens=TokenSettings(**tokens),
+        *(square, top, extraction, distractors, expansion, baselines, radius, rerank), TokenSettings(**tokens)
     )
     with ranks_of_torchrun() as is_main:
         stage = progress_reporter if is_main else silent_stage
         result = evaluate_retrieval(
             encoder, dataset, data_root, protocol=protocol, gnd=gnd, options=options, stage=stage
         )
-    if not is_main:
-        return
+    if is_main:
+        _report(result, dataset, json_file, csv_file, html_file)
+
+
+def _report(
+    result: RetrievalResult, dataset: str, json_file: Path | None, csv_file: Path | None, html_file: Path | None
+) -> None:
+    """Write the wanted files, and print the result unless it is on stdout as JSON."""
+    from sop_faiss.verbs.scoring.retrieve_output import write_per_query, write_retrieval_page
+
     put_json(json_file, result.content())
     if csv_file is not None:
         write_per_query(csv_file, result)

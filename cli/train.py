@@ -142,7 +142,8 @@ def main(
         _refuse_started(output)
     from sop_faiss.config import load_config
     from sop_faiss.model.initial_weights import resolve_init
-    from sop_faiss.verbs.training.train import describe_run, run_training
+    from sop_faiss.verbs.training.dry_run import describe_run
+    from sop_faiss.verbs.training.train import run_training
 
     as_json = json_to is not None or not sys.stdout.isatty()
     log_to_stderr(logging.INFO)

@@ -72,7 +72,6 @@ def bootstrap_of_sums(
     values: Float64[np.ndarray, "q k"],
     statistic: Callable[[Float64[np.ndarray, "r k"]], Float64[np.ndarray, " r"]],
     resamples: int = RESAMPLES,
-    seed: int = SEED,
 ) -> Interval:
     """Return what a statistic makes of the sums over queries, and its 95 % interval, for scores that are not means.
 
@@ -80,7 +79,6 @@ def bootstrap_of_sums(
         values: of each query.
         statistic: of rows of sums.
         resamples: of the queries.
-        seed: of the resamples.
 
     Raises:
         ValueError: there is no query.
@@ -88,7 +86,7 @@ def bootstrap_of_sums(
     if not len(values):
         raise ValueError("no query was counted")
     found = np.empty(resamples)
-    for part, drawn in _resamples(len(values), resamples, seed):
+    for part, drawn in _resamples(len(values), resamples, SEED):
         often = np.stack([np.bincount(row, minlength=len(values)) for row in drawn])
         found[part] = statistic(often @ values)
     (of_all,) = statistic(values.sum(0, keepdims=True))
@@ -100,7 +98,6 @@ def paired_difference(
     first: Float64[np.ndarray, " q"],
     second: Float64[np.ndarray, " q"],
     resamples: int = RESAMPLES,
-    seed: int = SEED,
     comparisons: int = 1,
 ) -> PairedDifference:
     """Measure how much better the second is than the first on the same queries, in the same order.
@@ -109,7 +106,6 @@ def paired_difference(
         first: the value of each query.
         second: the same of the other.
         resamples: of the queries.
-        seed: of the resamples.
         comparisons: the interval is one of this many that all hold together in 95 % of cases (Bonferroni), as is
             needed where the best of several is chosen.
 
@@ -119,7 +115,7 @@ def paired_difference(
     if not len(first):
         raise ValueError("no query was counted")
     differences = second - first
-    means = _resampled_means(differences, resamples, seed)
+    means = _resampled_means(differences, resamples, SEED)
     # A mean of 0 counts half to either side, so that two equal encoders have p = 1.
     below = float((means < 0).mean() + (means == 0).mean() / 2)
     p_value = min(1.0, max(2 * min(below, 1 - below), 1 / resamples))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -41,3 +42,15 @@ def _log_level_of_the_package() -> Iterator[None]:
     before = logger.level
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture(scope="session")
+def vit_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of timm's `test_vit`; only read."""
+    from safetensors.torch import save_file
+
+    from tests.encoders import timm_network
+
+    path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
+    save_file(timm_network("test_vit").state_dict(), path)
+    return path

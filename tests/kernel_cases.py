@@ -10,16 +10,12 @@ import os
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from sop_faiss.sop import kernel, loss
 from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 from sop_faiss.sop.prototypes import contributions
 from tests.oracle import dense_assignment
-
-
-def unit(*shape: int, seed: int) -> torch.Tensor:
-    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+from tests.unit_vectors import random_unit as unit
 
 
 def tolerance(temperature: float) -> float:

@@ -22,7 +22,8 @@ from sop_faiss.neighbors.mirror import NearestRows, RingMirror
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker
 from sop_faiss.train.log.monitor import read_metrics
-from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.dry_run import describe_run
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.memories import drifting_stores
 from tests.memory_use import LargestTensor

@@ -177,7 +177,7 @@ def test_profile_prints_json_and_writes_nothing(tmp_path, config, shards):
 def test_a_terminal_gets_text_unless_json_is_asked_for(tmp_path, config, shards, monkeypatch):
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     data = f"data.train={shards}"
-    monkeypatch.setattr("sop_faiss.verbs.training.train.describe_run", lambda _: {"steps": 12, "bytes": {"a": 1}})
+    monkeypatch.setattr("sop_faiss.verbs.training.dry_run.describe_run", lambda _: {"steps": 12, "bytes": {"a": 1}})
     shown = run(config, data, "--dry-run").stdout
     assert "num_anchors: 8" in shown and "{" not in shown and re.search(r"^steps {10,}12$", shown, re.MULTILINE)
     facts = json.loads(run(config, data, "--dry-run", "--json", "-").stdout)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.index.rerank.diffusion import diffused_scores
-from tests.test_expansion import unit
+from tests.unit_vectors import unit
 
 
 def walked_scores(query: np.ndarray, candidates: np.ndarray, neighbors: int) -> np.ndarray:

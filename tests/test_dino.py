@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sop_faiss.train.loop import train_step
-from sop_faiss.verbs.training.train import describe_run
+from sop_faiss.verbs.training.dry_run import describe_run
 from tests.images import write_shards
 from tests.oracle import loop_dino_loss
 from tests.rivals import KINDS, logits, opened, see

@@ -22,10 +22,7 @@ from sop_faiss.model.encoders.load import load_encoder
 from tests.forked import launch
 from tests.images import write_folder
 from tests.test_cli_retrieve import RESNET, fails, plain_gnd, run, write_set
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+from tests.unit_vectors import unit
 
 
 @pytest.fixture(scope="module")

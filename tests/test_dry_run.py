@@ -14,8 +14,7 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.model.networks import Network
 from sop_faiss.objectives.choose import choose_objective
 from sop_faiss.verbs.training import dry_run
-from sop_faiss.verbs.training.dry_run import activation_bytes
-from sop_faiss.verbs.training.train import describe_run
+from sop_faiss.verbs.training.dry_run import activation_bytes, describe_run
 from tests.images import write_folder, write_shards
 from tests.runs import conv_config, networks_of, tiny_config
 

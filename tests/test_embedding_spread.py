@@ -6,13 +6,9 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from sop_faiss.train.log.embedding_spread import mean_cosine, rankme, view_auc
-
-
-def unit(*shape: int, seed: int = 0) -> torch.Tensor:
-    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+from tests.unit_vectors import random_unit as unit
 
 
 @pytest.mark.parametrize(("count", "dim"), [(2, 3), (7, 4), (5, 9)])

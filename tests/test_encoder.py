@@ -25,13 +25,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "photos")
 
 
-@pytest.fixture(scope="module")
-def vit_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
-    save_file(timm_network("test_vit").state_dict(), path)
-    return path
-
-
 # runs
 
 

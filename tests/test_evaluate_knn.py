@@ -14,14 +14,11 @@ from sop_faiss.evaluate import knn
 from sop_faiss.evaluate.knn import knn_scores
 from sop_faiss.evaluate.knn_choices import used_ks
 from sop_faiss.unit_rows import require_unit_rows
+from tests.unit_vectors import unit
 
 
 def metrics_of(*arguments, **options) -> dict[str, float]:
     return knn_scores(*arguments, **options).metrics
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
 
 
 def loop_knn(

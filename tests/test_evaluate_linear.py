@@ -12,12 +12,9 @@ from sop_faiss.errors import ConfigError, DataError, FeatureError
 from sop_faiss.evaluate import linear
 from sop_faiss.evaluate.linear import linear_probe
 from sop_faiss.evaluate.linear_choices import LinearChoices
+from tests.unit_vectors import unit
 
 QUICK = LinearChoices(learning_rates=(0.01, 0.1, 1.0), epochs=8, batch_size=64)
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
 
 
 def clusters(seed: int, count: int, classes: int = 6, noise: float = 0.8) -> tuple[np.ndarray, np.ndarray]:

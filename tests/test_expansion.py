@@ -7,10 +7,7 @@ import pytest
 
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+from tests.unit_vectors import unit
 
 
 def loop_expand(row: np.ndarray, others: np.ndarray, count: int, alpha: float) -> np.ndarray:

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from sop_faiss.neighbors.mirror import RingMirror, has_bf16
 from sop_faiss.neighbors.selftest import count_faiss_gpus
@@ -18,13 +17,10 @@ from tests.images import write_shards
 from tests.oracle import dense_assignment, product_and_topk
 from tests.runs import tiny_config
 from tests.test_bf16 import RECALL_FLOOR, clustered, recall
+from tests.unit_vectors import random_unit as unit
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
-
-
-def unit(*shape: int, seed: int = 0) -> torch.Tensor:
-    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
 
 
 @pytest.fixture(params=itertools.product(("faiss", "torch", "auto"), ("float32", "bf16")), ids="-".join)

@@ -128,7 +128,7 @@ POINTS: list[KillPoint] = [
     ("sop_faiss.train.checkpoints.checkpoint", "shutil.rmtree", 2, "midway"),
     ("sop_faiss.train.log.monitor", "Monitor.log", 3, "midway"),
     ("sop_faiss.train.log.monitor", "keep_lines_until", 1, "before"),
-    ("sop_faiss.verbs.training.train", "clear_leftovers", 1, "after"),
+    ("sop_faiss.verbs.training.run_directory", "clear_leftovers", 1, "after"),
 ]
 
 
@@ -142,7 +142,7 @@ def test_kills_in_the_midst_of_writing_renaming_and_pruning(place: Path, whole: 
 
 def test_a_kill_before_the_run_has_its_configuration(place: Path) -> None:
     more = ("train.stop_after_steps=3",)
-    point = ("sop_faiss.verbs.training.train", "to_yaml", 1, "before")
+    point = ("sop_faiss.verbs.training.run_directory", "to_yaml", 1, "before")
     assert end(start(words(place, "early", *more), place / "early.log", point)) == [-signal.SIGKILL]
     assert not (place / "early" / "config.yaml").exists()
     assert end(start(words(place, "early", *more), place / "early.log")) == [0], (place / "early.log").read_text()

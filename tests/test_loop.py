@@ -35,7 +35,8 @@ from sop_faiss.train import loop
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
-from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.dry_run import describe_run
+from sop_faiss.verbs.training.train import run_training
 from tests import forked
 from tests.images import write_folder, write_shards
 from tests.runs import conv_config, tiny_config, tiny_config_file

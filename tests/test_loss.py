@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from sop_faiss.config import TermConfig
 from sop_faiss.errors import ConfigError
@@ -23,12 +23,10 @@ from sop_faiss.sop.loss import (
 from sop_faiss.sop.memory import Memory
 from sop_faiss.sop.prototypes import PrototypeMaker, contributions
 from tests.oracle import dense_assignment, loop_cls_loss, loop_patch_loss
+from tests.unit_vectors import random_unit
 
 KINDS = ("similarity", "smooth", "one_hot")
-
-
-def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
+unit = partial(random_unit, dtype=torch.float64)
 
 
 def random_task(count: int, supports: int, dim: int, kind: str, eps: float, seed: int):

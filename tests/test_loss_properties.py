@@ -11,12 +11,9 @@ from torch.nn import functional as F
 
 from sop_faiss.sop.loss import MemberWeights, assignment_cross_entropy, log_assignment
 from sop_faiss.sop.prototypes import contributions
+from tests.unit_vectors import random_unit as unit
 
 KINDS = ("similarity", "smooth", "one_hot")
-
-
-def unit(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return F.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
 
 
 def make_member_weights(members: Tensor, kind: str, eps: float) -> MemberWeights:

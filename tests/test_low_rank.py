@@ -19,7 +19,8 @@ from sop_faiss.model.initial_weights import load_initial_weights
 from sop_faiss.model.low_rank import add_low_rank, check_low_rank, low_rank_layers, merged, split_low_rank
 from sop_faiss.train.loop import train_step
 from sop_faiss.train.state import RunState
-from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.dry_run import describe_run
+from sop_faiss.verbs.training.train import run_training
 from tests.encoders import TINY_MODEL, random_images
 from tests.forked import launch
 from tests.images import write_shards

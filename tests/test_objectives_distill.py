@@ -26,8 +26,9 @@ from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.loop import train_step
 from sop_faiss.verbs.run_page.prototypes import sample_of_checkpoint
 from sop_faiss.verbs.run_page.report import report_run
+from sop_faiss.verbs.training.dry_run import describe_run
 from sop_faiss.verbs.training.export import export_run
-from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.train import run_training
 from tests.encoders import timm_network
 from tests.images import write_shards
 from tests.messages import assert_one_line, command_fails

@@ -44,8 +44,9 @@ from sop_faiss.train.scoring import runs_in_background
 from sop_faiss.train.verdict import Outcome, verdict_of
 from sop_faiss.verbs.scoring.retrieve import evaluate_retrieval
 from sop_faiss.verbs.training import train
+from sop_faiss.verbs.training.dry_run import describe_run
 from sop_faiss.verbs.training.online_scores import OnlineEvaluation, open_evaluation
-from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.train import run_training
 from sop_faiss.verbs.training.training_images import open_training_images
 from tests import forked
 from tests.images import write_folder, write_shards

@@ -15,8 +15,9 @@ from sop_faiss.data.stream import Batches, batch_loader
 from sop_faiss.errors import ConfigError
 from sop_faiss.progress import silent_stage
 from sop_faiss.train.log.monitor import read_metrics
+from sop_faiss.verbs.training.dry_run import describe_run
 from sop_faiss.verbs.training.profile_data import profile_data
-from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.runs import conv_config, networks_of, tiny_config
 

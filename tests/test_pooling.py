@@ -16,13 +16,6 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
-    save_file(timm_network("test_vit").state_dict(), path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "photos")
 
@@ -85,8 +78,8 @@ def hooked_blocks(network: Any, images: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "cls_mean"])
-def test_last_blocks_are_what_passes_through_the_network(vit: Path, run: Path, pooling: str) -> None:
-    for model, options in (("timm:test_vit", {"weights": vit}), (str(run), {})):
+def test_last_blocks_are_what_passes_through_the_network(vit_weights: Path, run: Path, pooling: str) -> None:
+    for model, options in (("timm:test_vit", {"weights": vit_weights}), (str(run), {})):
         encoder = load_encoder(model, pooling=pooling, last_blocks=2, **options)  # type: ignore[arg-type]
         network: Any = encoder.model.backbone if model.startswith("timm") else encoder.model.backbone.trunk
         images = random_images(encoder.preprocess.crop)

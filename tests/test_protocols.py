@@ -13,13 +13,10 @@ from sop_faiss.evaluate.protocols import ILIAS_LISTS, PROTOCOLS, choose_protocol
 from sop_faiss.evaluate.retrieval import score_retrieval
 from sop_faiss.neighbors.similarity import similarity_rows
 from tests import oracle_protocols as oracle
+from tests.unit_vectors import unit
 
 GALLERY = {"ilias": 1040, "gldv2": 150, "amstertime": 300}
 """More than the protocol keeps of a ranking; 60 images for the others."""
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
 
 
 def draw_truth(protocol: str, seed: int, queries: int = 6) -> GroundTruth:

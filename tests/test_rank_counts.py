@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from sop_faiss.errors import FeatureError
 from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import fixed_order_products, round_products, similarity_rows
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+from tests.unit_vectors import unit
 
 
 def wanted_counts(queries: np.ndarray, rows: np.ndarray, thresholds: list[np.ndarray]) -> list[list[int]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.index.rerank.refine import refined_scores
-from tests.test_expansion import unit
+from tests.unit_vectors import unit
 
 
 def loop_scores(query: np.ndarray, candidates: np.ndarray, neighbors: int, beta: float) -> np.ndarray:

@@ -17,10 +17,7 @@ from sop_faiss.evaluate.retrieval import PROTOCOLS, choose_protocol, score_retri
 from sop_faiss.neighbors.similarity import similarity_rows
 from tests import oracle_metrics as oracle
 from tests.ground_truths import GRADED_GND, PLAIN_GND, REAL_GND, changed, needs_real_gnd, write_json
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+from tests.unit_vectors import unit
 
 
 def test_protocol_by_default_and_by_name(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from sop_faiss.data.shards.shard_stream import ShardStream, stable_image_id
 from sop_faiss.data.stream import batch_loader
 from sop_faiss.errors import ConfigError, DataError
 from sop_faiss.verbs.training.data_preview import draw_preview
+from sop_faiss.verbs.training.dry_run import describe_run
 from sop_faiss.verbs.training.profile_data import profile_data
-from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.train import run_training
 from tests.images import encode, make_image, write_shards, write_tar
 from tests.runs import tiny_config
 

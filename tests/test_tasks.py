@@ -31,8 +31,8 @@ from sop_faiss.verbs import demo
 from sop_faiss.verbs.scoring.knn import KnnOptions, evaluate_knn
 from sop_faiss.verbs.scoring.linear import LinearOptions, evaluate_linear
 from sop_faiss.verbs.scoring.retrieve import evaluate_retrieval
+from sop_faiss.verbs.training.dry_run import describe_run
 from sop_faiss.verbs.training.online_scores import open_evaluation, scored_encoder
-from sop_faiss.verbs.training.train import describe_run
 from sop_faiss.verbs.training.training_images import open_training_images
 from tests.images import write_folder
 from tests.runs import networks_of, tiny_config

@@ -14,7 +14,8 @@ from sop_faiss.train import loop
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.train.time_limit import TimeLimit
 from sop_faiss.verbs.study.plan import arm_configs
-from sop_faiss.verbs.training.train import describe_run, run_training
+from sop_faiss.verbs.training.dry_run import describe_run
+from sop_faiss.verbs.training.train import run_training
 from tests.images import write_shards
 from tests.runs import tiny_config, tiny_config_file
 

@@ -18,13 +18,6 @@ from tests.encoders import random_images, timm_features, timm_network
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def vit_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
-    save_file(timm_network("test_vit").state_dict(), path)
-    return path
-
-
 @pytest.mark.parametrize("name", ["test_vit", "test_vit2", "test_resnet", "test_efficientnet"])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin"])
 def test_timm_weights_give_timms_features(tmp_path: Path, name: str, suffix: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import CheckpointError
@@ -15,13 +15,6 @@ from sop_faiss.model.encoders.weights import read_recognized
 from tests.encoders import random_images, timm_features, timm_network, write_official
 
 TOLERANCE = 1e-5
-
-
-@pytest.fixture(scope="module")
-def vit_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
-    save_file(timm_network("test_vit").state_dict(), path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -4,18 +4,10 @@ Every setting is a field here, with its meaning and the paper's value as default
 Durations are in epochs here and in steps everywhere else.
 """
 
+from sop_faiss.config.config_files import config_summary, find_config, packaged_configs
 from sop_faiss.config.data import DataConfig, MasksConfig, ViewsConfig
 from sop_faiss.config.distill import DistillConfig
-from sop_faiss.config.load import (
-    config_of,
-    config_summary,
-    find_config,
-    flat_settings,
-    load_config,
-    load_run_config,
-    packaged_configs,
-    to_yaml,
-)
+from sop_faiss.config.load import config_of, flat_settings, load_config, load_run_config, to_yaml
 from sop_faiss.config.lora import LoraConfig
 from sop_faiss.config.method import (
     LossConfig,

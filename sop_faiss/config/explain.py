@@ -15,7 +15,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from sop_faiss.config.checks import shown
-from sop_faiss.config.load import flat_settings, packaged_settings
+from sop_faiss.config.config_files import packaged_configs, read_mapping
+from sop_faiss.config.load import flat_settings, flatten
 from sop_faiss.config.renamed import RENAMED
 from sop_faiss.config.schema import Config
 from sop_faiss.config.unknown_keys import called, known_keys, meant_by
@@ -118,7 +119,8 @@ def _defaults() -> dict[str, Any]:
 
 @functools.cache
 def _packaged() -> dict[str, dict[str, Any]]:
-    return packaged_settings()
+    """Return what each packaged configuration sets, by its name and the field's dotted name."""
+    return {name: flatten(read_mapping(path)) for name, path in sorted(packaged_configs().items())}
 
 
 def _kind(name: str) -> Any:

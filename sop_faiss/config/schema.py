@@ -38,6 +38,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self._check_objective()
+        self._check_masks()
         if self.model.lora.rank:
             self._check_lora()
         by_epochs = not self.train.minutes  # else the number of epochs is not known yet
@@ -95,8 +96,8 @@ class Config:
         return {"cls": 1.0, "patch": 0.0}
 
     def _check_objective(self) -> None:
-        """Check that only the chosen objective is configured, and that the masks suit it."""
-        kind, masks, weights = self.objective.kind, self.masks, self.term_weights()
+        """Check that only the chosen objective is configured."""
+        kind = self.objective.kind
         for other, sections in OBJECTIVES.items():
             for section in (each for each in sections if each not in OBJECTIVES[kind]):
                 name, value = next(_changed(getattr(self, section), section), ("", None))
@@ -106,12 +107,16 @@ class Config:
                     f"leave it out, or set objective.kind={other}",
                 )
         require(
-            self.regularizer.kind == "none" or weights["cls"] > 0,
+            self.regularizer.kind == "none" or self.term_weights()["cls"] > 0,
             f"regularizer.kind = {self.regularizer.kind} with sop.cls.weight = 0, which embeds no complete views: set "
             "regularizer.kind=none, or give sop.cls a weight",
         )
         if kind == "distill":
             self.distill.check(self.sop)
+
+    def _check_masks(self) -> None:
+        """Check that the masks suit the objective."""
+        kind, masks, weights = self.objective.kind, self.masks, self.term_weights()
         if kind in ("massl", "dino", "distill"):
             require(
                 masks.kind == "none",

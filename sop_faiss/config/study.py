@@ -16,7 +16,8 @@ from typing import Any, get_args, get_type_hints
 from omegaconf import OmegaConf
 
 from sop_faiss.config.checks import require, require_between, require_finite, require_one_of, shown
-from sop_faiss.config.load import find_file, flatten, parse_overrides, read_mapping, yaml_files
+from sop_faiss.config.config_files import find_file, parse_overrides, read_mapping, yaml_files
+from sop_faiss.config.load import flatten
 from sop_faiss.errors import ConfigError
 
 FINAL_TASKS = ("knn", "linear", "retrieval")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -102,15 +103,29 @@ class _Packing:
         self.labeled += label >= 0
         self.resized += result.is_resized
 
-    def write_duplicates(self, folder: Path) -> dict[str, int | bool]:
-        """Write `duplicates.json`, and return its summary for the manifest."""
+    def write_manifest(self, folder: Path, resize: int | None, top_value: float) -> dict[str, Any]:
+        """Write `duplicates.json` and `manifest.json`, and return the latter."""
         report = self.duplicates.report()
         write_json(folder / DUPLICATES_NAME, {"exact_are_left_out": self.drop_exact_duplicates, **report})
-        return {
-            "exact": report["exact"]["images_beyond_the_first"],
-            "exact_are_left_out": self.drop_exact_duplicates,
-            "near": report["near"]["images_beyond_the_first"],
-        }
+        return write_manifest(
+            folder,
+            self.writer.entries,
+            self.source.class_names,
+            labeled=self.labeled,
+            source=self.source.description,
+            resize=resize,
+            deep_grayscale={"top_value": top_value, **self.deep.to_dict()},
+            duplicates={
+                "exact": report["exact"]["images_beyond_the_first"],
+                "exact_are_left_out": self.drop_exact_duplicates,
+                "near": report["near"]["images_beyond_the_first"],
+            },
+            dropped={
+                "count": len(self.dropped),
+                "by_reason": _count_reasons(self.dropped),
+                "images": [asdict(each) for each in self.dropped],
+            },
+        )
 
 
 def pack(
@@ -155,13 +170,7 @@ def pack(
         ConfigError: a number is out of range.
         SopError: `out` exists and is not empty.
     """
-    if resize is not None and resize < 1:
-        raise ConfigError(f"resize is {resize} px, wanted 1 or more")
-    if not 0 <= max_bad_fraction <= 1:
-        raise ConfigError(f"max_bad_fraction is {max_bad_fraction}, wanted 0 to 1")
-    if workers is not None and not 1 <= workers <= MAX_WORKERS:
-        raise ConfigError(f"workers is {workers}, wanted 1 to {MAX_WORKERS:,}")
-    require_top_value(top_value)
+    _check_numbers(resize, max_bad_fraction, workers, top_value)
     with atomic_directory(out) as folder:
         source = open_source(src)
         with ShardWriter(folder, name, samples_per_shard, shard_bytes) as writer:
@@ -171,26 +180,10 @@ def pack(
                 packing.take(position, result)
                 if progress is not None:
                     progress(position + 1, len(source))
-        dropped = packing.dropped
-        _check_dropped(source, dropped, max_bad_fraction)
-        duplicates = packing.write_duplicates(folder)
+        _check_dropped(source, packing.dropped, max_bad_fraction)
         for entry in writer.entries:
             load_index(folder / entry.name)  # this writes the sidecar
-        manifest = write_manifest(
-            folder,
-            writer.entries,
-            source.class_names,
-            labeled=packing.labeled,
-            source=source.description,
-            resize=resize,
-            deep_grayscale={"top_value": top_value, **packing.deep.to_dict()},
-            duplicates=duplicates,
-            dropped={
-                "count": len(dropped),
-                "by_reason": _count_reasons(dropped),
-                "images": [{"image": item.image, "reason": item.reason} for item in dropped],
-            },
-        )
+        manifest = packing.write_manifest(folder, resize, top_value)
     return PackSummary(
         out=out,
         shards=writer.entries,
@@ -199,10 +192,20 @@ def pack(
         bytes=manifest["bytes"],
         resized=packing.resized,
         classes=0 if source.labels is None else len(set(source.labels.tolist()) - {-1}),
-        dropped=dropped,
-        duplicates=duplicates,
+        dropped=packing.dropped,
+        duplicates=manifest["duplicates"],
         notices=packing.deep.notices(),
     )
+
+
+def _check_numbers(resize: int | None, max_bad_fraction: float, workers: int | None, top_value: float) -> None:
+    if resize is not None and resize < 1:
+        raise ConfigError(f"resize is {resize} px, wanted 1 or more")
+    if not 0 <= max_bad_fraction <= 1:
+        raise ConfigError(f"max_bad_fraction is {max_bad_fraction}, wanted 0 to 1")
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise ConfigError(f"workers is {workers}, wanted 1 to {MAX_WORKERS:,}")
+    require_top_value(top_value)
 
 
 def _prepare(

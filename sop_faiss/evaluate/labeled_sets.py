@@ -168,7 +168,7 @@ def open_labeled_sets(
         encoder: which encoder; None where both are feature stores.
         what: the classifier that needs the labels, for messages.
         part: which training images may be used.
-        extraction: how features of images are extracted.
+        extraction: how features of images are extracted; the ranks share the images.
 
     Raises:
         ConfigError: the encoder is missing or idle, or the part is impossible.
@@ -176,7 +176,8 @@ def open_labeled_sets(
         FeatureError: a store is damaged, or the two were made by different encoders, preprocessings or poolings.
     """
     require_two(train, test)
-    sets = LabeledSets(open_feature_set(train), open_feature_set(test), what, part, extraction)
+    of_ranks = replace(extraction, across_ranks=True)
+    sets = LabeledSets(open_feature_set(train), open_feature_set(test), what, part, of_ranks)
     require_encoder_or_stores([sets.train, sets.test], encoder)
     return sets
 

@@ -35,14 +35,14 @@ def t_probability(t: float, degrees: int) -> float:
 
 
 @functools.cache
-def t_quantile(degrees: int, level: float = LEVEL) -> float:
-    """Return t with P(|T| < t) = level, by bisection."""
+def t_quantile(degrees: int) -> float:
+    """Return t with P(|T| < t) = 0.95, by bisection."""
     low, high = 0.0, 1.0
-    while t_probability(high, degrees) < level:
+    while t_probability(high, degrees) < LEVEL:
         high *= 2
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if t_probability(middle, degrees) < level else (low, middle)
+        low, high = (middle, high) if t_probability(middle, degrees) < LEVEL else (low, middle)
     return (low + high) / 2
 
 

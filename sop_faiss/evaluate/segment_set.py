@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from sop_faiss.config.load import read_mapping
+from sop_faiss.config.config_files import read_mapping
 from sop_faiss.data.images.decode import open_image
 from sop_faiss.data.images.keys import IMAGE_SUFFIXES, is_hidden
 from sop_faiss.data.images.listing import FileSource, open_files

@@ -124,9 +124,9 @@ def train_steps(
         DataError: too many images cannot be read.
         OSError: the disk is full.
     """
-    config = state.config.train
     monitor = open_monitor(state, run)
-    log = PrototypeLog(run, state.step, config.checkpoint_every_steps) if distributed.is_main() else None
+    every_steps = state.config.train.checkpoint_every_steps
+    log = PrototypeLog(run, state.step, every_steps) if distributed.is_main() else None
     saver = CheckpointSaver(state, run)
     scoring = Scoring(state, run, monitor, evaluate, stop, stage)
     limit = TimeLimit(state)
@@ -135,12 +135,7 @@ def train_steps(
             closing.callback(monitor.close)
         closing.callback(saver.close)
         closing.callback(scoring.close)
-        if state.step == 0:
-            state.objective.fill(state.networks, batches, stage)
-        known = state.scores.counters()
-        distributed.decide(scoring.begin)
-        if state.step == state.last_step and distributed.decide(lambda: state.scores.counters() != known):
-            saver.save(wait=True)  # no step follows that would
+        _before_first_step(state, batches, scoring, saver, stage)
         show = closing.enter_context(steps_stage(stage, state.config, state.schedules.steps_per_epoch))
         limit.start()
         stop.saves_after = "this step"
@@ -156,9 +151,7 @@ def train_steps(
             limit.start()
             at_end = state.step == state.last_step
             stopping = stop.anywhere(state.device, saver.failed)  # also when a score failed
-            # A run that may be lost must not push out its last good checkpoint.
-            due = state.step % config.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon
-            if stopping or at_end or due:
+            if stopping or at_end or _is_checkpoint_due(state):
                 saver.save(wait=stopping or at_end)
             show(state.step, expected)
             if progress is not None:
@@ -168,3 +161,20 @@ def train_steps(
             if stopping or at_end:
                 return at_end
         return True
+
+
+def _before_first_step(
+    state: RunState, batches: Batches, scoring: Scoring, saver: CheckpointSaver, stage: Stage
+) -> None:
+    """Fill the memories of a fresh run, make the scores that are due, and save them if no step follows."""
+    if state.step == 0:
+        state.objective.fill(state.networks, batches, stage)
+    known = state.scores.counters()
+    distributed.decide(scoring.begin)
+    if state.step == state.last_step and distributed.decide(lambda: state.scores.counters() != known):
+        saver.save(wait=True)
+
+
+def _is_checkpoint_due(state: RunState) -> bool:
+    """Return whether to save now; a run that may be lost must not push out its last good checkpoint."""
+    return state.step % state.config.train.checkpoint_every_steps == 0 and not state.alarms.may_stop_soon

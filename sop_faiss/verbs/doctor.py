@@ -75,27 +75,22 @@ class Diagnosis:
         return {"command": "sop-doctor"} | asdict(self) | {"healthy": self.healthy}
 
 
-def examine(output: Path | None = None, timeout_seconds: float = _TIMEOUT_SECONDS) -> Diagnosis:
-    """Run all checks. What may crash or hang runs in a separate process.
-
-    Args:
-        output: where results will be written, whose free space is checked; None: the current directory.
-        timeout_seconds: longest time that the self-test of one device may take.
-    """
+def examine() -> Diagnosis:
+    """Run all checks. What may crash or hang runs in a separate process."""
     faiss_packages = find_faiss_packages(importlib.metadata.distributions())
     versions: dict[str, str | None] = {"python": platform.python_version()}
     versions |= {name: _version(name) for name in _PACKAGES} | faiss_packages
     checks = [check_requirements(_requirements(), _version), check_faiss_packages(faiss_packages)]
-    answer = run_probe("cpu", timeout_seconds)
+    answer = run_probe("cpu", _TIMEOUT_SECONDS)
     checks.append(check_probe("cpu", answer))
     devices: list[dict[str, str]] = []
     if isinstance(answer, dict):
         devices = answer["devices"]
         cards = [device["name"] for device in devices if device["name"].startswith("cuda")]
-        checks += [check_probe(card, run_probe(card, timeout_seconds)) for card in cards]
+        checks += [check_probe(card, run_probe(card, _TIMEOUT_SECONDS)) for card in cards]
         checks += [check_cards(len(cards), answer["faiss_gpus"], Path("/dev/nvidia0").exists())]
         checks += check_openmp(answer["openmp"])
-    checks += check_space(Path.cwd() if output is None else output)
+    checks += check_space(Path.cwd())
     return Diagnosis(versions, devices, checks)
 
 

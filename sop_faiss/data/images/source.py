@@ -12,8 +12,9 @@ from jaxtyping import Int64
 
 from sop_faiss.config import DataConfig
 from sop_faiss.data.images.heif import HEIF_REMEDY, HEIF_SUFFIXES
+from sop_faiss.data.images.image_list import open_list
 from sop_faiss.data.images.keys import IMAGE_SUFFIXES
-from sop_faiss.data.images.listing import open_files, open_folder, open_list
+from sop_faiss.data.images.listing import open_files, open_folder
 from sop_faiss.data.shards.address import hide_secrets, is_address, path_of_file_address, refuse_commands
 from sop_faiss.data.shards.patterns import expand_braces, has_braces
 from sop_faiss.data.shards.remote_shards import find_addresses, open_remote_shards

@@ -55,7 +55,6 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     if is_choice(spec.model):
         return _encoder_of_choice(spec)
     from sop_faiss.model.encoders.sop_encoder import adapted_model, exported_model, trained_model, untrained_model
-    from sop_faiss.model.encoders.timm_encoder import filled_model, random_model
     from sop_faiss.model.export import is_export
 
     device = choose_device(spec.device)
@@ -82,27 +81,12 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
         model = untrained_model(spec.place, _seed(spec.random_weights, spec.model))
     elif spec.kind == "dino":
         model, left_out, method = _official(spec)
-    elif spec.weights is None:
-        model = random_model(spec.place, _seed(spec.random_weights, spec.model), spec.position_resize or "timm")
     else:
-        tensors, method = read_recognized(spec.weights, student=spec.student, official=False)
-        model, left_out = filled_model(
-            spec.place,
-            tensors,
-            file=spec.weights,
-            by_position=spec.by_position,
-            position_resize=spec.position_resize or "timm",
-            heads=None if method is None else method.heads,
-        )
-    if spec.kind in ("timm", "dino") and spec.student:
-        name = f"{name} (student)"
-    if model.position_resize == "dino":
-        name = f"{name}, positions resized as by DINO"
+        model, left_out, method = _timm(spec)
+    name = _with_options(name, spec, model.position_resize)
     if left_out:
         few = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
         _log.warning("%s: %d tensors of the file are not part of the encoder (%s)", name, len(left_out), few)
-    if spec.random_weights is not None:
-        name = f"{name} (random weights, seed {spec.random_weights})"
     encoder = _assemble(spec, model, name, left_out).to(device)
     seen = encoder.preprocess
     other = "" if method is None else other_use(method, spec, encoder.token_pooling, seen.mean, seen.std)
@@ -111,6 +95,15 @@ def encoder_of_spec(spec: EncoderSpec) -> Encoder:
     encoder.scores = scores
     encoder.spec = remembered_spec(_without_defaults(spec, encoder), checkpoint)
     return encoder
+
+
+def _with_options(name: str, spec: EncoderSpec, position_resize: str) -> str:
+    """Add to an encoder's name what else says which weights it has."""
+    if spec.kind in ("timm", "dino") and spec.student:
+        name = f"{name} (student)"
+    if position_resize == "dino":
+        name = f"{name}, positions resized as by DINO"
+    return name if spec.random_weights is None else f"{name} (random weights, seed {spec.random_weights})"
 
 
 def _encoder_of_choice(spec: EncoderSpec) -> Encoder:
@@ -164,6 +157,20 @@ def _official(spec: EncoderSpec) -> tuple[TimmModel, list[str], Method | None]:
     heads = None if method is None else method.heads
     model, left_out = filled_model(spec.arch, tensors, file=file, position_resize=rule, heads=heads)
     model.mean, model.std = IMAGENET_MEAN, IMAGENET_STD  # as their authors have it, not timm's weights of that name
+    return model, left_out, method
+
+
+def _timm(spec: EncoderSpec) -> tuple[TimmModel, list[str], Method | None]:
+    from sop_faiss.model.encoders.timm_encoder import filled_model, random_model
+
+    rule = spec.position_resize or "timm"
+    if spec.weights is None:
+        return random_model(spec.place, _seed(spec.random_weights, spec.model), rule), [], None
+    tensors, method = read_recognized(spec.weights, student=spec.student, official=False)
+    heads = None if method is None else method.heads
+    model, left_out = filled_model(
+        spec.place, tensors, file=spec.weights, by_position=spec.by_position, position_resize=rule, heads=heads
+    )
     return model, left_out, method
 
 

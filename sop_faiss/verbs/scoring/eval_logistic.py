@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.labeled_part import LabeledPart
@@ -52,8 +52,7 @@ def evaluate_logistic(
     options = options or LogisticOptions()
     options.choices.check()
     started = time.perf_counter()
-    extraction = replace(options.extraction, across_ranks=True)
-    sets = open_labeled_sets(train, test, encoder, "a logistic regression", options.part, extraction)
+    sets = open_labeled_sets(train, test, encoder, "a logistic regression", options.part, options.extraction)
     features = sets.features(None if encoder is None else encoder_of_spec(encoder), progress)
     scores = logistic_regression(
         features.train_features,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -54,8 +54,7 @@ def evaluate_unsupervised(
     options = options or UnsupervisedOptions()
     options.choices.check()
     started = time.perf_counter()
-    extraction = replace(options.extraction, across_ranks=True)
-    sets = open_labeled_sets(train, test, encoder, "unsupervised classification", LabeledPart(), extraction)
+    sets = open_labeled_sets(train, test, encoder, "unsupervised classification", LabeledPart(), options.extraction)
     if (options.choices.clusters or 0) > sets.train_count:
         raise ConfigError(
             f"`clusters={options.choices.clusters}`: wanted at most as many as training images, {sets.train_count:,}"

@@ -99,7 +99,7 @@ def evaluate_video(
     return TaskResult("sop-eval video", str(data), protocol, metrics, named, time.perf_counter() - started, details)
 
 
-def score_folder(data: Path, masks: Path, *, progress: ProgressCallback | None = None) -> Summary:
+def score_folder(data: Path, masks: Path) -> Summary:
     """Compare masks that any program has written with the annotated ones, as the evaluator of DAVIS does.
 
     Args:
@@ -113,7 +113,7 @@ def score_folder(data: Path, masks: Path, *, progress: ProgressCallback | None =
         DataError: something is missing, damaged, of another size, or has more objects than are annotated.
     """
     videos = [open_video(data, name) for name in list_videos(data)]
-    return _summary(_scores(videos, lambda video: _read_masks(video, masks / video.name), progress))
+    return _summary(_scores(videos, lambda video: _read_masks(video, masks / video.name)))
 
 
 def _scores(

@@ -62,8 +62,7 @@ def evaluate_knn(
     """
     options = options or KnnOptions()
     started = time.perf_counter()
-    extraction = replace(options.extraction, across_ranks=True)
-    sets = open_labeled_sets(train, test, encoder, "k-NN", options.part, extraction)
+    sets = open_labeled_sets(train, test, encoder, "k-NN", options.part, options.extraction)
     task = KnnTask(sets, KS if options.ks is None else tuple(dict.fromkeys(options.ks)), options.temperature)
     if options.baselines:
         _require_images(sets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.labeled_part import LabeledPart
@@ -54,8 +54,7 @@ def evaluate_linear(
     """
     options = options or LinearOptions()
     started = time.perf_counter()
-    extraction = replace(options.extraction, across_ranks=True)
-    sets = open_labeled_sets(train, test, encoder, "a linear probe", options.part, extraction)
+    sets = open_labeled_sets(train, test, encoder, "a linear probe", options.part, options.extraction)
     task = LinearTask(sets, options.choices)
     loaded = None if encoder is None else encoder_of_spec(encoder)
     features = sets.features(loaded, progress)

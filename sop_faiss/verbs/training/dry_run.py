@@ -1,4 +1,4 @@
-"""The facts of a dry run besides the configuration: the training images, and the memory that a device will need."""
+"""The facts of a dry run besides the configuration: images, parameters, steps, and the memory a device will need."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 from torch.nn.utils import parametrize
 
+from sop_faiss import distributed
 from sop_faiss.config import Config
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.shards.address import hide_secrets, is_address
 from sop_faiss.data.shards.shard_cache import default_cache_folder
 from sop_faiss.data.shards.shard_source import ShardSource
 from sop_faiss.data.shards.shard_stream import ShardStream
+from sop_faiss.model.initial_weights import resolve_init
 from sop_faiss.model.low_rank import weights_made
-from sop_faiss.model.networks import Network
+from sop_faiss.model.networks import Network, build_student_and_teacher
+from sop_faiss.objectives.choose import choose_objective
 from sop_faiss.objectives.objective import Needs
+from sop_faiss.train.parallel import gets_sharded
+from sop_faiss.train.schedules import Schedules
+from sop_faiss.train.state import autocast_dtype
+from sop_faiss.verbs.training.online_scores import open_evaluation, scored_encoder
+from sop_faiss.verbs.training.training_images import make_batches, open_training_images, training_device
 
 _LOSS_BLOCKS_BYTES = 8 * 4 * 2**20
 """Memory of one block of the loss (`sop/loss.py`): some copies of 2**20 float32 logits."""
@@ -30,7 +38,48 @@ _HOW = (
 )
 
 
-def describe_data(config: Config, source: ImageSource | ShardStream) -> dict[str, Any]:
+def describe_run(config: Config) -> dict[str, Any]:
+    """Describe a run for `sop-train --dry-run`: its images, parameters, steps, and estimated memory.
+
+    The number of steps of a run of `train.minutes` is None, since it depends on the machine.
+
+    Raises:
+        ConfigError: a setting is impossible.
+        DataError: the training images cannot be opened.
+    """
+    config = resolve_init(config)
+    source, trained, held_out = open_training_images(config)
+    objective = choose_objective(config)
+    student, _ = build_student_and_teacher(config, objective.heads)
+    device, world_size = training_device(config), distributed.announced_world_size()
+    needs = objective.needs(device, len(trained))
+    batches = make_batches(config, source, trained, student.backbone.patch_size, (0, world_size))
+    scored_encoder(student.backbone, config)
+    evaluation = open_evaluation(config, source, trained, held_out)
+    schedules = Schedules(config, batches.steps_per_epoch)
+    steps = schedules.total_steps if schedules.is_decided else None
+    parameters = sum(p.numel() for p in student.parameters())
+    is_sharded = gets_sharded(parameters, config, world_size)
+    return {
+        "data": _describe_data(config, source),
+        "training_images": len(trained),
+        "held_out_images": len(held_out),
+        "scores": [] if evaluation is None else list(evaluation.names),
+        "backbone_parameters": sum(p.numel() for p in student.backbone.parameters()),
+        "projector_parameters": sum(p.numel() for p in student.heads.parameters()),
+        "trained_parameters": sum(p.numel() for p in student.parameters() if p.requires_grad),
+        "steps_per_epoch": batches.steps_per_epoch,
+        "steps": steps,
+        "ends_at_step": min(filter(None, (steps, config.train.stop_after_steps)), default=None),
+        "device": device.type,
+        "world_size": world_size,
+        "parallel": "none" if world_size == 1 else "fsdp" if is_sharded else "ddp",
+        "batch_size_per_rank": batches.batch_size_per_rank,
+        **_memory(config, student, needs, device, world_size, is_sharded),
+    }
+
+
+def _describe_data(config: Config, source: ImageSource | ShardStream) -> dict[str, Any]:
     """Describe the training images: kind, counts, classes, and the cache of remote shards."""
     facts: dict[str, Any] = {"source": hide_secrets(config.data.train), "remote": is_address(config.data.train)}
     if isinstance(source, ShardStream):
@@ -110,7 +159,31 @@ def _masked_share(config: Config) -> float:
     return 0.0 if masks.kind == "none" else masks.probability * sum(masks.ratio) / 2
 
 
-def describe_device_memory(
+def _memory(
+    config: Config, student: Network, needs: Needs, device: torch.device, world_size: int, is_sharded: bool
+) -> dict[str, Any]:
+    """Return the bytes that one rank needs, their total, and the bytes of a checkpoint."""
+    parameters = sum(p.numel() for p in student.parameters())
+    learning = sum(p.numel() for p in student.parameters() if p.requires_grad)
+    # student, teacher and two AdamW moments, in float32
+    checkpoint_bytes = (
+        (parameters + learning) * 2 * 4 + needs.sizes["memories_bytes"] + needs.sizes["neighbor_lists_bytes"]
+    )
+    copied = config.train.background_save and device.type == "cpu"  # the copy of a GPU's state is in main memory
+    parts = world_size if is_sharded else 1
+    held, held_learning = -(-parameters // parts), -(-learning // parts)
+    uses_bf16 = autocast_dtype(config, device) is not None
+    sizes = {
+        "checkpoint_copy_bytes": checkpoint_bytes if copied else 0,
+        # the teacher, and this rank's part of student, gradients and two AdamW moments, in float32
+        "weights_and_optimizer_bytes": (parameters + held + held_learning * 3) * 4,
+        **needs.sizes,
+        **_largest_phase(config, student, needs, world_size, uses_bf16, is_sharded),
+    }
+    return {**with_total(sizes), "checkpoint_bytes": checkpoint_bytes}  # the latter on disk
+
+
+def _largest_phase(
     config: Config, student: Network, needs: Needs, world_size: int, uses_bf16: bool, is_sharded: bool
 ) -> dict[str, int]:
     """Estimate the bytes that a step needs on each rank besides weights and memories; of `train.phases` the largest."""
