@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -186,6 +187,32 @@ def test_an_image_that_changed_since_the_build_is_refused_until_the_index_follow
     invoke("sync", place / "index", place / "photos")
     invoke("parts", place / "index")
     FeatureIndex.open(place / "index").with_parts()
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_work(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode of a folder does not stop root, so the system's answer is made."""
+    shutil.rmtree(place / "index" / "parts")
+    for module, encodes in (("parts", "extract_features"), ("rerank.token_store", "learn_tokenizer")):
+        monkeypatch.setattr(f"sop_faiss.index.{module}.{encodes}", None)
+    for what in ("parts", "tokens"):
+        (place / "index" / what).symlink_to(tmp_path / "unplugged")
+        said = command_fails(main, what, place / "index")
+        assert f"index/{what} does not exist (a link to nowhere), wanted a folder" in said
+        (place / "index" / what).unlink()
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: (mode, Path(path)) != (os.W_OK, place / "index") and access(path, mode)
+    )
+    for what in ("parts", "tokens"):
+        assert f"{place / 'index'} is not writable" in command_fails(main, what, place / "index")
+    (place / "more").mkdir()
+    shutil.copyfile(place / "photos" / "0001.jpg", place / "more" / "new.jpg")
+    monkeypatch.setattr("sop_faiss.verbs.finding.index_build.extract_features", None)
+    monkeypatch.setattr("sop_faiss.verbs.finding.index_sync.extract_features", None)
+    for words in (("add", place / "index", place / "more"), ("sync", place / "index", place / "more", "--force")):
+        assert f"{place / 'index'} is not writable" in command_fails(main, *words)
 
 
 def test_another_grid_or_kind_makes_all_again(place: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from sop_faiss.errors import ConfigError, IndexMismatchError, SopError
-from sop_faiss.files import atomic_directory, locked_directory, read_json, sha256_file, write_json
+from sop_faiss.files import atomic_directory, locked_directory, read_json, require_replaceable, sha256_file, write_json
 from sop_faiss.index.images import IndexImages
 from sop_faiss.index.rerank.settings import TokenSettings
 from sop_faiss.index.rerank.token_codes import TokenCodes
@@ -176,9 +176,10 @@ def write_tokens(
 
     Raises:
         DataError: an image is missing, cannot be read, or has changed since it was indexed.
-        SopError: as `learn_tokenizer`, or another process is changing the index.
+        SopError: as `learn_tokenizer`, another process is changing the index, or its directory cannot be written.
     """
     index.check_encoder(encoder)
+    require_replaceable(index.directory / FOLDER)
     old = TokenStore.open(index) if has_tokens(index.directory) else None
     settings = settings or (TokenSettings() if old is None else old.settings)
     if old is not None and old.settings != settings:
