@@ -121,7 +121,7 @@ def build_command(
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.beside import PARTS
     from sop_faiss.index.build import IndexOptions, parse_bytes
-    from sop_faiss.index.parts import DEFAULT_GRIDS, boxes_of_grids
+    from sop_faiss.index.part_source import DEFAULT_GRIDS, boxes_of_grids
     from sop_faiss.index.rerank.token_files import has_tokens
     from sop_faiss.index.store import read_left_out
     from sop_faiss.verbs.finding.index_build import build

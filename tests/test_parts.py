@@ -19,8 +19,9 @@ from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.index.images import index_images
 from sop_faiss.index.own_encoder import encoder_of_index
-from sop_faiss.index.parts import boxes_of_grids, write_parts
+from sop_faiss.index.part_source import boxes_of_grids
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.write_parts import write_parts
 from tests.encoders import tiny_config, write_run
 from tests.images import encode, make_image, write_folder
 from tests.messages import command_fails
@@ -134,7 +135,7 @@ def test_info_names_what_is_beside(built: Path) -> None:
     size = sum(file.stat().st_size for file in (built / "index" / "parts").iterdir())
     facts = json.loads(invoke("info", built / "index", "--json", "-"))
     assert facts["beside"] == {"parts": size}
-    assert f"parts {size / 1e6:,.1f} MB" in invoke("info", built / "index")
+    assert f"parts {size / 1e6:,.1f} MB, every byte verified" in invoke("info", built / "index")
 
 
 def test_changes_keep_parts_and_only_new_images_are_encoded(place: Path) -> None:
@@ -194,7 +195,7 @@ def test_a_place_that_cannot_be_written_is_found_before_the_work(
 ) -> None:
     """The mode of a folder does not stop root, so the system's answer is made."""
     shutil.rmtree(place / "index" / "parts")
-    for module, encodes in (("parts", "extract_features"), ("rerank.token_store", "learn_tokenizer")):
+    for module, encodes in (("write_parts", "extract_features"), ("rerank.token_store", "learn_tokenizer")):
         monkeypatch.setattr(f"sop_faiss.index.{module}.{encodes}", None)
     for what in ("parts", "tokens"):
         (place / "index" / what).symlink_to(tmp_path / "unplugged")
@@ -254,6 +255,7 @@ def test_damage_is_one_line_and_does_not_stop_a_change(place: Path) -> None:
             (folder / name).write_bytes(damaged)
             assert "sop-index parts" in command_fails(main, "search", place / "index", query, "--parts")
             assert "sop-index parts" in command_fails(main, "parts", place / "index")
+            assert "sop-index parts" in command_fails(main, "info", place / "index")
         (folder / name).write_bytes(content)
     (folder / "ids.parquet").unlink()
     invoke("remove", place / "index", "0002")

@@ -16,10 +16,10 @@ from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
 from sop_faiss.index.change import remove_from_index
 from sop_faiss.index.images import index_images
-from sop_faiss.index.parts import write_parts
 from sop_faiss.index.rerank.settings import TokenSettings
 from sop_faiss.index.rerank.token_store import write_tokens
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.write_parts import write_parts
 from sop_faiss.model.encoders.load import load_encoder
 from tests.browser import open_browser
 from tests.images import write_folder

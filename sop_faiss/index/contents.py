@@ -35,7 +35,11 @@ class IndexContents:
     @classmethod
     def read(cls, directory: Path) -> IndexContents:
         """Read an index, every byte verified."""
-        manifest, ids = read_verified(directory)
+        return cls.read_rest(directory, *read_verified(directory))
+
+    @classmethod
+    def read_rest(cls, directory: Path, manifest: IndexManifest, ids: IdTable) -> IndexContents:
+        """Read an index of which `read_verified` has returned these."""
         vectors = read_vectors(directory, manifest, mapped=False)
         return cls(manifest, ids, vectors, read_states(directory, manifest), read_left_out(directory, manifest))
 
