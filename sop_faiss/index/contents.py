@@ -17,8 +17,8 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.features.file_states import FileStates
 from sop_faiss.index.encoder_doubts import random_pairs_cosine
 from sop_faiss.index.left_out import LeftOut
-from sop_faiss.index.search import read_vectors
 from sop_faiss.index.store import IdTable, IndexManifest, read_left_out, read_states, read_verified, write_index
+from sop_faiss.index.vectors import read_vectors
 from sop_faiss.neighbors.disk.factories import VectorIndex
 
 

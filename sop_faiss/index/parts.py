@@ -15,8 +15,9 @@ from sop_faiss.data.images.box import WHOLE, Box, parse_box
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.features.file_states import FileStates
 from sop_faiss.index.beside import PARTS, how_to_make_parts, read_parts
-from sop_faiss.index.search import FeatureIndex, read_vectors
+from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable, IndexManifest, read_states
+from sop_faiss.index.vectors import read_vectors
 from sop_faiss.neighbors.disk.factories import VectorIndex
 from sop_faiss.neighbors.disk.with_parts import VectorsWithParts
 
