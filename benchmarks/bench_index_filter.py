@@ -30,8 +30,9 @@ from resident import resident
 
 from sop_faiss.index.packed_texts import PackedTexts, RowsOfTexts
 from sop_faiss.neighbors.disk import among
-from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.auto_factory import choices, near_by_vectors, tune_search
+from sop_faiss.neighbors.disk.from_factory import make_approximate_index, read_approximate_index
 
 DIMENSION, K, TARGET, BLOCK = 384, 10, 0.95, 50_000
 SHARES = (0.001, 0.01, 0.1, 0.5)

@@ -24,7 +24,7 @@ from sop_faiss.files import sha256_file
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.export import export_parquet
 from sop_faiss.index.search import FeatureIndex
-from sop_faiss.neighbors.disk.approximate_index import make_approximate_index
+from sop_faiss.neighbors.disk.from_factory import make_approximate_index
 
 
 def core_seconds(act: Callable[[], object]) -> float:

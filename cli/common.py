@@ -162,7 +162,9 @@ def with_options(message: str) -> str:
         return message
     own: dict[str, str] = {}
     for parameter in context.command.params:
-        shown = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.make_metavar(context)
+        is_option = isinstance(parameter, click.Option)
+        longs = "/".join(each for each in parameter.opts if each.startswith("--"))  # which was typed is not known
+        shown = (longs or parameter.opts[0]) if is_option else parameter.make_metavar(context)
         own |= {option.lstrip("-").replace("-", "_"): shown for option in parameter.opts}
         own[parameter.name or ""] = shown
     return spell_arguments(message, own.get, between=" ")

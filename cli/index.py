@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -119,10 +119,8 @@ def build_command(
       sop-index build --cluster ray --features features/ --factory IVF4096,SQ8 --out photos.index
     """
     from sop_faiss.features.extract import ExtractionOptions
-    from sop_faiss.index.beside import PARTS
     from sop_faiss.index.build import IndexOptions, parse_bytes
-    from sop_faiss.index.parts import DEFAULT_GRIDS, boxes_of_grids
-    from sop_faiss.index.rerank.token_files import has_tokens
+    from sop_faiss.index.part_source import DEFAULT_GRIDS, boxes_of_grids
     from sop_faiss.index.store import read_left_out
     from sop_faiss.verbs.finding.index_build import build
 
@@ -132,18 +130,11 @@ def build_command(
     tokens = token_settings(token_size, token_count, token_codes, used=with_tokens, needed="--tokens")
     grids = part_grids(part_grid)
     boxes_of_grids(grids or DEFAULT_GRIDS)
-    of_tokens = (("--token-size", token_size), ("--token-count", token_count), ("--token-codes", token_codes))
-    for name, wanted, there, choices in (
-        ("tokens", with_tokens, has_tokens(out), of_tokens),
-        ("parts", with_parts, (out / PARTS).is_dir(), (("--part-grid", part_grid),)),
-    ):
-        if wanted and features is not None:
-            raise ConfigError(f"--{name} are made of images, and --features has none: build of images")
-        if wanted and (out / "manifest.json").is_file() and not there:  # a kill came in between
-            words = [str(out), *(str(word) for choice in choices if choice[1] is not None for word in choice)]
-            raise ConfigError(
-                f"{out} has an index already, without {name}: `sop-index {name} {shlex.join(words)}` makes them"
-            )
+    if with_tokens:
+        choices = {"--token-size": token_size, "--token-count": token_count, "--token-codes": token_codes}
+        _require_new("tokens", out, features, choices)
+    if with_parts:
+        _require_new("parts", out, features, {"--part-grid": part_grid})
     options = IndexOptions(factory, None if max_memory is None else parse_bytes(max_memory), recall, max_query_ms)
     verb, things = ("indexing", "parts" if cluster else "vectors") if features else ("embedding", "images")
     with ranks_of_torchrun() as is_main, progress_reporter(verb, things) as progress:
@@ -179,6 +170,24 @@ main.add_command(remove_command)
 main.add_command(merge_command)
 main.add_command(export_command)
 main.add_command(serve_command)
+
+
+def _require_new(what: str, out: Path, features: Path | None, choices: dict[str, Any]) -> None:
+    """Refuse tokens or parts of a feature store, or of an index without them that is there already.
+
+    Args:
+        what: `tokens` or `parts`: the option, the command and the folder.
+        out: the index.
+        features: the feature store that it is built of, if any.
+        choices: the options that say how they are made; None: not given.
+    """
+    if features is not None:
+        raise ConfigError(f"--{what} are made of images, and --features has none: build of images")
+    if (out / "manifest.json").is_file() and not (out / what).is_dir():  # a kill came in between
+        words = [str(out), *(str(word) for option in choices.items() if option[1] is not None for word in option)]
+        raise ConfigError(
+            f"{out} has an index already, without {what}: `sop-index {what} {shlex.join(words)}` makes them"
+        )
 
 
 def _describe(manifest: IndexManifest) -> str:

@@ -1,4 +1,4 @@
-"""sop-index info: what an index is, every byte verified."""
+"""sop-index info: what an index is, every byte verified, with those of its tokens and parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FOLDER = NamedPath()
 @force_option
 @run_command
 def info_command(index: Path, json_file: Path | None, names_left_out: bool, force: bool) -> None:
-    """Verify every byte of an index and say what it is.
+    """Verify every byte of an index, with its tokens and parts, and say what it is.
 
     INDEX is the directory that sop-index build wrote.
 
@@ -43,7 +43,7 @@ def info_command(index: Path, json_file: Path | None, names_left_out: bool, forc
       sop-index info photos.index
       sop-index info photos.index --left-out
     """
-    from sop_faiss.index.beside import beside_bytes
+    from sop_faiss.index.beside import verify_beside
     from sop_faiss.index.left_out import REMOVED
     from sop_faiss.index.store import read_left_out, read_verified
 
@@ -63,7 +63,7 @@ def info_command(index: Path, json_file: Path | None, names_left_out: bool, forc
         "encoder_spec": manifest.encoder_spec,
         "preprocess": manifest.preprocess,
         "pooling": manifest.pooling,
-        "beside": beside_bytes(index),
+        "beside": verify_beside(index),
         "labeled": labeled,
         "class_names": manifest.class_names,
         "dropped": manifest.dropped,
@@ -99,7 +99,7 @@ def _info_text(index: Path, facts: dict[str, Any], removed: int) -> str:
         "preprocess": ", ".join(f"{name} {value}" for name, value in facts["preprocess"].items()),
         "alike": _alike_text(facts["search"].get("mean_cosine")),
         **({} if doubt is None else {"training": doubt}),
-        "beside": f"{', '.join(beside)}; not verified here" if beside else "no tokens, no parts",
+        "beside": f"{', '.join(beside)}, every byte verified" if beside else "no tokens, no parts",
         "labels": f"{facts['labeled']:,} of {facts['count']:,}" + (f", {len(names):,} class names" if names else ""),
         "images": f"{plain_path(facts['root'])}{moved}",
         "left out": ", ".join(

@@ -21,6 +21,8 @@ from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, s
 if TYPE_CHECKING:
     from sop_faiss.index.images import IndexImages
     from sop_faiss.index.rerank.settings import Rerank
+    from sop_faiss.index.search import FeatureIndex
+    from sop_faiss.verbs.finding.index_search import SearchOptions
     from sop_faiss.verbs.finding.search_result import SearchResult
 
 _FILE = NamedPath(allow_dash=True)
@@ -63,7 +65,8 @@ _FOLDER = NamedPath()
     default="all",
     show_default=True,
     metavar="all|sizes",
-    help="Compare every byte of the index with its checksum, or (sizes) of the vectors' file only the length.",
+    help="Compare every byte of the index with its checksum, or (sizes) of the vectors' file only the length; of tokens "
+    "always only the length (all by sop-index info).",
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write what was found as JSON; - is stdout.")
 @click.option(
@@ -139,9 +142,8 @@ def search_command(
     from sop_faiss.data.images.box import parse_box
     from sop_faiss.features.extract import ExtractionOptions
     from sop_faiss.index.images import index_images
-    from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
-    from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
+    from sop_faiss.verbs.finding.search_output import as_csv, write_search_csv, write_search_page
 
     check_outputs(
         {"--json": json_file, "--csv": csv_file, "--html": html_file, "--explain": explain},
@@ -159,11 +161,7 @@ def search_command(
     options = SearchOptions(
         *(k, threshold, images_root, extraction, where, table, unique, together, minus), rerank=rerank, box=part
     )
-    opened = FeatureIndex.open(index, verify=verify)
-    if verify == "sizes":
-        click.echo("the vectors' bytes were not verified, only their length", err=True)
-    if parts:
-        opened = opened.with_parts(verify=verify)
+    opened = _opened(index, verify, parts)
     with progress_reporter("embedding", "images") as progress:
         result = search_index(
             opened,
@@ -198,27 +196,7 @@ def search_command(
                 progress=progress,
             )
     if json_file is not None:
-        content: dict[str, Any] = {
-            "command": "sop-index search",
-            "index": str(index),
-            "encoder": opened.manifest.encoder,
-            "k": 10 if k is None and threshold is None else k,
-            "threshold": threshold,
-            **({} if box is None else {"box": box}),
-            **({"parts": True} if parts else {}),
-            **({} if rerank is None else {"rerank": rerank.to_dict()}),
-            "dropped": result.dropped,
-            "queries": as_records(result, places),
-        }
-        narrowed: dict[str, Any] = {
-            "where": where,
-            "table": str(table) if table else None,
-            "unique": unique,
-            "together": together or bool(minus),
-            "minus": list(minus),
-        }
-        content |= {name: value for name, value in narrowed.items() if value}
-        put_json(json_file, content)
+        put_json(json_file, _as_json(index, opened, options, box, result, places))
     if STDOUT not in (json_file, csv_file):
         click.echo(_found_text(result, places, by_label, threshold))
         say_written("JSON", json_file)
@@ -230,6 +208,48 @@ def search_command(
     say_written("image", explain)
     if result.dropped:
         click.echo(f"left out: {counted(result.dropped)}", err=True)
+
+
+def _opened(index: Path, verify: str, parts: bool) -> FeatureIndex:
+    from sop_faiss.index.search import FeatureIndex
+
+    opened = FeatureIndex.open(index, verify=verify)
+    if verify == "sizes":
+        click.echo("the vectors' bytes were not verified, only their length", err=True)
+    return opened.with_parts(verify=verify) if parts else opened
+
+
+def _as_json(
+    index: Path,
+    opened: FeatureIndex,
+    options: SearchOptions,
+    box: str | None,
+    result: SearchResult,
+    images: IndexImages,
+) -> dict[str, Any]:
+    """Say what was asked, as far as it was, and what was found."""
+    from sop_faiss.verbs.finding.search_output import as_records
+
+    content: dict[str, Any] = {
+        "command": "sop-index search",
+        "index": str(index),
+        "encoder": opened.manifest.encoder,
+        "k": 10 if options.k is None and options.threshold is None else options.k,
+        "threshold": options.threshold,
+        **({} if box is None else {"box": box}),
+        **({} if opened.part_boxes is None else {"parts": True}),
+        **({} if options.rerank is None else {"rerank": options.rerank.to_dict()}),
+        "dropped": result.dropped,
+        "queries": as_records(result, images),
+    }
+    narrowed: dict[str, Any] = {
+        "where": options.where,
+        "table": str(options.table) if options.table else None,
+        "unique": options.unique,
+        "together": options.together or bool(options.minus),
+        "minus": list(options.minus),
+    }
+    return content | {name: value for name, value in narrowed.items() if value}
 
 
 def _found_text(result: SearchResult, images: IndexImages, by_label: bool, threshold: float | None) -> str:

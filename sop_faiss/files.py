@@ -36,10 +36,22 @@ def refuse_occupied(out: Path) -> None:
     require_name(out)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
-    if os.path.lexists(out) and not out.is_dir():
-        raise SopError(f"output {out} {path_state(out)}, wanted a new or empty folder: choose another or remove it")
-    if not out.exists():
-        _require_place(out)
+    require_replaceable(out)
+
+
+def require_replaceable(directory: Path) -> None:
+    """Check before long work that a directory can be made, or replaced by renaming a complete one.
+
+    Raises:
+        SopError: it is something else (a link to nowhere, a file), has no name of its own, or it or the folder that it
+            is in cannot be written to.
+    """
+    require_name(directory)
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise SopError(f"output {directory} {path_state(directory)}, wanted a folder: choose another or remove it")
+    _require_place(directory)
+    if directory.is_dir():
+        _require_access(directory, directory)
 
 
 def require_name(path: Path) -> None:
@@ -93,9 +105,13 @@ def _require_place(path: Path) -> None:
     if not above.is_dir():
         what = path_state(above)
         raise SopError(f"output {path} cannot be written: {above} {what}, wanted a directory; name another place")
-    if not os.access(above, os.W_OK):
+    _require_access(path, above)
+
+
+def _require_access(path: Path, directory: Path) -> None:
+    if not os.access(directory, os.W_OK):
         raise SopError(
-            f"output {path} cannot be written: {above} is not writable; name another place, or ask its owner"
+            f"output {path} cannot be written: {directory} is not writable; name another place, or ask its owner"
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError, SopError
 from sop_faiss.index.resume_build import forget_training, trained_once
-from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.auto_factory import (
     choices,
     exact_similarities,
@@ -18,6 +18,7 @@ from sop_faiss.neighbors.disk.auto_factory import (
     tune_search,
 )
 from sop_faiss.neighbors.disk.factories import append
+from sop_faiss.neighbors.disk.from_factory import make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.exact import nearest_rows
 from tests.messages import assert_one_line
 from tests.oracle_neighbors import brute_force, unit_rows

@@ -401,11 +401,15 @@ def test_arguments_are_shown_as_the_command_has_them():
     @click.argument("index")
     @click.option("--json", "json_file")
     @click.option("--max-bad-fraction", "-m")
+    @click.option("--train-share", "--labels")
+    @click.option("-k")
     def command() -> None: ...
 
     with click.Context(command):
         assert with_options("give `json=FILE`, or `json_file`") == "give --json FILE, or --json"
         assert with_options("raise `max_bad_fraction=0.1`") == "raise --max-bad-fraction 0.1"
+        assert with_options("`train_share=1.01`: wanted 1 or less") == "--train-share/--labels 1.01: wanted 1 or less"
+        assert with_options("`k=0`") == "-k 0"
         assert with_options("`index` is empty") == "INDEX is empty"
         assert with_options("a `path`, or `output=DIR`") == "a `path`, or `output=DIR`"
     assert with_options("give `json=FILE`") == "give `json=FILE`"

@@ -164,7 +164,7 @@ def test_part_of_the_training_images(stores: tuple[Path, Path], tmp_path: Path) 
         assert "wanted k <=" in fails("--train", stores[0], "--test", stores[1], "-k", count + 1, *arguments)
     sets = ("--train", stores[0], "--test", stores[1], "-k", 3)
     assert "in one way" in fails(*sets, "--train-share", 0.5, "--images-per-class", 1)
-    assert "--train-share 0" in fails(*sets, "--train-share", 0)
+    assert "--train-share/--labels 0" in fails(*sets, "--labels", "0%")
     assert "or 1%" in run(*sets, "--labels", "half").stderr
     assert "lower it" in fails(*sets, "--images-per-class", 5)
     assert "cannot be read" in fails(*sets, "--train-list", tmp_path / "nowhere.txt")

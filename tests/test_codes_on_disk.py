@@ -11,12 +11,9 @@ import pytest
 
 from benchmarks.resident import resident
 from sop_faiss.errors import IndexMismatchError
-from sop_faiss.neighbors.disk.approximate_index import (
-    ApproximateIndex,
-    make_approximate_index,
-    read_approximate_index,
-)
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.codes_on_disk import codes_for_reranking
+from sop_faiss.neighbors.disk.from_factory import make_approximate_index, read_approximate_index
 from tests.oracle_neighbors import unit_rows
 
 FACTORY = "IVF4,RaBitQ,Refine(SQfp16)"

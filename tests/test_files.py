@@ -28,6 +28,7 @@ from sop_faiss.files import (
     refuse_foreign,
     refuse_occupied,
     remove_leftovers,
+    require_replaceable,
     require_writable,
     sha256_file,
     write_json,
@@ -169,6 +170,23 @@ def test_occupied_outputs_are_refused(tmp_path):
             refuse_occupied(out)
     with pytest.raises(SopError, match=r"file/deep/new .*/file is a file"):
         refuse_occupied(tmp_path / "file" / "deep" / "new")
+
+
+def test_a_directory_that_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    require_replaceable(tmp_path / "full")
+    require_replaceable(tmp_path / "new" / "deep")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for path, state in ((tmp_path / "link", "a link to nowhere"), (tmp_path / "full" / "file", "is a file")):
+        for refuse in (require_replaceable, refuse_occupied)[: 1 + path.is_symlink()]:
+            with pytest.raises(SopError, match=f"{state}.*, wanted a folder"):
+                refuse(path)
+    access = os.access
+    for locked in (tmp_path, tmp_path / "full"):
+        monkeypatch.setattr(os, "access", lambda path, mode, locked=locked: Path(path) != locked and access(path, mode))
+        with pytest.raises(SopError, match=f"full cannot be written: {locked} is not writable"):
+            require_replaceable(tmp_path / "full")
 
 
 def test_a_directory_is_named_from_outside(tmp_path, monkeypatch):

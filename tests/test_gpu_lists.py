@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sop_faiss.neighbors.disk import gpu_lists
-from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.disk.from_factory import make_approximate_index
 from sop_faiss.neighbors.selftest import count_faiss_gpus
 from tests.oracle_neighbors import unit_rows
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
+from sop_faiss.neighbors.disk.from_factory import make_approximate_index, read_approximate_index
 from sop_faiss.neighbors.disk.joined_lists import joins_on_disk, write_joined
 from tests.oracle_neighbors import unit_rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.index.images import index_images
 from sop_faiss.index.own_encoder import encoder_of_index
-from sop_faiss.index.parts import boxes_of_grids, write_parts
+from sop_faiss.index.part_source import boxes_of_grids
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.write_parts import write_parts
 from tests.encoders import tiny_config, write_run
 from tests.images import encode, make_image, write_folder
 from tests.messages import command_fails
@@ -133,7 +135,7 @@ def test_info_names_what_is_beside(built: Path) -> None:
     size = sum(file.stat().st_size for file in (built / "index" / "parts").iterdir())
     facts = json.loads(invoke("info", built / "index", "--json", "-"))
     assert facts["beside"] == {"parts": size}
-    assert f"parts {size / 1e6:,.1f} MB" in invoke("info", built / "index")
+    assert f"parts {size / 1e6:,.1f} MB, every byte verified" in invoke("info", built / "index")
 
 
 def test_changes_keep_parts_and_only_new_images_are_encoded(place: Path) -> None:
@@ -188,6 +190,32 @@ def test_an_image_that_changed_since_the_build_is_refused_until_the_index_follow
     FeatureIndex.open(place / "index").with_parts()
 
 
+def test_a_place_that_cannot_be_written_is_found_before_the_work(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mode of a folder does not stop root, so the system's answer is made."""
+    shutil.rmtree(place / "index" / "parts")
+    for module, encodes in (("write_parts", "extract_features"), ("rerank.token_store", "learn_tokenizer")):
+        monkeypatch.setattr(f"sop_faiss.index.{module}.{encodes}", None)
+    for what in ("parts", "tokens"):
+        (place / "index" / what).symlink_to(tmp_path / "unplugged")
+        said = command_fails(main, what, place / "index")
+        assert f"index/{what} does not exist (a link to nowhere), wanted a folder" in said
+        (place / "index" / what).unlink()
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: (mode, Path(path)) != (os.W_OK, place / "index") and access(path, mode)
+    )
+    for what in ("parts", "tokens"):
+        assert f"{place / 'index'} is not writable" in command_fails(main, what, place / "index")
+    (place / "more").mkdir()
+    shutil.copyfile(place / "photos" / "0001.jpg", place / "more" / "new.jpg")
+    monkeypatch.setattr("sop_faiss.verbs.finding.index_build.extract_features", None)
+    monkeypatch.setattr("sop_faiss.verbs.finding.index_sync.extract_features", None)
+    for words in (("add", place / "index", place / "more"), ("sync", place / "index", place / "more", "--force")):
+        assert f"{place / 'index'} is not writable" in command_fails(main, *words)
+
+
 def test_another_grid_or_kind_makes_all_again(place: Path) -> None:
     assert f"parts of {COUNT} images made" in invoke("parts", place / "index", "--part-grid", 2)
     assert len(FeatureIndex.open(place / "index" / "parts")) == 4 * COUNT
@@ -227,6 +255,7 @@ def test_damage_is_one_line_and_does_not_stop_a_change(place: Path) -> None:
             (folder / name).write_bytes(damaged)
             assert "sop-index parts" in command_fails(main, "search", place / "index", query, "--parts")
             assert "sop-index parts" in command_fails(main, "parts", place / "index")
+            assert "sop-index parts" in command_fails(main, "info", place / "index")
         (folder / name).write_bytes(content)
     (folder / "ids.parquet").unlink()
     invoke("remove", place / "index", "0002")

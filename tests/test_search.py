@@ -24,8 +24,9 @@ from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatch
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_images, parse_bytes
+from sop_faiss.index.closest_key import closest_key
 from sop_faiss.index.images import index_images
-from sop_faiss.index.search import FeatureIndex, closest_key
+from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.preprocess import Preprocess
 from tests.encoders import write_run

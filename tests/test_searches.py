@@ -20,11 +20,11 @@ from sop_faiss.errors import DataError
 from sop_faiss.index.find import find, find_others
 from sop_faiss.index.images import index_images
 from sop_faiss.index.narrowed import Narrowing, combined_query
-from sop_faiss.index.parts import write_parts
 from sop_faiss.index.rerank.reranker import open_reranker
 from sop_faiss.index.rerank.settings import Rerank, TokenSettings
 from sop_faiss.index.rerank.token_store import write_tokens
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.write_parts import write_parts
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.serve.app import create_app

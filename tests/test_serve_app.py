@@ -25,10 +25,10 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.change import remove_from_index
 from sop_faiss.index.images import index_images
-from sop_faiss.index.parts import write_parts
 from sop_faiss.index.rerank.settings import TokenSettings
 from sop_faiss.index.rerank.token_store import write_tokens
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.write_parts import write_parts
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.serve import work_queue

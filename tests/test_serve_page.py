@@ -16,10 +16,10 @@ from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
 from sop_faiss.index.change import remove_from_index
 from sop_faiss.index.images import index_images
-from sop_faiss.index.parts import write_parts
 from sop_faiss.index.rerank.settings import TokenSettings
 from sop_faiss.index.rerank.token_store import write_tokens
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.write_parts import write_parts
 from sop_faiss.model.encoders.load import load_encoder
 from tests.browser import open_browser
 from tests.images import write_folder
@@ -218,9 +218,8 @@ def test_an_index_without_labels_that_changes(place: Path, tmp_path: Path) -> No
         assert page.locator("#label-key").is_hidden() and page.locator("#label-field").is_hidden()
         names = page.locator("#hits .name")
         assert sorted(names.all_text_contents()) == sorted(store.keys)
-        ends = names.locator(":scope > :last-child")
-        right = "end.getBoundingClientRect().right <= end.parentElement.getBoundingClientRect().right + 1"
-        assert ends.evaluate_all(f"ends => ends.every(end => {right})")  # the end is what is seen
+        fits = "name.scrollWidth <= name.clientWidth && name.scrollHeight <= name.clientHeight"
+        assert names.evaluate_all(f"names => names.every(name => {fits})")  # all of each is seen
         gone = shown(page)[1]
         remove_from_index(tmp_path / "index", [gone])
         page.locator("#hits a").first.click()

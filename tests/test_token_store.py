@@ -106,6 +106,17 @@ def test_an_image_with_another_content_needs_new_tokens(place: Path) -> None:
     invoke("sync", place / "index", place / "photos")
     index, store = open_store(place)
     assert [index.ids.keys[row] for row in np.flatnonzero(store.places < 0)] == ["0002"]
+    with pytest.raises(IndexMismatchError, match=r"1 of 8 .*'0002'; there are tokens of 1 with another content"):
+        store.require_complete(index)
+
+
+def test_tokens_of_another_size_are_named(place: Path) -> None:
+    invoke("build", place / "photos", "--model", place / "run", "--size", 48, "--out", place / "larger")
+    shutil.copytree(place / "index" / "tokens", place / "larger" / "tokens")
+    query = place / "photos" / "0003.jpg"
+    for words in (("tokens", place / "larger"), ("search", place / "larger", query, "--rerank", "local")):
+        said = command_fails(main, *words)
+        assert "tokens of another preprocessing" in said and "instead of 48" in said and "sop-index tokens" in said
 
 
 def test_search_orders_the_first_by_their_tokens(built: Path) -> None:
@@ -145,6 +156,11 @@ def test_damage_is_one_line(place: Path) -> None:
             with pytest.raises(IndexMismatchError, match="tokens"):
                 open_store(place)
         (folder / name).write_bytes(content)
+    (folder / "tokens.f16").write_bytes(whole["tokens.f16"][:-1] + bytes([whole["tokens.f16"][-1] ^ 1]))
+    open_store(place)
+    assert "tokens.f16 was changed" in command_fails(main, "info", place / "index")
+    (folder / "tokens.f16").write_bytes(whole["tokens.f16"])
+    assert "tokens 0.0 MB, every byte verified" in invoke("info", place / "index")
     nan = np.full(len(whole["tokens.f16"]) // 2, np.nan, np.float16)
     (folder / "tokens.f16").write_bytes(nan.tobytes())
     with pytest.raises(IndexMismatchError, match=r"tokens\.f16 is damaged"):
@@ -152,10 +168,23 @@ def test_damage_is_one_line(place: Path) -> None:
     good = json.loads(whole["manifest.json"])
     wrong_settings = ({"size": "big"}, {"size": -5}, {"size": True}, {"most": 3.5}, {"most": 0})
     wrong_values = [good | {"settings": good["settings"] | each} for each in wrong_settings]
-    for wrong in ({}, [], {"format": "sop_faiss.tokens", "format_version": 2}, *wrong_values):
+    lacking = [{name: each for name, each in good.items() if name != left_out} for left_out in good]
+    for wrong in ({}, [], {"format": "sop_faiss.tokens", "format_version": 2}, *wrong_values, *lacking):
         (folder / "manifest.json").write_text(json.dumps(wrong))
         with pytest.raises(IndexMismatchError):
             open_store(place)
+
+
+def test_what_is_kept_is_verified_before_it_gets_a_new_checksum(place: Path) -> None:
+    write_folder(place / "more", classes=0, per_class=1, seed=5)
+    (place / "more" / "0000.jpg").rename(place / "more" / "more.jpg")
+    invoke("add", place / "index", place / "more")
+    content = place / "index" / "tokens" / "tokens.f16"
+    whole = content.read_bytes()
+    content.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert "tokens.f16 was changed" in command_fails(main, "tokens", place / "index")
+    content.write_bytes(whole)
+    assert "tokens of 1 images made" in invoke("tokens", place / "index")
 
 
 def test_a_pipe_in_place_of_the_manifest_is_not_waited_for(place: Path) -> None:

@@ -29,7 +29,7 @@ from safetensors.numpy import load, save
 
 from sop_faiss import distributed
 from sop_faiss.errors import FeatureError, SopError
-from sop_faiss.files import read_json, require_name, write_file, write_json
+from sop_faiss.files import read_json, require_replaceable, write_file, write_json
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
 from sop_faiss.paths import path_state
@@ -174,9 +174,9 @@ def kept_until_whole(encoder: Encoder, out: Path) -> Iterator[None]:
         out: what is made; once that has worked, the features are removed.
 
     Raises:
-        SopError: `out` is `.` or `..`.
+        SopError: `out` is `.` or `..`, or cannot be written.
     """
-    require_name(out)
+    require_replaceable(out)
     unfinished = _unfinished(out) if encoder.cache is None else None
     if unfinished is not None:
         if os.path.lexists(unfinished) and not unfinished.is_dir():

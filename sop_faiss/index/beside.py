@@ -3,24 +3,55 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
+from sop_faiss.errors import IndexMismatchError, SopError
 from sop_faiss.index.rerank import token_files
-from sop_faiss.index.store import MANIFEST_FILE
+from sop_faiss.index.store import MANIFEST_FILE, IdTable, IndexManifest, read_verified
 
 PARTS = "parts"
 """The folder of the parts of images, which is an index of them: see `parts`."""
 _FOLDERS = (token_files.FOLDER, PARTS)
 
 
-def beside_bytes(directory: Path) -> dict[str, int]:
-    """Return the folders beside an index's vectors that are there, and how many bytes the files of each have."""
+def verify_beside(directory: Path) -> dict[str, int]:
+    """Compare every byte of what is beside an index's vectors with its checksum; needs neither torch nor FAISS.
+
+    Returns:
+        The folders that are there, and how many bytes the files of each have.
+
+    Raises:
+        IndexMismatchError: one of them is damaged.
+    """
+    if token_files.has_tokens(directory):
+        token_files.read_manifest(directory, every_byte=True)
+    if (directory / PARTS).is_dir():
+        read_parts(directory)
     return {
         name: sum(file.stat().st_size for file in (directory / name).iterdir() if file.is_file())
         for name in _FOLDERS
         if (directory / name).is_dir()
     }
+
+
+def read_parts(directory: Path, *, vectors: bool = True) -> tuple[IndexManifest, IdTable]:
+    """Read the parts of an index as `read_verified` does.
+
+    Raises:
+        IndexMismatchError: they are damaged.
+    """
+    try:
+        return read_verified(directory / PARTS, vectors=vectors)
+    except SopError as error:
+        remedy = f"or remove {directory / PARTS}, and {how_to_make_parts(directory)}"
+        raise IndexMismatchError(f"{error}; {remedy}") from None
+
+
+def how_to_make_parts(directory: Path) -> str:
+    """Return the remedy where parts are missing."""
+    return f"make them with `sop-index parts {shlex.quote(str(directory))}`"
 
 
 def beside_state(directory: Path) -> tuple[tuple[int, ...] | None, ...]:

@@ -17,11 +17,11 @@ from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
 from sop_faiss.index.beside import carry_beside
 from sop_faiss.index.build import store_as_index
+from sop_faiss.index.closest_key import closest_key
 from sop_faiss.index.contents import IndexContents, join_contents
 from sop_faiss.index.folder_changes import FolderChanges
 from sop_faiss.index.images import IndexImages
 from sop_faiss.index.left_out import REMOVED, LeftOut, count_unusable, dropped_images
-from sop_faiss.index.search import closest_key
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.remembered import without_relative_places
 from sop_faiss.neighbors.disk.factories import append

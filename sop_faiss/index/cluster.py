@@ -35,9 +35,10 @@ from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
 from sop_faiss.index.left_out import dropped_images
 from sop_faiss.index.row_plan import RECALL_K, RowPlan, plan_rows
 from sop_faiss.index.store import IdTable, IndexManifest, write_index
-from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.auto_factory import near_by_table
 from sop_faiss.neighbors.disk.factories import VectorIndex, empty_index
+from sop_faiss.neighbors.disk.from_factory import read_approximate_index
 from sop_faiss.progress import ProgressCallback
 
 _log = logging.getLogger(__name__)

@@ -21,8 +21,9 @@ from jaxtyping import Float32, Int64
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import atomic_directory
 from sop_faiss.index.resume_build import read_made, write_made
-from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, read_approximate_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.factories import VectorIndex, append, empty_index, read_index
+from sop_faiss.neighbors.disk.from_factory import read_approximate_index
 from sop_faiss.neighbors.disk.joined_lists import joins_on_disk, write_joined
 from sop_faiss.neighbors.exact import NearestRows, in_fixed_order, nearest_rows
 

@@ -17,8 +17,8 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.features.file_states import FileStates
 from sop_faiss.index.encoder_doubts import random_pairs_cosine
 from sop_faiss.index.left_out import LeftOut
-from sop_faiss.index.search import read_vectors
 from sop_faiss.index.store import IdTable, IndexManifest, read_left_out, read_states, read_verified, write_index
+from sop_faiss.index.vectors import read_vectors
 from sop_faiss.neighbors.disk.factories import VectorIndex
 
 
@@ -35,7 +35,11 @@ class IndexContents:
     @classmethod
     def read(cls, directory: Path) -> IndexContents:
         """Read an index, every byte verified."""
-        manifest, ids = read_verified(directory)
+        return cls.read_rest(directory, *read_verified(directory))
+
+    @classmethod
+    def read_rest(cls, directory: Path, manifest: IndexManifest, ids: IdTable) -> IndexContents:
+        """Read an index of which `read_verified` has returned these."""
         vectors = read_vectors(directory, manifest, mapped=False)
         return cls(manifest, ids, vectors, read_states(directory, manifest), read_left_out(directory, manifest))
 

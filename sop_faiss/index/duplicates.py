@@ -12,8 +12,9 @@ from jaxtyping import Float32, Int64
 from sop_faiss.data.images.near_duplicates import join_groups
 from sop_faiss.index.images import index_images
 from sop_faiss.index.same_files import ImageFiles
-from sop_faiss.index.search import FeatureIndex, require_cosine
+from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import read_states
+from sop_faiss.neighbors.exact import require_cosine
 from sop_faiss.progress import ProgressCallback
 
 _log = logging.getLogger(__name__)

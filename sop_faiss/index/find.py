@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float32
 
+from sop_faiss.index.found import Neighbors
 from sop_faiss.index.narrowed import Narrowing, reaching, search_narrowed, without
 from sop_faiss.index.rerank.reranker import Reranker
-from sop_faiss.index.search import FeatureIndex, Neighbors
+from sop_faiss.index.search import FeatureIndex
 
 Line = tuple[Neighbors, list[list[int]] | None]
 """One line of neighbors, and the rows that are folded into each; None where none were looked for."""

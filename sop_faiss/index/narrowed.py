@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.index.search import FeatureIndex, Neighbors, require_cosine
+from sop_faiss.index.found import Neighbors
+from sop_faiss.index.search import FeatureIndex
+from sop_faiss.neighbors.exact import require_cosine
 
 _log = logging.getLogger(__name__)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +14,16 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, FeatureError, IndexMismatchError
 from sop_faiss.features.feature_space import EncoderLike, FeatureSpace
+from sop_faiss.index.closest_key import closest_key
 from sop_faiss.index.encoder_doubts import log_if_alike, random_pairs_cosine
+from sop_faiss.index.found import Neighbors
 from sop_faiss.index.packed_texts import RowsOfTexts
-from sop_faiss.index.store import INDEX_FILE, IdTable, IndexManifest, read_verified
+from sop_faiss.index.store import IdTable, IndexManifest, read_verified
+from sop_faiss.index.vectors import read_vectors
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
-from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, read_index
+from sop_faiss.neighbors.disk.factories import VectorIndex
 from sop_faiss.neighbors.disk.with_parts import NearestParts, VectorsWithParts
-from sop_faiss.neighbors.exact import NearestRows, require_k
+from sop_faiss.neighbors.exact import NearestRows, require_cosine, require_k
 from sop_faiss.unit_rows import require_unit_rows
 
 if TYPE_CHECKING:
@@ -30,48 +31,6 @@ if TYPE_CHECKING:
     from sop_faiss.model.encoders.image_input import ImageInput
 
 _log = logging.getLogger(__name__)
-_NUMBER = re.compile(r"\d+")
-
-
-@dataclass(frozen=True)
-class Neighbors:
-    """The k nearest rows of each query, nearest first; equal similarities by rising row."""
-
-    similarities: Float32[np.ndarray, "q k"]
-    """Cosines."""
-    rows: Int64[np.ndarray, "q k"]
-    """Rows of the index; never -1."""
-    keys: list[list[str]]
-    """Names of those images."""
-    labels: Int64[np.ndarray, "q k"] | None
-    """Their classes, -1 for an image without; None if the index has no labels."""
-    boxes: Float32[np.ndarray, "q k 4"] | None = None
-    """The part of each image that is as similar: left, top, right, bottom in shares of its sides, 0, 0, 1, 1 for all of
-    it; None where parts were not searched."""
-
-    def lines(self) -> list[Neighbors]:
-        """Return the neighbors of each query alone."""
-        return [
-            Neighbors(
-                self.similarities[number : number + 1],
-                self.rows[number : number + 1],
-                [keys],
-                None if self.labels is None else self.labels[number : number + 1],
-                None if self.boxes is None else self.boxes[number : number + 1],
-            )
-            for number, keys in enumerate(self.keys)
-        ]
-
-    def of(self, places: Sequence[int] | slice) -> Neighbors:
-        """Return some neighbors of one query, by their places in its line, in the order given."""
-        chosen = np.arange(self.rows.shape[1])[places if isinstance(places, slice) else np.asarray(places, np.int64)]
-        return Neighbors(
-            self.similarities[:, chosen],
-            self.rows[:, chosen],
-            [[self.keys[0][place] for place in chosen.tolist()]],
-            None if self.labels is None else self.labels[:, chosen],
-            None if self.boxes is None else self.boxes[:, chosen],
-        )
 
 
 class FeatureIndex:
@@ -349,49 +308,3 @@ class FeatureIndex:
             if isinstance(found, NearestParts) and self.part_boxes is not None
             else None,
         )
-
-
-def require_cosine(value: float, name: str) -> None:
-    """Refuse a threshold of similarity that is not a cosine; `name` is for the message.
-
-    Raises:
-        ConfigError: it is out of range.
-    """
-    if not -1 <= value <= 1:
-        raise ConfigError(f"{name} = {value}: wanted a cosine similarity from -1 to 1")
-
-
-def closest_key(key: str, keys: Sequence[str]) -> str:
-    """Suggest a key as `; did you mean 'x'?`, or return an empty string.
-
-    A key with another number is another image, and not suggested: photos are numbered.
-    """
-    import difflib
-
-    longer = [each for each in keys if each.endswith(f"/{key}")]  # the same name, which has its folder now
-    if len(longer) == 1:
-        return f"; did you mean {longer[0]!r}?"
-    numbers = _NUMBER.findall(key)
-    alike = [each for each in keys[:100_000] if _NUMBER.findall(each) == numbers]
-    near = difflib.get_close_matches(key, alike, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def read_vectors(directory: Path, manifest: IndexManifest, *, mapped: bool = True) -> VectorIndex:
-    """Read the vectors of a verified index directory; searches use the setting in its manifest.
-
-    Args:
-        directory: of the index.
-        manifest: read from it.
-        mapped: leave the vectors in the file until they are looked at; such an index cannot be changed.
-
-    Raises:
-        IndexMismatchError: the vectors are not what the manifest says.
-    """
-    if manifest.metric != METRIC:
-        raise IndexMismatchError(f"{directory} has metric {manifest.metric!r}, wanted {METRIC!r}")
-    file, search_setting = directory / INDEX_FILE, manifest.search.get("effort")
-    vectors = read_index(file, manifest.factory, manifest.dimension, manifest.count, mapped=mapped)
-    if isinstance(vectors, ApproximateIndex) and search_setting is not None:
-        vectors.search_setting = int(search_setting)
-    return vectors

@@ -73,3 +73,13 @@ def nearest_rows(queries: Float32[np.ndarray, "q d"], gallery: Float32[np.ndarra
             rows[query] = reached[np.argsort(-to_all[reached], kind="stable")[:k]]
             similarities[query] = to_all[rows[query]]
     return NearestRows(similarities, rows)
+
+
+def require_cosine(value: float, name: str) -> None:
+    """Refuse a threshold of similarity that is not a cosine; `name` is for the message.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    if not -1 <= value <= 1:
+        raise ConfigError(f"{name} = {value}: wanted a cosine similarity from -1 to 1")

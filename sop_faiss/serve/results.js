@@ -49,17 +49,10 @@ function card(image, wantedLabel) {
     tile.append(similarity);
   }
   if (image.label) tile.append(element("div", "label", image.label));
-  tile.append(nameOf(image.key));
+  tile.append(element("div", "name", image.key)); // complete: two names may differ anywhere
   if (image.folded_count) tile.append(element("div", "name", `+ ${image.folded_count.toLocaleString("en")} alike`));
   item.append(tile, link);
   return item;
-}
-
-// A name that is too long loses its middle: names often differ at the end.
-function nameOf(key) {
-  const name = element("div", "name");
-  name.append(element("bdi", "", key.slice(0, -10)), element("bdi", "", key.slice(-10)));
-  return name;
 }
 
 const shownImages = new WeakMap(); // tile -> what the server said of its image

@@ -10,10 +10,11 @@ from jaxtyping import Float32
 
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.errors import ConfigError
+from sop_faiss.index.found import Neighbors
 from sop_faiss.index.rerank.order import order_by_features, order_by_tokens
 from sop_faiss.index.rerank.settings import Rerank
 from sop_faiss.index.rerank.token_store import TokenStore
-from sop_faiss.index.search import FeatureIndex, Neighbors
+from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,24 +11,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int64, UInt8
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from sop_faiss.errors import ConfigError, IndexMismatchError, SopError
-from sop_faiss.files import atomic_directory, locked_directory, read_json, sha256_file, write_json
+from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.features.feature_space import FeatureSpace
+from sop_faiss.files import atomic_directory, locked_directory, require_replaceable, sha256_file, write_json
 from sop_faiss.index.images import IndexImages
 from sop_faiss.index.rerank.settings import TokenSettings
 from sop_faiss.index.rerank.token_codes import TokenCodes
-from sop_faiss.index.rerank.token_files import CODES, FOLDER, IMAGES, MANIFEST, TOKENS, WHITENING, has_tokens
+from sop_faiss.index.rerank.token_files import (
+    FOLDER,
+    FORMAT,
+    IMAGES,
+    MANIFEST,
+    WHITENING,
+    content_file,
+    damage_named,
+    has_tokens,
+    how_to_make,
+    read_manifest,
+)
 from sop_faiss.index.rerank.tokens import Tokenizer, TokenWhitening, learn_tokenizer, token_preprocess
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import read_states
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.product_codes import ProductCodes
-from sop_faiss.paths import path_state
 from sop_faiss.progress import Stage, silent_stage
-
-_FORMAT = {"format": "sop_faiss.tokens", "format_version": 1}
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, index: FeatureIndex) -> TokenStore:
-        """Open the tokens of an index. Bytes of the tokens are not verified, only their number.
+        """Open the tokens of an index; they stay in their file. Their bytes are not verified, only their number.
 
         Raises:
             ConfigError: there are none.
@@ -60,21 +67,9 @@ class TokenStore:
         """
         directory = index.directory / FOLDER
         if not directory.is_dir():
-            raise ConfigError(f"{index.directory} has no tokens: {_make(index.directory)}")
-        try:
-            if not (directory / MANIFEST).is_file():
-                raise ValueError(f"{MANIFEST} {path_state(directory / MANIFEST)}")
-            manifest = read_json(directory / MANIFEST)
-            if {name: manifest[name] for name in _FORMAT} != _FORMAT:
-                raise ValueError("of another format")
-            settings = TokenSettings(**manifest["settings"])
-            content = _content(settings)
-            for name in (content, IMAGES, WHITENING):
-                path, wanted = directory / name, manifest["files"][name]
-                if path.stat().st_size != wanted["bytes"] or (
-                    name != content and sha256_file(path) != wanted["sha256"]
-                ):
-                    raise ValueError(f"{name} was changed")
+            raise ConfigError(f"{index.directory} has no tokens: {how_to_make(index.directory)}")
+        manifest, settings = read_manifest(index.directory)
+        with damage_named(index.directory):
             table = pq.read_table(directory / IMAGES)
             keys, digests = (table[name].to_pylist() for name in ("key", "sha256"))
             starts, counts = (table[name].to_numpy().astype(np.int64) for name in ("start", "count"))
@@ -84,17 +79,14 @@ class TokenStore:
             if (0 if quantizer is None else len(quantizer.centroids)) != settings.code_bytes:
                 raise ValueError(f"codes are not {settings.codes}")
             codes = TokenCodes(whitening.matrix.shape[1], quantizer)
-            data = np.asarray(np.memmap(directory / content, np.uint8, "r")).reshape(-1, codes.token_bytes)
+            mapped = np.memmap(directory / content_file(settings), np.uint8, "r")
+            data = np.asarray(mapped).reshape(-1, codes.token_bytes)
             if len(counts) and (min(starts.min(), counts.min() - 1) < 0 or (starts + counts).max() > len(data)):
                 raise ValueError("images have more tokens than there are")
-        except (SopError, KeyError, TypeError, ValueError, OSError, SafetensorError, pa.ArrowException) as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise IndexMismatchError(
-                f"{directory} is damaged ({reason}): remove it, and {_make(index.directory)}"
-            ) from None
         if manifest["encoder"] != index.manifest.encoder["fingerprint"]:
             raise IndexMismatchError(
-                f"{directory} has tokens of another encoder than the index: remove it, and {_make(index.directory)}"
+                f"{directory} has tokens of another encoder than the index: remove it, and "
+                f"{how_to_make(index.directory)}"
             )
         by_key = {key: place for place, key in enumerate(keys)}
         places = np.array([by_key.get(key, -1) for key in index.ids.keys], np.int64)
@@ -112,10 +104,12 @@ class TokenStore:
         """
         missing = np.flatnonzero(self.places < 0)
         if len(missing):
-            first = index.ids.keys[missing[0]]
+            keys, known = [index.ids.keys[row] for row in missing.tolist()], set(self.keys)
+            changed = sum(key in known for key in keys)
+            of_others = f"; there are tokens of {changed:,} with another content" if changed else ""
             raise IndexMismatchError(
-                f"{len(missing):,} of {len(index):,} images of {index.directory} have no tokens (first {first!r}): "
-                f"{_make(index.directory)}"
+                f"{len(missing):,} of {len(index):,} images of {index.directory} have no tokens (first {keys[0]!r}"
+                f"{of_others}): {how_to_make(index.directory)}"
             )
 
     def of(self, rows: Sequence[int]) -> list[np.ndarray]:
@@ -130,8 +124,8 @@ class TokenStore:
         packed = self._packed(places)
         if not self.codes.are_finite(packed):
             raise IndexMismatchError(
-                f"{self.directory / _content(self.settings)} is damaged: remove {self.directory}, and "
-                f"{_make(self.directory.parent)}"
+                f"{self.directory / content_file(self.settings)} is damaged: remove {self.directory}, and "
+                f"{how_to_make(self.directory.parent)}"
             )
         return np.split(self.codes.tokens(packed), np.cumsum(self.counts[places])[:-1])
 
@@ -147,10 +141,13 @@ class TokenStore:
             IndexMismatchError: the encoder is another one, or prepares images in another way.
         """
         preprocess = token_preprocess(encoder, self.settings)
-        if encoder.fingerprint != self.manifest["encoder"] or preprocess.to_dict() != self.manifest["preprocess"]:
+        own = FeatureSpace(self.manifest["encoder"], self.manifest["preprocess"], "tokens", 0)
+        difference = FeatureSpace(encoder.fingerprint, preprocess.to_dict(), "tokens", 0).difference(own)
+        if difference is not None:
+            of_encoder = "" if difference.what == "encoder" else "that of "
             raise IndexMismatchError(
-                f"{self.directory} has tokens of another encoder than {encoder.name}: remove it, and "
-                f"{_make(self.directory.parent)}"
+                f"{self.directory} has tokens of another {difference.what} than {of_encoder}{encoder.name} "
+                f"({difference.values}): remove it, and {how_to_make(self.directory.parent)}"
             )
         return Tokenizer(encoder, preprocess, self.whitening, self.settings.most, self.codes)
 
@@ -176,9 +173,10 @@ def write_tokens(
 
     Raises:
         DataError: an image is missing, cannot be read, or has changed since it was indexed.
-        SopError: as `learn_tokenizer`, or another process is changing the index.
+        SopError: as `learn_tokenizer`, another process is changing the index, or its directory cannot be written.
     """
     index.check_encoder(encoder)
+    require_replaceable(index.directory / FOLDER)
     old = TokenStore.open(index) if has_tokens(index.directory) else None
     settings = settings or (TokenSettings() if old is None else old.settings)
     if old is not None and old.settings != settings:
@@ -192,6 +190,8 @@ def write_tokens(
     missing = list(range(len(index))) if old is None else np.flatnonzero(old.places < 0).tolist()
     if not missing:
         return 0
+    if old is not None:
+        read_manifest(index.directory, every_byte=True)  # else what is damaged would get a new checksum
     digests: dict[int, str] = {}
     known = read_states(index.directory, index.manifest).digests
 
@@ -203,7 +203,7 @@ def write_tokens(
     with locked_directory(index.directory), atomic_directory(index.directory / FOLDER, overwrite=True) as folder:
         lines: list[tuple[str, str, int, int]] = []
         done = 0
-        with (folder / _content(settings)).open("wb") as stream:
+        with (folder / content_file(settings)).open("wb") as stream:
             for row in [] if old is None else np.flatnonzero(old.places >= 0).tolist():
                 assert old is not None
                 packed = old._packed(old.places[row : row + 1])
@@ -230,19 +230,11 @@ def _finish(
     if tokenizer.codes.quantizer is not None:
         whitening["centroids"] = tokenizer.codes.quantizer.centroids
     save_file(whitening, folder / WHITENING)
-    paths = [folder / name for name in (_content(settings), IMAGES, WHITENING)]
-    manifest = _FORMAT | {
+    paths = [folder / name for name in (content_file(settings), IMAGES, WHITENING)]
+    manifest = FORMAT | {
         "encoder": tokenizer.encoder.fingerprint,
         "preprocess": tokenizer.preprocess.to_dict(),
         "settings": asdict(settings),
         "files": {path.name: {"sha256": sha256_file(path), "bytes": path.stat().st_size} for path in paths},
     }
     write_json(folder / MANIFEST, manifest)
-
-
-def _content(settings: TokenSettings) -> str:
-    return CODES if settings.code_bytes else TOKENS
-
-
-def _make(index: Path) -> str:
-    return f"make them with `sop-index tokens {shlex.quote(str(index))}`"

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex, make_approximate_index, read_approximate_index
+from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.flat_index import FlatIndex, make_flat_index, read_flat_index
+from sop_faiss.neighbors.disk.from_factory import make_approximate_index, read_approximate_index
 
 FLAT = "Flat"
 METRIC = "inner_product"

@@ -9,8 +9,8 @@ from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.index.build import IndexOptions
 from sop_faiss.index.images import index_images
 from sop_faiss.index.own_encoder import encoder_of_index
-from sop_faiss.index.parts import write_parts
 from sop_faiss.index.search import FeatureIndex
+from sop_faiss.index.write_parts import write_parts
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import Stage, silent_stage
 

@@ -22,10 +22,11 @@ from sop_faiss.index.narrowed import Narrowing, combined_query, without
 from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.rerank.reranker import open_reranker
 from sop_faiss.index.rerank.settings import Rerank
-from sop_faiss.index.search import FeatureIndex, require_cosine
+from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.neighbors.exact import require_cosine
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.finding.as_one import as_one, name_of_all, refuse_minus
 from sop_faiss.verbs.finding.query_box import boxed
