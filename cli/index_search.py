@@ -65,8 +65,8 @@ _FOLDER = NamedPath()
     default="all",
     show_default=True,
     metavar="all|sizes",
-    help="Compare every byte of the index with its checksum, or (sizes) of the vectors' file only the length; of tokens "
-    "always only the length (all by sop-index info).",
+    help="Compare every byte of the index with its checksum, or (sizes) of the vectors' file only the length; of "
+    "tokens always only the length (all by sop-index info).",
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write what was found as JSON; - is stdout.")
 @click.option(
