@@ -113,9 +113,9 @@ def main(
 
     \b
     Examples:
-      sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/scratch
-      sop-train photos_demo data.train=shards/ train.epochs=30 --dry-run
-      sop-train photos_demo data.train=shards/ train.epochs=30 --output runs/scratch --resume
+      sop-train imagenette_resnet_small data.train=shards/ evaluate.every_steps=400 --output runs/scratch
+      sop-train imagenette_resnet_small data.train=shards/ evaluate.every_steps=400 --dry-run
+      sop-train imagenette_resnet_small data.train=shards/ evaluate.every_steps=400 --output runs/scratch --resume
       sop-train --explain sop.cls.num_anchors
       sop-train continue_conv data.train=shards/ model.init=lite0 --output runs/mine
       sop-train continue_conv data.train=shards/ model.init=timm:resnet50 --weights resnet50.pth --output runs/mine

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-import sop_faiss.index.search as search_module
+from sop_faiss.index import vectors as vectors_module
 from sop_faiss.errors import IndexMismatchError
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
@@ -119,7 +119,7 @@ class Bench:
 
 
 read_calls = [0]
-_read_index = search_module.read_index
+_read_index = vectors_module.read_index
 
 
 def counting_read(*args: object, **kwargs: object) -> object:
@@ -129,12 +129,12 @@ def counting_read(*args: object, **kwargs: object) -> object:
 
 def run_cases(folder: Path, place: Path, first: int, last: int) -> dict[str, int]:
     """Cases first to last - 1; raises AssertionError at the first that is silently wrong."""
-    search_module.read_index = counting_read
+    vectors_module.read_index = counting_read
     try:
         bench = Bench(folder, place)
         return dict(collections.Counter(bench.case(seed) for seed in range(first, last)))
     finally:
-        search_module.read_index = _read_index
+        vectors_module.read_index = _read_index
 
 
 def main() -> None:

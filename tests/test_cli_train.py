@@ -53,7 +53,7 @@ def test_help_explains_itself():
         assert f"{name} {config_summary(path)}" in words
     assert "required unless --dry-run" in words
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    command = next(line.strip() for line in result.stdout.splitlines() if "sop-train photos_demo" in line)
+    command = next(line.strip() for line in result.stdout.splitlines() if "sop-train imagenette_resnet_small" in line)
     assert command in readme and f"{command.partition(' --output')[0]} --dry-run" in words
 
 
