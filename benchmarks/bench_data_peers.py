@@ -13,8 +13,8 @@ reads files, energon prepares a copy of the tar files. What is compared:
 
 Views are made by this project's function everywhere, so that only the loaders differ. Each measurement is a process of
 its own; the rounds alternate. Processor time is that of the process and its workers; the time to the first batch begins
-before the loader is made. Importing is not in the images per second. Peak memory is measured in an epoch of its own: the
-most that the process and its workers together hold after a batch, pages that they share counted once.
+before the loader is made. Importing is not in the images per second. Peak memory is measured in an epoch of its own:
+the most that the process and its workers together hold after a batch, pages that they share counted once.
 """
 
 from __future__ import annotations
