@@ -22,7 +22,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -38,6 +37,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 import torch
 from bench_data import BATCH, IMAGENETTE, PATCH, PHOTOS, WORKERS
+from order_peers import write_energon
 from photos import write_photos
 from report import Row, finish, meets
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -235,17 +235,6 @@ def of_spdl(folder: Path, stage: str) -> Iterable[Any]:
     return batches_of(images())
 
 
-def write_energon(folder: Path, photos: list[Path]) -> None:
-    from megatron.energon.flavors import BaseWebdatasetFactory
-
-    place = folder / "energon"
-    shutil.copytree(folder / "shards", place)
-    tars = sorted(path.name for path in place.glob("*.tar"))
-    BaseWebdatasetFactory.prepare_dataset(place, tars, split_parts_ratio=[("train", 1.0)], workers=1)
-    crude = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    (place / ".nv-meta" / "dataset.yaml").write_text(crude)
-
-
 def of_energon(folder: Path, stage: str) -> Iterable[Any]:
     from megatron.energon import (
         Cooker,
@@ -304,7 +293,7 @@ LOADERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {
     "spdl": of_spdl,
     "energon": of_energon,
 }
-WRITERS = {"litdata": write_litdata, "mosaicml": write_mosaicml, "energon": write_energon}
+WRITERS = {"litdata": write_litdata, "mosaicml": write_mosaicml, "energon": lambda folder, _: write_energon(folder)}
 
 
 def measure(name: str, stage: str, folder: Path) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["BATCH", "IMAGES", "PEERS", "SEED", "SHARD", "STEPS", "Batches", "Part", "redistribute"]
+__all__ = ["BATCH", "IMAGES", "PEERS", "SEED", "SHARD", "STEPS", "Batches", "Part", "redistribute", "write_energon"]
 
 IMAGES, BATCH, WORKERS, SHARD, SEED = 512, 32, 2, 32, 0
 STEPS = IMAGES // BATCH
@@ -133,6 +133,7 @@ def of_spdl(part: Part) -> tuple[Batches, Any]:
 
 
 def write_energon(folder: Path) -> None:
+    """Write energon's description of a copy of the tar files."""
     from megatron.energon.flavors import BaseWebdatasetFactory
 
     place = folder / "energon"

@@ -86,7 +86,7 @@ def interleaved_medians(
 
 def extra_peak_bytes(work: Callable[[], object]) -> int:
     """Return how far resident memory rises during a piece of work above what was there before; Linux alone."""
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
     before = _resident_bytes("VmRSS")
     work()
     return _resident_bytes("VmHWM") - before
