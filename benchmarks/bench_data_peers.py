@@ -293,7 +293,11 @@ LOADERS: dict[str, Callable[[Path, str], Iterable[Any]]] = {
     "spdl": of_spdl,
     "energon": of_energon,
 }
-WRITERS = {"litdata": write_litdata, "mosaicml": write_mosaicml, "energon": lambda folder, _: write_energon(folder)}
+WRITERS: dict[str, Callable[[Path, list[Path]], None]] = {
+    "litdata": write_litdata,
+    "mosaicml": write_mosaicml,
+    "energon": lambda folder, _: write_energon(folder),
+}
 
 
 def measure(name: str, stage: str, folder: Path) -> dict[str, float]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sop_faiss.index import vectors as vectors_module
 from sop_faiss.errors import IndexMismatchError
+from sop_faiss.index import vectors as vectors_module
 from sop_faiss.index.build import IndexOptions, build_index
 from sop_faiss.index.search import FeatureIndex
 from tests.test_search import DIMENSION, FILES, blank, cut, flip, grow, make_store
