@@ -95,6 +95,17 @@ def test_slurm_writes_a_script_and_runs_nothing(tmp_path, images, monkeypatch):
     assert "--array=0-3%1" in (tmp_path / "s.sbatch").read_text()
 
 
+@pytest.mark.parametrize(("threads", "outside", "wanted"), [(0, "3", 3), (2, "3", 2), (0, "", 6), (0, "4,2", 6)])
+def test_threads_of_a_run(tmp_path, images, monkeypatch, threads, outside, wanted):
+    """As the study says, else as the environment does, else the usable processors over jobs (two of 12 here)."""
+    monkeypatch.setenv("OMP_NUM_THREADS", outside)
+    monkeypatch.setattr(verb, "processors", lambda: 12)
+    file, script = study_file(tmp_path, images, jobs=2, threads=threads), tmp_path / "s.sbatch"
+    result = CliRunner().invoke(main, [str(file), "--out", str(tmp_path / "out"), "--slurm", str(script)])
+    assert result.exit_code == 0, result.output
+    assert f"--cpus-per-task={wanted}\n" in script.read_text()
+
+
 @pytest.mark.slow
 def test_killed_for_real_it_goes_on(tmp_path, images):
     """The driver is killed: its runs notice, save and stop; the same command finishes them. A child is killed, too."""

@@ -116,7 +116,7 @@ class StudyConfig:
     jobs: int = 1
     """Runs that train at the same time."""
     threads: int = 0
-    """CPU threads of each (0: the cores, divided by `jobs`)."""
+    """CPU threads of each (0: `OMP_NUM_THREADS` where that is set, else the usable cores divided by `jobs`)."""
 
     def __post_init__(self) -> None:
         require(bool(self.seeds), "seeds is empty: wanted one seed or more")

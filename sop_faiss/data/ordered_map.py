@@ -20,13 +20,14 @@ MAX_WORKERS = 1024
 _RESULTS_PER_WORKER = 4
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_workers() -> int:
-    """Return the number of processors that this process may use, 8 at most."""
-    return min(_processors(), 8)
+    """Return `processors()`, 8 at most."""
+    return min(processors(), 8)
 
 
 def default_threads(processes: int, ranks: int) -> int:

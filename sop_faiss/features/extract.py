@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,7 @@ from jaxtyping import Float32, UInt8
 from sop_faiss import distributed
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource
-from sop_faiss.data.ordered_map import MAX_WORKERS
+from sop_faiss.data.ordered_map import MAX_WORKERS, default_workers
 from sop_faiss.errors import ConfigError, DataError, NothingUsableError
 from sop_faiss.features.cache import FeatureCache, open_cache
 from sop_faiss.features.drops import Drops
@@ -94,7 +93,7 @@ def extract_features(
     seen = preprocess or encoder.preprocess
     encoder.check_preprocess(seen)
     drops = Drops(source, options.max_bad_fraction)
-    threads = options.workers or min(8, os.cpu_count() or 1)
+    threads = options.workers or default_workers()
     if next(encoder.parameters()).device.type == "cpu":
         keep_freed_memory()
     states: dict[int, FileState] = {}

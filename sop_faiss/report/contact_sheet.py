@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.data.images.source import ImageSource, Place, place_of
+from sop_faiss.data.ordered_map import default_workers
 from sop_faiss.errors import DataError
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.page import write_page
@@ -214,7 +214,7 @@ def _read_thumbnails(
             made[key] = make_thumbnail(encoded, side, image.box)
         return made[key]
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=default_workers()) as pool:
         thumbnails = pool.map(read, distinct.values())
         return dict(zip(distinct, _counted(thumbnails, len(distinct), progress), strict=True))
 

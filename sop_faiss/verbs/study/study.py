@@ -13,6 +13,7 @@ from typing import Any
 from sop_faiss.config.load import load_layers
 from sop_faiss.config.study import StudyConfig
 from sop_faiss.data.demo import write_digits
+from sop_faiss.data.ordered_map import processors
 from sop_faiss.errors import ConfigError, SopError
 from sop_faiss.files import read_json, require_writable, write_json
 from sop_faiss.progress import ProgressCallback
@@ -124,7 +125,10 @@ def _with_made_data(study: StudyConfig, out: Path) -> tuple[StudyConfig, bool]:
 
 
 def _threads(study: StudyConfig) -> int:
-    return study.threads or max(1, (os.cpu_count() or 1) // study.jobs)
+    set_outside = os.environ.get("OMP_NUM_THREADS", "")
+    if study.threads == 0 and set_outside.isdecimal():
+        return max(1, int(set_outside))
+    return study.threads or max(1, processors() // study.jobs)
 
 
 def _job(folder: StudyFolder, where: Where, kind: str, name: str, log: Path) -> Job:
