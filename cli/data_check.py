@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import EXIT_USER, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import EXIT_USER, run_command, say_written
 from sop_faiss.cli.data_output import SHOWN, counted, megabytes, number, print_notices, print_rest, top_value_option
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import force_option, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.data.check import CheckReport, check
 from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.errors import one_line

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.common import run_command
 from sop_faiss.cli.data_output import SHOWN, counted, megabytes, number, print_notices, print_rest, top_value_option
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.data.images.decode import MAX_PIXELS
 from sop_faiss.data.pack import DUPLICATES_NAME, SAMPLES_PER_SHARD, PackSummary, pack
 from sop_faiss.errors import one_line

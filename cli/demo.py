@@ -8,8 +8,9 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_STOPPED, log_to_stderr, one_line, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_STOPPED, log_to_stderr, one_line, run_command
 from sop_faiss.cli.path_options import NamedPath, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, encoder_options, workers_option
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import STDOUT
 

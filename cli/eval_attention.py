@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import one_line, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import one_line, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files

@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.classifier_outputs import max_bad_option, say_left_out, say_more_values
-from sop_faiss.cli.common import progress_reporter, run_command, say_written
+from sop_faiss.cli.common import run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, encoder_options, workers_option
 from sop_faiss.cli.eval_logistic import penalty_option
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.logistic_choices import LogisticChoices

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command, say_written
+from sop_faiss.cli.common import run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.index_output import max_bad_option
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command, say_written
+from sop_faiss.cli.common import run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.recipe_options import recipe_options, spelled
 from sop_faiss.cli.tables import print_table

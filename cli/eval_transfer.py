@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from sop_faiss.cli.classifier_outputs import ClassifierOutputs, classifier_output_options, report_trained
-from sop_faiss.cli.common import progress_reporter, run_command, say_written
+from sop_faiss.cli.common import run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, encoder_options
 from sop_faiss.cli.eval_finetune import FINETUNE_OPTIONS, words_of
 from sop_faiss.cli.idle_options import refuse_unchosen
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.recipe_options import recipe_options, spelled
 from sop_faiss.evaluate.finetune_choices import DEIT, QUICK, QUICK_SIZE, FinetuneChoices

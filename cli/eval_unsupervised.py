@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from sop_faiss.cli.classifier_outputs import max_bad_option, say_dropped
-from sop_faiss.cli.common import progress_reporter, run_command, say_written
+from sop_faiss.cli.common import run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import force_option
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_table
 from sop_faiss.evaluate.cluster_choices import ClusterChoices

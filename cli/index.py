@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, log_to_stderr, one_line, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_change import add_command, merge_command, remove_command
 from sop_faiss.cli.index_duplicates import duplicates_command
@@ -24,6 +24,7 @@ from sop_faiss.cli.index_tokens import make_tokens_of, tokens_command
 from sop_faiss.cli.index_tune import tune_command
 from sop_faiss.cli.optional_encoder import optional_encoder_options, source_argument
 from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.rerank_options import token_options, token_settings
 from sop_faiss.errors import ConfigError

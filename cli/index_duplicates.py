@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import one_line, page_footer, run_command, say_written
 from sop_faiss.cli.index_output import for_stdout
 from sop_faiss.cli.json_output import put_json
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.files import write_file
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import one_line, progress_reporter, run_command
+from sop_faiss.cli.common import one_line, run_command
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.verbs.output_paths import check_outputs
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.common import run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.spec import EncoderSpec
 

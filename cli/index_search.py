@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sop_faiss.cli.common import one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import one_line, page_footer, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_output import counted, for_stdout, named
 from sop_faiss.cli.json_output import put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.rerank_options import rerank_options
 from sop_faiss.files import write_file
 from sop_faiss.model.encoders.spec import EncoderSpec

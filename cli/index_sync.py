@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import one_line, progress_reporter, run_command
+from sop_faiss.cli.common import one_line, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option
 from sop_faiss.cli.index_output import counted, max_bad_option, say_left_out
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.model.encoders.spec import EncoderSpec
 
 _FOLDER = NamedPath()

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from sop_faiss.cli.common import progress_reporter, run_command
+from sop_faiss.cli.common import run_command
 from sop_faiss.cli.encoder_options import EncoderCommand
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.rerank_options import token_options, token_settings
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.spec import EncoderSpec

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import one_line, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import one_line, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand
 from sop_faiss.cli.optional_encoder import optional_encoder_options, source_argument
 from sop_faiss.cli.path_options import NamedPath, force_option
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.tables import print_table
 from sop_faiss.errors import ConfigError
 from sop_faiss.model.encoders.spec import EncoderSpec

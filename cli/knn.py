@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from sop_faiss.cli.classifier_outputs import ClassifierOutputs, classifier_output_options, max_bad_option, say_left_out
-from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_baselines, print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE

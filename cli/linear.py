@@ -11,12 +11,13 @@ from sop_faiss.cli.classifier_outputs import (
     max_bad_option,
     report_trained,
 )
-from sop_faiss.cli.common import CONTEXT_SETTINGS, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, run_command
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.idle_options import refuse_unchosen
 from sop_faiss.cli.labeled_part_options import labeled_part_options
 from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.linear_choices import LEARNING_RATES, LinearChoices

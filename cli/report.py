@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, run_command, say_written
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 
 _FILE = NamedPath(allow_dash=True)
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, progress_reporter, run_command, say_written
+from sop_faiss.cli.common import CONTEXT_SETTINGS, one_line, page_footer, run_command, say_written
 from sop_faiss.cli.encoder_options import EncoderCommand, batch_size_option, workers_option
 from sop_faiss.cli.idle_options import refuse_idle, refuse_without
 from sop_faiss.cli.json_output import json_option, put_json
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.path_options import NamedPath, force_option, refuse_empty
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.rerank_options import rerank_options, token_options, token_settings
 from sop_faiss.cli.tables import print_baselines, print_table

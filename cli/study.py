@@ -17,11 +17,11 @@ from sop_faiss.cli.common import (
     log_to_stderr,
     one_line,
     page_footer,
-    progress_reporter,
     run_command,
     say_written,
 )
 from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.tables import print_table
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_REQUEUE, log_to_stderr, one_line, progress_reporter, run_command
+from sop_faiss.cli.common import CONTEXT_SETTINGS, EXIT_REQUEUE, log_to_stderr, one_line, run_command
 from sop_faiss.cli.idle_options import refuse_idle
 from sop_faiss.cli.path_options import NamedPath
+from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.tables import print_table
 from sop_faiss.paths import real_path
 from sop_faiss.verbs.output_paths import STDOUT

@@ -1,4 +1,4 @@
-"""Every failure of a command is one line and the right status; progress goes to stderr only."""
+"""Every failure of a command is one line and the right status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from sop_faiss import errors
 from sop_faiss.cli import common
-from sop_faiss.cli.common import page_footer, progress_reporter, run_command, say_written, with_options
+from sop_faiss.cli.common import page_footer, run_command, say_written, with_options
 from sop_faiss.cli.encoder_options import EncoderCommand
 from sop_faiss.errors import CheckpointError, DataError, RunStoppedError, SavedError, WorkerDiedError, one_line
 from sop_faiss.model.encoders.spec import EncoderSpec
@@ -245,92 +245,10 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert process.wait(timeout=60) == 1
 
 
-def test_plain_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress_reporter("packing", "images") as progress:
-        for done in range(1, 1001):
-            progress(done, 1000)
-    out, err = capsys.readouterr()
-    assert out == "" and err == "packing: 1,000 of 1,000 images, 0 s\n"
-    monkeypatch.setattr(common, "PLAIN_INTERVAL_SECONDS", 0.0)
-    with progress_reporter("x", "y") as progress:
-        progress(1, 2)
-        progress(2, 2)
-    assert capsys.readouterr().err == "x: 1 of 2 y, 0 s\nx: 2 of 2 y, 0 s\n"  # one count alone tells no speed
-    with progress_reporter("x", "y"):
-        pass
-    assert capsys.readouterr().err == ""
-
-
-def test_plain_progress_guesses_what_is_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(common.time, "monotonic", lambda: clock[0])
-    with progress_reporter("training", "steps") as progress:
-        for seconds, done in ((40.0, 500), (60.0, 510), (80.0, 540), (120.0, 1_000)):  # a resumed run, 40 s of start-up
-            clock[0] = seconds
-            progress(done, 1_000)
-    assert capsys.readouterr().err.splitlines() == [
-        "training: 500 of 1,000 steps, 40 s",
-        "training: 510 of 1,000 steps, 60 s, about 16 min left",  # 490 more at 2 s each
-        "training: 540 of 1,000 steps, 80 s, about 8 min left",  # 460 more at 1 s each
-        "training: 1,000 of 1,000 steps, 120 s",
-    ]
-
-
-def test_the_speed_of_a_stage_does_not_count_stages_within(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(common.time, "monotonic", lambda: clock[0])
-    with progress_reporter("training", "steps") as progress:
-        for done in range(1, 5):
-            clock[0] += 20.0
-            if done == 3:
-                with progress_reporter("scoring step 3", "images") as inner:
-                    inner(1, 2)
-                    clock[0] += 1_000.0
-                    inner(2, 2)
-            progress(done, 5)
-    assert [line for line in capsys.readouterr().err.splitlines() if "left" in line or "scoring" in line] == [
-        "training: 2 of 5 steps, 40 s, about 60 s left",
-        "scoring step 3: 2 of 2 images, 1000 s",
-        "training: 3 of 5 steps, 1060 s, about 40 s left",
-        "training: 4 of 5 steps, 1080 s, about 20 s left",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0.2, "10 s"),
-        (40.0, "40 s"),
-        (41.0, "50 s"),
-        (89.0, "90 s"),
-        (91.0, "2 min"),
-        (3_600.0, "60 min"),
-        (30_600.0, "8.5 h"),
-    ],
-)
-def test_guessed_times_are_round(seconds: float, said: str) -> None:
-    assert common._about(seconds) == f"about {said}"
-
-
 def test_written_files_are_told_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     say_written("page", Path("two\nlines.html"))
     say_written("page", None)
     assert capsys.readouterr() == ("", "page: two lines.html\n")
-
-
-def test_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress_reporter("packing", "images") as progress:
-        progress(3, 7)
-    out, err = capsys.readouterr()
-    assert out == "" and "packing" in err and "3/7" in err
-    with progress_reporter("training", "steps"), progress_reporter("scoring", "images") as progress:  # one within
-        progress(2, 9)
-    assert not common._bars
 
 
 def test_one_line() -> None:
