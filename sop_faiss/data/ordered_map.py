@@ -39,7 +39,7 @@ def default_threads(processes: int, ranks: int) -> int:
         processes: that prepare images, per rank; 0: the training process prepares them itself.
         ranks: on this machine.
     """
-    return max(1, min(_processors() // (max(1, processes) * ranks), 4))
+    return max(1, min(processors() // (max(1, processes) * ranks), 4))
 
 
 def map_ordered(function: Callable[[A], B], items: Iterable[A], workers: int) -> Iterator[B]:
