@@ -12,9 +12,9 @@ import click
 import numpy as np
 from report import Row, finish, interleaved_medians, meets
 
-from sop_faiss.evaluate.average_precision import NAMES, average_precision, ground_truth
-from sop_faiss.evaluate.coco_masks import encode_masks, read_mask
-from sop_faiss.evaluate.coco_set import CocoSet, open_coco
+from sop_faiss.evaluate.sets.coco_masks import encode_masks, read_mask
+from sop_faiss.evaluate.sets.coco_set import CocoSet, open_coco
+from sop_faiss.evaluate.trained.average_precision import NAMES, average_precision, ground_truth
 
 EQUAL = "<= 1e-9"
 MOVED = 0.2

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from sop_faiss.errors import DataError
 from sop_faiss.evaluate.propagation import LabelPropagation
-from sop_faiss.evaluate.video_set import FRAMES, LIST, MASKS, list_videos, open_video, read_mask
+from sop_faiss.evaluate.sets.video_set import FRAMES, LIST, MASKS, list_videos, open_video, read_mask
 from sop_faiss.verbs.scoring.eval_video import score_folder
 
 GRID, DIM, CLASSES, PATCH = (30, 52), 384, 3, 16

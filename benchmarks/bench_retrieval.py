@@ -21,8 +21,8 @@ import torch
 from evaluators import MapFunction, dino_ranks, load_dino, load_revisitop, setups_of, with_in1d
 from report import Row, extra_peak_bytes, finish, interleaved_medians, meets
 
-from sop_faiss.evaluate.ground_truth import GRADED, GroundTruth, QueryTruth, read_ground_truth
 from sop_faiss.evaluate.retrieval import PROTOCOLS, RetrievalScores, score_retrieval
+from sop_faiss.evaluate.sets.ground_truth import GRADED, GroundTruth, QueryTruth, read_ground_truth
 from sop_faiss.neighbors.similarity import similarity_rows
 
 GND = Path(__file__).resolve().parents[2] / "shared" / "data" / "revisited_gnd"

@@ -17,10 +17,10 @@ import numpy as np
 from protocol_peers import PEERS, Case
 from report import Row, finish, meets
 
-from sop_faiss.evaluate.ground_truth import NO_CLASS, PLAIN, Classes, make_ground_truth
 from sop_faiss.evaluate.protocols import ILIAS_LISTS, PROTOCOLS, choose_protocol
-from sop_faiss.evaluate.published_layouts import within_radius
 from sop_faiss.evaluate.retrieval import score_retrieval
+from sop_faiss.evaluate.sets.ground_truth import NO_CLASS, PLAIN, Classes, make_ground_truth
+from sop_faiss.evaluate.sets.published_layouts import within_radius
 from sop_faiss.neighbors.similarity import similarity_rows
 
 KINDS = ("random", "tied", "duplicated", "related")

@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 import sop_faiss
-from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
+from sop_faiss.evaluate.sets.retrieval_set import RetrievalSet, open_retrieval_set
 
 SIDE, GAP, FRAME, HEADING = 104, 6, 4, 26
 FOUND = 5

@@ -18,7 +18,7 @@ from sop_faiss.files import write_file
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, source_files
 
 if TYPE_CHECKING:
-    from sop_faiss.evaluate.labeled_part import LabeledPart
+    from sop_faiss.evaluate.sets.labeled_part import LabeledPart
     from sop_faiss.model.encoders.spec import EncoderSpec
     from sop_faiss.verbs.scoring.classifier_result import ClassifierResult
     from sop_faiss.verbs.scoring.task_result import TaskResult

@@ -15,7 +15,7 @@ from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.recipe_options import recipe_options, spelled
 from sop_faiss.cli.tables import print_table
-from sop_faiss.evaluate.detect_choices import QUICK, DetectChoices
+from sop_faiss.evaluate.trained.detect_choices import QUICK, DetectChoices
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import silent_stage
 from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files

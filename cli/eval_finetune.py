@@ -23,13 +23,13 @@ from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.recipe_options import recipe_options, spelled
-from sop_faiss.evaluate.finetune_choices import (
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.trained.finetune_choices import (
     LEARNING_RATES,
     QUICK,
     QUICK_SIZE,
     FinetuneChoices,
 )
-from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import silent_stage
 

@@ -19,8 +19,8 @@ from sop_faiss.cli.labeled_sets_options import labeled_sets_options
 from sop_faiss.cli.optional_encoder import optional_encoder_options
 from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
-from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.logistic_choices import PENALTIES, LogisticChoices
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
 
 _DEFAULTS = LogisticChoices()

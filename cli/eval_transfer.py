@@ -18,9 +18,9 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.recipe_options import recipe_options, spelled
-from sop_faiss.evaluate.finetune_choices import DEIT, QUICK, QUICK_SIZE, FinetuneChoices
-from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.transfer_choices import QUICK_IMAGES, SETS, TRANSFER_QUICK
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.trained.finetune_choices import DEIT, QUICK, QUICK_SIZE, FinetuneChoices
+from sop_faiss.evaluate.trained.transfer_choices import QUICK_IMAGES, SETS, TRANSFER_QUICK
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import silent_stage
 

@@ -16,7 +16,7 @@ from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.ranks import ranks_of_torchrun
 from sop_faiss.cli.tables import print_baselines, print_table
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
-from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
 from sop_faiss.model.encoders.spec import EncoderSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from sop_faiss.cli.path_options import NamedPath
-from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
 
 R = TypeVar("R")
 

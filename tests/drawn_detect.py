@@ -12,7 +12,7 @@ from typing import Any
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from sop_faiss.cli.eval import main
-from sop_faiss.evaluate import detect
+from sop_faiss.evaluate.trained import detect
 
 if __name__ == "__main__":
     notes, arguments = Path(sys.argv[1]), sys.argv[2:]

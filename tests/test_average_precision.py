@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sop_faiss.evaluate.average_precision import NAMES, average_precision, ground_truth
-from sop_faiss.evaluate.coco_masks import encode_masks, read_mask
-from sop_faiss.evaluate.coco_set import CocoSet, open_coco
+from sop_faiss.evaluate.sets.coco_masks import encode_masks, read_mask
+from sop_faiss.evaluate.sets.coco_set import CocoSet, open_coco
+from sop_faiss.evaluate.trained.average_precision import NAMES, average_precision, ground_truth
 from tests.cocos import HEIGHT, WIDTH, write_coco
 
 

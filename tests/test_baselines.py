@@ -17,8 +17,8 @@ from sop_faiss.data.images.subset import Subset
 from sop_faiss.evaluate import baselines
 from sop_faiss.evaluate.baselines import small_images
 from sop_faiss.evaluate.knn import knn_scores
-from sop_faiss.evaluate.labeled_part import LabeledPart
 from sop_faiss.evaluate.patch_dictionary import learn_dictionary
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
-from sop_faiss.evaluate.cascade import CascadeHeads, box_loss
+from sop_faiss.evaluate.trained.cascade import CascadeHeads, box_loss
 
 SHAPES = [(64, 96), (64, 80)]
 BOXES = torch.tensor([[4.0, 4.0, 40.0, 40.0], [50.0, 10.0, 70.0, 60.0]])

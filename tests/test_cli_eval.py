@@ -18,7 +18,7 @@ from sop_faiss.cli.eval import main
 from sop_faiss.cli.eval_suite import _COMMANDS, _applicable, _check, _tasks
 from sop_faiss.config.config_files import packaged_suites
 from sop_faiss.errors import RunStoppedError
-from sop_faiss.evaluate import training
+from sop_faiss.evaluate.trained import training
 from sop_faiss.verbs.scoring.eval_suite import Leaderboard
 from tests.images import write_folder
 from tests.messages import command_fails

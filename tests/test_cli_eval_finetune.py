@@ -12,8 +12,8 @@ import torch
 from click.testing import CliRunner, Result
 
 from sop_faiss.cli.eval import main
-from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.labeled_sets import open_labeled_images
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_sets import open_labeled_images
 from tests.images import write_folder
 from tests.messages import command_fails
 from tests.test_cli_knn import RESNET, write_store

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from sop_faiss.cli.eval import main
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.transfer_choices import SETS, recipe_of_set
-from sop_faiss.evaluate.transfer_sets import _LAYOUTS
+from sop_faiss.evaluate.sets.transfer_sets import _LAYOUTS
+from sop_faiss.evaluate.trained.transfer_choices import SETS, recipe_of_set
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.scoring.eval_transfer import TransferOptions, evaluate_transfer
 from tests.messages import command_fails

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sop_faiss.cli.eval import main
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.video_set import LIST
+from sop_faiss.evaluate.sets.video_set import LIST
 from sop_faiss.evaluate.video_task import mask_of_labels
 from sop_faiss.verbs.scoring import eval_video
 from sop_faiss.verbs.scoring.eval_video import SETTINGS_FILE, score_folder

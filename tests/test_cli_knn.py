@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from sop_faiss.cli.knn import main
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
-from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder

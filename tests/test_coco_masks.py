@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.coco_masks import check_segmentation, coco_library, encode_masks, has_area, read_mask
+from sop_faiss.evaluate.sets.coco_masks import check_segmentation, coco_library, encode_masks, has_area, read_mask
 from tests.cocos import packed, run_lengths
 from tests.messages import assert_one_line
 

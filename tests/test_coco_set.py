@@ -12,7 +12,7 @@ import pytest
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.coco_set import open_coco
+from sop_faiss.evaluate.sets.coco_set import open_coco
 from tests.cocos import CATEGORIES, HEIGHT, WIDTH, write_coco
 from tests.messages import assert_one_line
 

@@ -18,7 +18,7 @@ from sop_faiss.data.images.source import open_source
 from sop_faiss.data.pack import pack
 from sop_faiss.data.views.multicrop import MultiCrop
 from sop_faiss.errors import ConfigError, IndexMismatchError
-from sop_faiss.evaluate.retrieval_set import CroppedFiles
+from sop_faiss.evaluate.sets.retrieval_set import CroppedFiles
 from sop_faiss.features.extract import extract_features
 from sop_faiss.index.build import build_index
 from sop_faiss.index.search import FeatureIndex

@@ -12,12 +12,12 @@ import torch
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import DataError, RunStoppedError
-from sop_faiss.evaluate.average_precision import average_precision
-from sop_faiss.evaluate.coco_set import CocoSet, open_coco
-from sop_faiss.evaluate.detect import find_instances, learning_rate_at, train_detector
-from sop_faiss.evaluate.detect_choices import QUICK, DetectChoices
-from sop_faiss.evaluate.detect_model import filled_detect_choices
-from sop_faiss.evaluate.training_state import open_state
+from sop_faiss.evaluate.sets.coco_set import CocoSet, open_coco
+from sop_faiss.evaluate.trained.average_precision import average_precision
+from sop_faiss.evaluate.trained.detect import find_instances, learning_rate_at, train_detector
+from sop_faiss.evaluate.trained.detect_choices import QUICK, DetectChoices
+from sop_faiss.evaluate.trained.detect_model import filled_detect_choices
+from sop_faiss.evaluate.trained.training_state import open_state
 from tests.cocos import write_coco
 from tests.messages import assert_one_line
 from tests.test_finetune import Killed, killed_at

@@ -8,9 +8,9 @@ import torch
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.coco_set import CocoSet, open_coco
-from sop_faiss.evaluate.detect_choices import DetectChoices
-from sop_faiss.evaluate.detect_data import training_image
+from sop_faiss.evaluate.sets.coco_set import CocoSet, open_coco
+from sop_faiss.evaluate.trained.detect_choices import DetectChoices
+from sop_faiss.evaluate.trained.detect_data import training_image
 from tests.cocos import HEIGHT, WIDTH, write_coco
 
 

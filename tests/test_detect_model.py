@@ -12,8 +12,8 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from sop_faiss import load_encoder
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.detect_choices import QUICK, DetectChoices
-from sop_faiss.evaluate.detect_model import filled_detect_choices, make_detector, make_optimizer
+from sop_faiss.evaluate.trained.detect_choices import QUICK, DetectChoices
+from sop_faiss.evaluate.trained.detect_model import filled_detect_choices, make_detector, make_optimizer
 from tests.encoders import random_images
 
 SMALL = DetectChoices(size=64, width=8, rois=8, layer_decay=0.5, drop_path=0.3)

@@ -11,9 +11,9 @@ import pytest
 
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import FeatureError
-from sop_faiss.evaluate import distractors as stream
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
 from sop_faiss.evaluate.retrieval_task import _expanded
+from sop_faiss.evaluate.sets import distractors as stream
 from sop_faiss.features.extract import extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.features.store_blocks import FeatureBlocks
@@ -115,7 +115,7 @@ def test_two_ranks_add_up(places: dict[str, Path], tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(stream, "CHUNK_IMAGES", 7)
     alone = result("--dataset", places["set"], "--distractors", places["images"], file=tmp_path / "1.json")
     program = (
-        "from sop_faiss.evaluate import distractors\ndistractors.CHUNK_IMAGES = 7\n"
+        "from sop_faiss.evaluate.sets import distractors\ndistractors.CHUNK_IMAGES = 7\n"
         "from sop_faiss.cli.retrieve import main\nmain()\n"
     )
     words = [*RESNET, "--device", "cpu", "--dataset", places["set"], "--distractors", places["images"]]

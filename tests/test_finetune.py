@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.errors import DataError, RunStoppedError
-from sop_faiss.evaluate.finetune import FineTuned, fine_tune, learning_rate_at, rank_classes
-from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_data import plan_epoch
-from sop_faiss.evaluate.finetune_model import filled_choices, make_classifier
-from sop_faiss.evaluate.training_state import open_state
+from sop_faiss.evaluate.trained.finetune import FineTuned, fine_tune, learning_rate_at, rank_classes
+from sop_faiss.evaluate.trained.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.trained.finetune_data import plan_epoch
+from sop_faiss.evaluate.trained.finetune_model import filled_choices, make_classifier
+from sop_faiss.evaluate.trained.training_state import open_state
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
 from tests.images import write_folder

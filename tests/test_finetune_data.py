@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_data import Augmentation, plan_epoch
-from sop_faiss.evaluate.training_batches import plan_in_order, seeded
+from sop_faiss.evaluate.trained.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.trained.finetune_data import Augmentation, plan_epoch
+from sop_faiss.evaluate.trained.training_batches import plan_in_order, seeded
 from sop_faiss.model.encoders.preprocess import Preprocess
 from tests.images import make_image
 

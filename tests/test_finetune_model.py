@@ -10,8 +10,8 @@ import torch
 from timm.layers import DropPath
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_model import filled_choices, first_layer_of, make_classifier, make_optimizer
+from sop_faiss.evaluate.trained.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.trained.finetune_model import filled_choices, first_layer_of, make_classifier, make_optimizer
 from sop_faiss.model.encoders.load import encoder_of_spec, load_encoder
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.verbs.training.export import export_run

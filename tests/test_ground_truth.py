@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.ground_truth import GRADED, PLAIN, GroundTruth, read_ground_truth
+from sop_faiss.evaluate.sets.ground_truth import GRADED, PLAIN, GroundTruth, read_ground_truth
 from tests.ground_truths import GRADED_GND, PLAIN_GND, changed, write_json, write_pickle
 
 
@@ -185,6 +185,6 @@ def test_files_that_are_missing_too_large_or_of_another_kind(tmp_path: Path, mon
     with pytest.raises(DataError, match=r"wanted \.json or \.pkl"):
         read_ground_truth(write_json(tmp_path / "gnd.mat", GRADED_GND))
     file = write_json(tmp_path / "gnd.json", GRADED_GND)
-    monkeypatch.setattr("sop_faiss.evaluate.ground_truth.MAX_FILE_BYTES", 100)
+    monkeypatch.setattr("sop_faiss.evaluate.sets.ground_truth.MAX_FILE_BYTES", 100)
     with pytest.raises(DataError, match="at most 100 are read"):
         read_ground_truth(file)

@@ -265,7 +265,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-STEP, STATE = ("sop_faiss.evaluate.training", "_step", 8), ("torch", "save", 2)
+STEP, STATE = ("sop_faiss.evaluate.trained.training", "_step", 8), ("torch", "save", 2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
 
 LABELS = np.repeat([5, 2, 9], [100, 40, 3])
 KEYS = [f"k{row:03d}" for row in range(143)]

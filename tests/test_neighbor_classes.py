@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.ground_truth import NO_CLASS, Classes
 from sop_faiss.evaluate.neighbor_classes import (
     NEIGHBORS,
     classify,
     classify_by_neighbors,
     global_average_precision,
 )
+from sop_faiss.evaluate.sets.ground_truth import NO_CLASS, Classes
 
 
 def slow_answer(labels: list[int], similarities: list[float], count: int, sharpness: float) -> tuple[int, float]:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.eval import main
-from sop_faiss.evaluate import detect, finetune, segment, training
+from sop_faiss.evaluate.trained import detect, finetune, segment, training
 from tests.cocos import write_coco
 from tests.encoders import tiny_config, write_run
 from tests.ground_truths import GRADED_GND, write_pickle

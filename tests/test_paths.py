@@ -15,8 +15,8 @@ from sop_faiss.data.check import check
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import SopError
 from sop_faiss.evaluate.compare import compare_results
-from sop_faiss.evaluate.ground_truth import read_ground_truth
-from sop_faiss.evaluate.plain_sets import read_plain_set
+from sop_faiss.evaluate.sets.ground_truth import read_ground_truth
+from sop_faiss.evaluate.sets.plain_sets import read_plain_set
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.files import locked_directory, refuse_occupied, require_writable, write_json
 from sop_faiss.index.search import FeatureIndex

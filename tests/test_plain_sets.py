@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.ground_truth import read_ground_truth
-from sop_faiss.evaluate.plain_sets import read_plain_set
-from sop_faiss.evaluate.retrieval_set import open_retrieval_set
+from sop_faiss.evaluate.sets.ground_truth import read_ground_truth
+from sop_faiss.evaluate.sets.plain_sets import read_plain_set
+from sop_faiss.evaluate.sets.retrieval_set import open_retrieval_set
 from sop_faiss.verbs.scoring.make_gnd import write_ground_truth
 from tests.images import write_folder
 from tests.messages import assert_one_line

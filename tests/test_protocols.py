@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.ground_truth import PLAIN, GroundTruth, make_ground_truth
 from sop_faiss.evaluate.protocols import ILIAS_LISTS, PROTOCOLS, choose_protocol
 from sop_faiss.evaluate.retrieval import score_retrieval
+from sop_faiss.evaluate.sets.ground_truth import PLAIN, GroundTruth, make_ground_truth
 from sop_faiss.neighbors.similarity import similarity_rows
 from tests import oracle_protocols as oracle
 from tests.unit_vectors import unit

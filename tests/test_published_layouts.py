@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from sop_faiss.cli.retrieve import main
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.ground_truth import NO_CLASS
 from sop_faiss.evaluate.published import PUBLISHED_OF_LAYOUTS, PublishedScores
-from sop_faiss.evaluate.published_layouts import LAYOUTS, read_layout, within_radius
-from sop_faiss.evaluate.retrieval_set import open_retrieval_set
+from sop_faiss.evaluate.sets.ground_truth import NO_CLASS
+from sop_faiss.evaluate.sets.published_layouts import LAYOUTS, read_layout, within_radius
+from sop_faiss.evaluate.sets.retrieval_set import open_retrieval_set
 from tests.messages import assert_one_line, command_fails
 from tests.published_sets import WRITERS, Painter, write_published_set
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sop_faiss.errors import ConfigError, DataError, FeatureError
-from sop_faiss.evaluate.ground_truth import GRADED, GroundTruth, read_ground_truth
 from sop_faiss.evaluate.retrieval import PROTOCOLS, choose_protocol, score_retrieval
+from sop_faiss.evaluate.sets.ground_truth import GRADED, GroundTruth, read_ground_truth
 from sop_faiss.neighbors.similarity import similarity_rows
 from tests import oracle_metrics as oracle
 from tests.ground_truths import GRADED_GND, PLAIN_GND, REAL_GND, changed, needs_real_gnd, write_json

@@ -13,7 +13,7 @@ from PIL import Image
 from sop_faiss.data.images.box import crop_to_box
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.retrieval_set import open_retrieval_set
+from sop_faiss.evaluate.sets.retrieval_set import open_retrieval_set
 from tests.ground_truths import GRADED_GND, PLAIN_GND, REAL_GND, changed, needs_real_gnd, write_json, write_pickle
 from tests.images import encode, make_image
 

@@ -13,13 +13,13 @@ from torch import nn
 from torch.nn import functional
 
 from sop_faiss.errors import DataError, RunStoppedError
-from sop_faiss.evaluate import segment
-from sop_faiss.evaluate.segment import find_classes, measure_areas, segmentation_rate_at, train_segmenter
-from sop_faiss.evaluate.segment_choices import SegmentChoices
-from sop_faiss.evaluate.segment_model import filled_segment_choices
-from sop_faiss.evaluate.segment_score import constant_areas, score_areas
-from sop_faiss.evaluate.segment_set import SegmentSet, open_segment_sets
-from sop_faiss.evaluate.training_state import open_state
+from sop_faiss.evaluate.sets.segment_set import SegmentSet, open_segment_sets
+from sop_faiss.evaluate.trained import segment
+from sop_faiss.evaluate.trained.segment import find_classes, measure_areas, segmentation_rate_at, train_segmenter
+from sop_faiss.evaluate.trained.segment_choices import SegmentChoices
+from sop_faiss.evaluate.trained.segment_model import filled_segment_choices
+from sop_faiss.evaluate.trained.segment_score import constant_areas, score_areas
+from sop_faiss.evaluate.trained.training_state import open_state
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import load_encoder
 from tests.messages import assert_one_line

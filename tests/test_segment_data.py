@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from sop_faiss.evaluate.segment_choices import SegmentChoices
-from sop_faiss.evaluate.segment_data import resized, training_crop, whole_input
-from sop_faiss.evaluate.segment_score import VOID
+from sop_faiss.evaluate.trained.segment_choices import SegmentChoices
+from sop_faiss.evaluate.trained.segment_data import resized, training_crop, whole_input
+from sop_faiss.evaluate.trained.segment_score import VOID
 from sop_faiss.model.encoders.preprocess import Preprocess
 
 PLAIN = Preprocess.square(32, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.segment_choices import SegmentChoices
-from sop_faiss.evaluate.segment_model import (
+from sop_faiss.evaluate.trained.segment_choices import SegmentChoices
+from sop_faiss.evaluate.trained.segment_model import (
     LinearSegmenter,
     UperNet,
     filled_segment_choices,

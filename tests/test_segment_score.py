@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sop_faiss.evaluate.segment_score import VOID, class_scores, constant_areas, count_areas, miou_interval, score_areas
+from sop_faiss.evaluate.trained.segment_score import (
+    VOID,
+    class_scores,
+    constant_areas,
+    count_areas,
+    miou_interval,
+    score_areas,
+)
 
 
 def slow_scores(pairs: list[tuple[np.ndarray, np.ndarray]], classes: int) -> tuple[float, float, float]:

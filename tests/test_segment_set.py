@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.segment_score import VOID
-from sop_faiss.evaluate.segment_set import COCO_SUPERCATEGORIES, SegmentSet, open_segment_sets
+from sop_faiss.evaluate.sets.segment_set import COCO_SUPERCATEGORIES, SegmentSet, open_segment_sets
+from sop_faiss.evaluate.trained.segment_score import VOID
 from tests.images import encode
 from tests.messages import assert_one_line
 from tests.segments import write_segments

@@ -13,15 +13,15 @@ from sop_faiss.config import Config
 from sop_faiss.data.images.source import open_source
 from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.feature_sets import open_feature_set
 from sop_faiss.evaluate.knn_task import KnnTask
-from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.labeled_sets import LabeledSets
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.evaluate.linear_task import LinearTask
 from sop_faiss.evaluate.retrieval import choose_protocol
-from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
+from sop_faiss.evaluate.sets.feature_sets import open_feature_set
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_sets import LabeledSets
+from sop_faiss.evaluate.sets.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.task import EvaluationTask, percents
 from sop_faiss.evaluate.view_recall_task import ViewRecallTask
 from sop_faiss.model.encoders.encoder import Encoder

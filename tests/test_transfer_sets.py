@@ -12,7 +12,7 @@ import pytest
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.transfer_sets import find_set, open_set
+from sop_faiss.evaluate.sets.transfer_sets import find_set, open_set
 from tests.messages import assert_one_line
 from tests.transfers import COLORS, write_cars, write_cifar, write_flowers, write_inat
 

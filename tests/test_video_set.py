@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.video_set import LIST, list_videos, open_video, palette_image, read_mask
+from sop_faiss.evaluate.sets.video_set import LIST, list_videos, open_video, palette_image, read_mask
 from tests.messages import assert_one_line
 from tests.videos import HEIGHT, WIDTH, frame_file, mask_file, write_davis
 

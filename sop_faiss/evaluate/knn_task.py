@@ -8,7 +8,7 @@ from sop_faiss.bootstrap import Score
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.knn import KnnScores, knn_scores
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE, check_choices
-from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
+from sop_faiss.evaluate.sets.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.evaluate.task import percents
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback

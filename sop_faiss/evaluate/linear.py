@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.evaluate.classifier import ChosenScores, require_classes, top_metrics
-from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.linear_choices import LinearChoices
+from sop_faiss.evaluate.sets.labeled_part import held_out_rows
 from sop_faiss.progress import ProgressCallback
 
 _INITIAL_STD = 0.01

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sop_faiss.evaluate.classifier import ChosenScores
-from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.evaluate.linear import linear_probe
 from sop_faiss.evaluate.linear_choices import LinearChoices
+from sop_faiss.evaluate.sets.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 

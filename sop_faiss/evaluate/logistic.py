@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.evaluate.classifier import ChosenScores, require_classes, top_metrics
-from sop_faiss.evaluate.labeled_part import held_out_rows
 from sop_faiss.evaluate.logistic_choices import LogisticChoices
+from sop_faiss.evaluate.sets.labeled_part import held_out_rows
 from sop_faiss.progress import ProgressCallback
 
 

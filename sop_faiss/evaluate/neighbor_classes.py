@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.ground_truth import NO_CLASS, Classes
+from sop_faiss.evaluate.sets.ground_truth import NO_CLASS, Classes
 
 _KS = (1, 2, 3, 5, 7, 10, 15, 20, 50)
 _SHARPNESSES = (0.01, 0.1, 1.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 50.0, 100.0, 500.0)

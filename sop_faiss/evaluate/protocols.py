@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.ground_truth import GRADED, PLAIN, GroundTruth, QueryTruth
 from sop_faiss.evaluate.metrics import (
     average_precision,
     average_precision_at,
@@ -30,6 +29,7 @@ from sop_faiss.evaluate.metrics import (
     standard_average_precision,
     tied_average_precision_at,
 )
+from sop_faiss.evaluate.sets.ground_truth import GRADED, PLAIN, GroundTruth, QueryTruth
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from jaxtyping import Float32, Int64
 
 from sop_faiss.distributed import gather_objects
 from sop_faiss.errors import DataError, FeatureError
-from sop_faiss.evaluate.ground_truth import GroundTruth, QueryTruth
 from sop_faiss.evaluate.metrics import in_ranking_order, mean_percent, ranks_of_relevant, top_positions
 from sop_faiss.evaluate.neighbor_classes import NEIGHBORS, classify_by_neighbors
 from sop_faiss.evaluate.protocols import PROTOCOLS, Difficulty, Protocol, Ranked, choose_protocol
 from sop_faiss.evaluate.reranking import Reordering
+from sop_faiss.evaluate.sets.ground_truth import GroundTruth, QueryTruth
 from sop_faiss.neighbors.rank_counts import CountAbove
 from sop_faiss.neighbors.similarity import similarity_rows
 from sop_faiss.unit_rows import require_unit_rows

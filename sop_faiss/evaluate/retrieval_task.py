@@ -11,11 +11,11 @@ from jaxtyping import Float32
 from sop_faiss.bootstrap import Score
 from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.distractors import Distractors, open_distractors
 from sop_faiss.evaluate.expansion import Expansion, augment_database, expand_queries
 from sop_faiss.evaluate.reranking import Reordering, reorder_by_features, reorder_by_tokens
 from sop_faiss.evaluate.retrieval import Difficulty, Protocol, RetrievalScores, score_retrieval
-from sop_faiss.evaluate.retrieval_set import RetrievalSet
+from sop_faiss.evaluate.sets.distractors import Distractors, open_distractors
+from sop_faiss.evaluate.sets.retrieval_set import RetrievalSet
 from sop_faiss.evaluate.task import percents
 from sop_faiss.features.extract import ExtractionOptions, extract_each
 from sop_faiss.index.rerank.settings import Rerank, TokenSettings

@@ -19,8 +19,8 @@ from torch.nn import functional
 from sop_faiss.errors import FeatureError
 from sop_faiss.evaluate.propagation import LabelPropagation
 from sop_faiss.evaluate.region_boundary import boundary_accuracy, region_similarity
+from sop_faiss.evaluate.sets.video_set import Video
 from sop_faiss.evaluate.video_choices import VideoChoices
-from sop_faiss.evaluate.video_set import Video
 from sop_faiss.model.encoders.dense import DenseEncoder
 
 

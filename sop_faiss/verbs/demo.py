@@ -16,12 +16,12 @@ from sop_faiss.data.demo_scenes import KNOWN_PER_THING, write_scenes
 from sop_faiss.data.images.source import ImageSource, open_source
 from sop_faiss.errors import ConfigError, RunStoppedError
 from sop_faiss.evaluate.baselines import pixel_features, small_images
-from sop_faiss.evaluate.feature_sets import open_feature_set
 from sop_faiss.evaluate.knn_task import KnnTask
-from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.evaluate.retrieval import choose_protocol, score_retrieval
-from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
+from sop_faiss.evaluate.sets.feature_sets import open_feature_set
+from sop_faiss.evaluate.sets.labeled_sets import LabeledFeatures, LabeledSets
+from sop_faiss.evaluate.sets.retrieval_set import open_retrieval_set
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec

@@ -11,10 +11,10 @@ import numpy as np
 
 from sop_faiss.bootstrap import share_difference, share_interval
 from sop_faiss.evaluate.backgrounds import find_sets, find_training_images
-from sop_faiss.evaluate.feature_sets import fill_stores, open_feature_set, require_encoder_or_stores
-from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.evaluate.logistic import logistic_regression
 from sop_faiss.evaluate.logistic_choices import LogisticChoices
+from sop_faiss.evaluate.sets.feature_sets import fill_stores, open_feature_set, require_encoder_or_stores
+from sop_faiss.evaluate.sets.labeled_sets import LabeledFeatures, LabeledSets
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec

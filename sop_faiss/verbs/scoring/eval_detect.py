@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.average_precision import average_precision
-from sop_faiss.evaluate.coco_masks import coco_library
-from sop_faiss.evaluate.coco_set import CocoSet, open_coco
-from sop_faiss.evaluate.detect import find_instances, rows_to_train_on, train_detector
-from sop_faiss.evaluate.detect_choices import DetectChoices
-from sop_faiss.evaluate.detect_model import filled_detect_choices, make_detector
-from sop_faiss.evaluate.training_batches import check_workers
-from sop_faiss.evaluate.training_state import open_state
+from sop_faiss.evaluate.sets.coco_masks import coco_library
+from sop_faiss.evaluate.sets.coco_set import CocoSet, open_coco
+from sop_faiss.evaluate.trained.average_precision import average_precision
+from sop_faiss.evaluate.trained.detect import find_instances, rows_to_train_on, train_detector
+from sop_faiss.evaluate.trained.detect_choices import DetectChoices
+from sop_faiss.evaluate.trained.detect_model import filled_detect_choices, make_detector
+from sop_faiss.evaluate.trained.training_batches import check_workers
+from sop_faiss.evaluate.trained.training_state import open_state
 from sop_faiss.files import sha256_file
 from sop_faiss.model.encoders.dense import require_dense
 from sop_faiss.model.encoders.load import encoder_of_spec

@@ -11,13 +11,13 @@ import numpy as np
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.classifier import top_metrics
 from sop_faiss.evaluate.confusion import count_confusions
-from sop_faiss.evaluate.finetune import fine_tune, rank_classes
-from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_model import filled_choices, first_layer_of
-from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.labeled_sets import LabeledImages, open_labeled_images
-from sop_faiss.evaluate.training_batches import check_readable, check_workers
-from sop_faiss.evaluate.training_state import digest_of_images, open_state
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_sets import LabeledImages, open_labeled_images
+from sop_faiss.evaluate.trained.finetune import fine_tune, rank_classes
+from sop_faiss.evaluate.trained.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.trained.finetune_model import filled_choices, first_layer_of
+from sop_faiss.evaluate.trained.training_batches import check_readable, check_workers
+from sop_faiss.evaluate.trained.training_state import digest_of_images, open_state
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec

@@ -11,8 +11,8 @@ from jaxtyping import Int64
 from PIL import Image
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.feature_sets import FeatureSet, fill_stores, open_feature_set
 from sop_faiss.evaluate.plane import METHODS, points_of
+from sop_faiss.evaluate.sets.feature_sets import FeatureSet, fill_stores, open_feature_set
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec

@@ -16,12 +16,12 @@ from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.feature_sets import fill_stores, open_feature_set
 from sop_faiss.evaluate.knn import knn_scores
 from sop_faiss.evaluate.knn_choices import TEMPERATURE
-from sop_faiss.evaluate.labeled_sets import LabeledSets, require_images, require_two
 from sop_faiss.evaluate.robustness import DROPS, Distortions, Point, right_predictions, salient_first
 from sop_faiss.evaluate.robustness_choices import RobustnessChoices
+from sop_faiss.evaluate.sets.feature_sets import fill_stores, open_feature_set
+from sop_faiss.evaluate.sets.labeled_sets import LabeledSets, require_images, require_two
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder

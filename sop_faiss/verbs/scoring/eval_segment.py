@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from sop_faiss.evaluate.segment import measure_areas, train_segmenter
-from sop_faiss.evaluate.segment_choices import SegmentChoices
-from sop_faiss.evaluate.segment_model import filled_segment_choices, make_segmenter
-from sop_faiss.evaluate.segment_score import class_scores, constant_areas, miou_interval, score_areas
-from sop_faiss.evaluate.segment_set import open_segment_sets
-from sop_faiss.evaluate.training_batches import check_workers
-from sop_faiss.evaluate.training_state import digest_of_images, open_state
+from sop_faiss.evaluate.sets.segment_set import open_segment_sets
+from sop_faiss.evaluate.trained.segment import measure_areas, train_segmenter
+from sop_faiss.evaluate.trained.segment_choices import SegmentChoices
+from sop_faiss.evaluate.trained.segment_model import filled_segment_choices, make_segmenter
+from sop_faiss.evaluate.trained.segment_score import class_scores, constant_areas, miou_interval, score_areas
+from sop_faiss.evaluate.trained.training_batches import check_workers
+from sop_faiss.evaluate.trained.training_state import digest_of_images, open_state
 from sop_faiss.model.encoders.dense import require_dense
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec

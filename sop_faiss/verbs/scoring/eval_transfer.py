@@ -11,14 +11,14 @@ import numpy as np
 
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.images.subset import Subset
-from sop_faiss.evaluate.feature_sets import FeatureSet
-from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.labeled_sets import LabeledSets
-from sop_faiss.evaluate.training_batches import check_workers
-from sop_faiss.evaluate.training_layers import size_of_recipe, trunk_of
-from sop_faiss.evaluate.transfer_choices import recipe_of_set
-from sop_faiss.evaluate.transfer_sets import find_set, open_set
+from sop_faiss.evaluate.sets.feature_sets import FeatureSet
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_sets import LabeledSets
+from sop_faiss.evaluate.sets.transfer_sets import find_set, open_set
+from sop_faiss.evaluate.trained.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.trained.training_batches import check_workers
+from sop_faiss.evaluate.trained.training_layers import size_of_recipe, trunk_of
+from sop_faiss.evaluate.trained.transfer_choices import recipe_of_set
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.progress import Stage, silent_stage

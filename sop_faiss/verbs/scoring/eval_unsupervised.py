@@ -11,8 +11,8 @@ from sop_faiss.bootstrap import share_interval
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.cluster_choices import ClusterChoices
 from sop_faiss.evaluate.clustering import cluster_and_match
-from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.labeled_sets import open_labeled_sets
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_sets import open_labeled_sets
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec

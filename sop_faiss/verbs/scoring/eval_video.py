@@ -16,8 +16,8 @@ from sop_faiss.distributed import decide, gather_objects, is_main, on_all_ranks,
 from sop_faiss.errors import DataError, SopError
 from sop_faiss.evaluate.propagation import TEMPERATURE
 from sop_faiss.evaluate.region_boundary import frame_statistics
+from sop_faiss.evaluate.sets.video_set import Video, list_videos, open_video, palette_image, read_mask
 from sop_faiss.evaluate.video_choices import VideoChoices
-from sop_faiss.evaluate.video_set import Video, list_videos, open_video, palette_image, read_mask
 from sop_faiss.evaluate.video_task import find_objects, score_masks
 from sop_faiss.files import atomic_directory, read_json, refuse_occupied, write_json
 from sop_faiss.model.encoders.dense import DenseEncoder, require_dense

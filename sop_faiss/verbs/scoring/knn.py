@@ -13,8 +13,8 @@ from sop_faiss.evaluate.baselines import Baseline, measure_baselines
 from sop_faiss.evaluate.confusion import count_confusions
 from sop_faiss.evaluate.knn_choices import KS, TEMPERATURE
 from sop_faiss.evaluate.knn_task import KnnTask
-from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.labeled_sets import LabeledFeatures, LabeledSets, open_labeled_sets
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_sets import LabeledFeatures, LabeledSets, open_labeled_sets
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec

@@ -6,10 +6,10 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from sop_faiss.evaluate.confusion import count_confusions
-from sop_faiss.evaluate.labeled_part import LabeledPart
-from sop_faiss.evaluate.labeled_sets import open_labeled_sets
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.evaluate.linear_task import LinearTask
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.labeled_sets import open_labeled_sets
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.ground_truth import encode_ground_truth, make_ground_truth
-from sop_faiss.evaluate.plain_sets import read_plain_set
+from sop_faiss.evaluate.sets.ground_truth import encode_ground_truth, make_ground_truth
+from sop_faiss.evaluate.sets.plain_sets import read_plain_set
 from sop_faiss.files import write_file
 from sop_faiss.verbs.output_paths import check_outputs
 

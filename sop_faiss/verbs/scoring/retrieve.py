@@ -15,11 +15,11 @@ from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError
 from sop_faiss.evaluate.baselines import Baseline, measure_baselines
 from sop_faiss.evaluate.expansion import Expansion
-from sop_faiss.evaluate.published_layouts import RADIUS_METERS
 from sop_faiss.evaluate.results import result_content
 from sop_faiss.evaluate.retrieval import Protocol, RetrievalScores, choose_protocol, score_retrieval
-from sop_faiss.evaluate.retrieval_set import RetrievalSet, open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
+from sop_faiss.evaluate.sets.published_layouts import RADIUS_METERS
+from sop_faiss.evaluate.sets.retrieval_set import RetrievalSet, open_retrieval_set
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.index.rerank.settings import Rerank, TokenSettings
 from sop_faiss.model.encoders.encoder import Encoder

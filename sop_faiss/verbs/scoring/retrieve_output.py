@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sop_faiss.evaluate.protocols import Difficulty, Protocol
 from sop_faiss.evaluate.published import PUBLISHED, PUBLISHED_OF_LAYOUTS, protocol_differences
 from sop_faiss.evaluate.retrieval import QueryResult
-from sop_faiss.evaluate.retrieval_set import KNOWN_SETS
+from sop_faiss.evaluate.sets.retrieval_set import KNOWN_SETS
 from sop_faiss.files import atomic_file
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.ap_histogram import draw_ap_histogram

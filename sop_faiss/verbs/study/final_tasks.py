@@ -9,14 +9,14 @@ from sop_faiss.config.study import FinalConfig
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.errors import ConfigError, spell_arguments
-from sop_faiss.evaluate.feature_sets import FeatureSet, open_feature_set
 from sop_faiss.evaluate.knn_task import KnnTask
-from sop_faiss.evaluate.labeled_sets import LabeledSets
 from sop_faiss.evaluate.linear_choices import LinearChoices
 from sop_faiss.evaluate.linear_task import LinearTask
 from sop_faiss.evaluate.retrieval import choose_protocol
-from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
+from sop_faiss.evaluate.sets.feature_sets import FeatureSet, open_feature_set
+from sop_faiss.evaluate.sets.labeled_sets import LabeledSets
+from sop_faiss.evaluate.sets.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.task import EvaluationTask
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.verbs.training.training_images import open_training_images

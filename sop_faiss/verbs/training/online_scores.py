@@ -19,13 +19,13 @@ from sop_faiss.data.shards.shard_stream import ShardStream
 from sop_faiss.data.stream import split_holdout
 from sop_faiss.data.views.view_pairs import ViewPairs
 from sop_faiss.errors import ConfigError, DataError, spell_arguments
-from sop_faiss.evaluate.feature_sets import FeatureSet
 from sop_faiss.evaluate.knn_task import KnnTask
 from sop_faiss.evaluate.label_free import UNITS
-from sop_faiss.evaluate.labeled_sets import LabeledSets
 from sop_faiss.evaluate.retrieval import choose_protocol
-from sop_faiss.evaluate.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.retrieval_task import RetrievalTask
+from sop_faiss.evaluate.sets.feature_sets import FeatureSet
+from sop_faiss.evaluate.sets.labeled_sets import LabeledSets
+from sop_faiss.evaluate.sets.retrieval_set import open_retrieval_set
 from sop_faiss.evaluate.task import TaskOfQueries
 from sop_faiss.evaluate.view_recall_task import ViewRecallTask
 from sop_faiss.features.extract import ExtractionOptions

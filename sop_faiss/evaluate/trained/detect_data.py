@@ -8,8 +8,8 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 
 from sop_faiss.distributed import derive_seed
-from sop_faiss.evaluate.coco_set import CocoSet, Instances
-from sop_faiss.evaluate.detect_choices import DetectChoices
+from sop_faiss.evaluate.sets.coco_set import CocoSet, Instances
+from sop_faiss.evaluate.trained.detect_choices import DetectChoices
 
 Target = dict[str, Tensor]
 """Of an image, as torchvision names it: `boxes`, `labels` and `masks`."""

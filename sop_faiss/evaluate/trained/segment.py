@@ -18,15 +18,15 @@ from torch.nn import functional
 
 from sop_faiss.distributed import average
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.segment_choices import SegmentChoices
-from sop_faiss.evaluate.segment_data import training_crop, whole_input
-from sop_faiss.evaluate.segment_model import make_segmenter, make_segmenter_optimizer
-from sop_faiss.evaluate.segment_score import VOID, count_areas
-from sop_faiss.evaluate.segment_set import SegmentSet
-from sop_faiss.evaluate.training import Training, train
-from sop_faiss.evaluate.training_batches import Plan, load_batches, plan_batches, plan_in_order, seeded
-from sop_faiss.evaluate.training_ranks import score_together
-from sop_faiss.evaluate.training_state import TrainingState
+from sop_faiss.evaluate.sets.segment_set import SegmentSet
+from sop_faiss.evaluate.trained.segment_choices import SegmentChoices
+from sop_faiss.evaluate.trained.segment_data import training_crop, whole_input
+from sop_faiss.evaluate.trained.segment_model import make_segmenter, make_segmenter_optimizer
+from sop_faiss.evaluate.trained.segment_score import VOID, count_areas
+from sop_faiss.evaluate.trained.training import Training, train
+from sop_faiss.evaluate.trained.training_batches import Plan, load_batches, plan_batches, plan_in_order, seeded
+from sop_faiss.evaluate.trained.training_ranks import score_together
+from sop_faiss.evaluate.trained.training_state import TrainingState
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from sop_faiss.distributed import average, on_all_ranks, world_size
 from sop_faiss.errors import RunStoppedError, SavedError
-from sop_faiss.evaluate.training_batches import Plan
-from sop_faiss.evaluate.training_ranks import join_batches, own_places
-from sop_faiss.evaluate.training_state import TrainingState
+from sop_faiss.evaluate.trained.training_batches import Plan
+from sop_faiss.evaluate.trained.training_ranks import join_batches, own_places
+from sop_faiss.evaluate.trained.training_state import TrainingState
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.parallel import average_gradients
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.training_choices import BELOW_ONE, Bounds, check_choices, fill_choices
+from sop_faiss.evaluate.trained.training_choices import BELOW_ONE, Bounds, check_choices, fill_choices
 
 LEARNING_RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 """Peaks at a batch of 1,024 images, tried by default; the script's own is 4e-3, and its README says to sweep."""

@@ -18,9 +18,15 @@ from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 
 from sop_faiss.distributed import derive_seed
-from sop_faiss.evaluate.cascade import CascadeHeads
-from sop_faiss.evaluate.detect_choices import DetectChoices
-from sop_faiss.evaluate.training_layers import optimizer_of, require_layers, set_drop_path, size_of_recipe, trunk_of
+from sop_faiss.evaluate.trained.cascade import CascadeHeads
+from sop_faiss.evaluate.trained.detect_choices import DetectChoices
+from sop_faiss.evaluate.trained.training_layers import (
+    optimizer_of,
+    require_layers,
+    set_drop_path,
+    size_of_recipe,
+    trunk_of,
+)
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.pyramid import STRIDES, Pyramid
 

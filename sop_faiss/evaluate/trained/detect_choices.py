@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sop_faiss.evaluate.training_choices import Bounds, check_choices, fill_choices
+from sop_faiss.evaluate.trained.training_choices import Bounds, check_choices, fill_choices
 
 RECIPES = {"S": (0.8, 0.1), "B": (0.75, 0.2), "L": (0.75, 0.2), "other": (1.0, 0.2)}
 """Layer decay and drop path by the size of a ViT, from iBOT's README and files: its Swin is `other`. It has none for

@@ -13,15 +13,15 @@ from torchvision.models.detection import MaskRCNN
 
 from sop_faiss.distributed import rank
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.coco_masks import encode_masks
-from sop_faiss.evaluate.coco_set import CocoSet
-from sop_faiss.evaluate.detect_choices import DetectChoices
-from sop_faiss.evaluate.detect_data import Target, image_tensor, training_image
-from sop_faiss.evaluate.detect_model import make_detector, make_optimizer
-from sop_faiss.evaluate.training import Training, train
-from sop_faiss.evaluate.training_batches import Plan, load_batches, plan_batches, plan_in_order, seeded
-from sop_faiss.evaluate.training_ranks import score_together
-from sop_faiss.evaluate.training_state import TrainingState
+from sop_faiss.evaluate.sets.coco_masks import encode_masks
+from sop_faiss.evaluate.sets.coco_set import CocoSet
+from sop_faiss.evaluate.trained.detect_choices import DetectChoices
+from sop_faiss.evaluate.trained.detect_data import Target, image_tensor, training_image
+from sop_faiss.evaluate.trained.detect_model import make_detector, make_optimizer
+from sop_faiss.evaluate.trained.training import Training, train
+from sop_faiss.evaluate.trained.training_batches import Plan, load_batches, plan_batches, plan_in_order, seeded
+from sop_faiss.evaluate.trained.training_ranks import score_together
+from sop_faiss.evaluate.trained.training_state import TrainingState
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.training_layers import (
+from sop_faiss.evaluate.trained.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.trained.training_layers import (
     head_groups,
     layer_groups,
     require_layers,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.training_choices import Bounds, check_choices, fill_choices
+from sop_faiss.evaluate.trained.training_choices import Bounds, check_choices, fill_choices
 
 HEADS = ("linear", "upernet")
 QUICK: dict[str, dict[str, Any]] = {

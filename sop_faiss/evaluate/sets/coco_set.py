@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int64, UInt8
 from sop_faiss.data.images.decode import MAX_PIXELS, size_problem
 from sop_faiss.data.images.listing import FileSource, open_files
 from sop_faiss.errors import DataError, SopError
-from sop_faiss.evaluate.coco_masks import check_segmentation, has_area, read_mask
+from sop_faiss.evaluate.sets.coco_masks import check_segmentation, has_area, read_mask
 from sop_faiss.files import read_json
 from sop_faiss.paths import path_state
 

@@ -19,8 +19,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.ground_truth import NO_CLASS, PLAIN, Classes
-from sop_faiss.evaluate.layout_files import (
+from sop_faiss.evaluate.protocols import ILIAS_LISTS, PROTOCOLS
+from sop_faiss.evaluate.sets.ground_truth import NO_CLASS, PLAIN, Classes
+from sop_faiss.evaluate.sets.layout_files import (
     first_of,
     list_images,
     read_columns,
@@ -28,8 +29,7 @@ from sop_faiss.evaluate.layout_files import (
     read_words,
     whole_number,
 )
-from sop_faiss.evaluate.plain_sets import groups_between
-from sop_faiss.evaluate.protocols import ILIAS_LISTS, PROTOCOLS
+from sop_faiss.evaluate.sets.plain_sets import groups_between
 
 RADIUS_METERS = 25.0
 """Within this distance an image shows the query's place, in nearly all work on place recognition."""

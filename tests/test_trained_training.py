@@ -13,8 +13,8 @@ import torch
 
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, SavedError
-from sop_faiss.evaluate import training_ranks
-from sop_faiss.evaluate.training_ranks import own_places
+from sop_faiss.evaluate.trained import training_ranks
+from sop_faiss.evaluate.trained.training_ranks import own_places
 from tests.images import write_folder
 from tests.messages import assert_one_line
 from tests.test_finetune import PLAIN, encoder_of, tune

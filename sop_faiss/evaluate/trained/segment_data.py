@@ -10,9 +10,9 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from sop_faiss.distributed import derive_seed
-from sop_faiss.evaluate.segment_choices import SegmentChoices
-from sop_faiss.evaluate.segment_score import VOID
-from sop_faiss.evaluate.training_batches import seeded
+from sop_faiss.evaluate.trained.segment_choices import SegmentChoices
+from sop_faiss.evaluate.trained.segment_score import VOID
+from sop_faiss.evaluate.trained.training_batches import seeded
 from sop_faiss.model.encoders.preprocess import Preprocess
 
 _LONGEST = 4

@@ -24,9 +24,9 @@ from sop_faiss.data.images.box import crop_to_box
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.listing import FileSource
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.ground_truth import PLAIN, GroundTruth, QueryBox, make_ground_truth, read_ground_truth
-from sop_faiss.evaluate.plain_sets import read_plain_set
-from sop_faiss.evaluate.published_layouts import LAYOUTS, RADIUS_METERS, read_layout
+from sop_faiss.evaluate.sets.ground_truth import PLAIN, GroundTruth, QueryBox, make_ground_truth, read_ground_truth
+from sop_faiss.evaluate.sets.plain_sets import read_plain_set
+from sop_faiss.evaluate.sets.published_layouts import LAYOUTS, RADIUS_METERS, read_layout
 from sop_faiss.files import sha256_file
 from sop_faiss.paths import path_state
 

@@ -12,8 +12,8 @@ from timm.data.auto_augment import RandAugment
 from torch import Tensor
 from torchvision import transforms
 
-from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.training_batches import Plan, plan_batches, seeded
+from sop_faiss.evaluate.trained.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.trained.training_batches import Plan, plan_batches, seeded
 from sop_faiss.model.encoders.preprocess import Preprocess
 
 _SHIFTED_SIDE = 32

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sop_faiss.evaluate.finetune_choices import DEIT, QUICK
+from sop_faiss.evaluate.trained.finetune_choices import DEIT, QUICK
 
 _INAT = {"epochs": 360, "erasing": 0.1}
 SETS: dict[str, dict[str, Any]] = {

@@ -16,8 +16,8 @@ from sop_faiss.data.images.decode import open_image
 from sop_faiss.data.images.keys import IMAGE_SUFFIXES, is_hidden
 from sop_faiss.data.images.listing import FileSource, open_files
 from sop_faiss.errors import ConfigError, DataError
-from sop_faiss.evaluate.segment_score import VOID
-from sop_faiss.evaluate.video_set import read_mask
+from sop_faiss.evaluate.sets.video_set import read_mask
+from sop_faiss.evaluate.trained.segment_score import VOID
 from sop_faiss.paths import path_state
 from sop_faiss.progress import ProgressCallback
 

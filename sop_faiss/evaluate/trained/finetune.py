@@ -18,14 +18,14 @@ from torch.nn import functional
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import DataError, RunStoppedError
-from sop_faiss.evaluate.finetune_choices import FinetuneChoices
-from sop_faiss.evaluate.finetune_data import Augmentation, plan_epoch
-from sop_faiss.evaluate.finetune_model import Classifier, make_classifier, make_optimizer
-from sop_faiss.evaluate.labeled_part import held_out_rows
-from sop_faiss.evaluate.training import Training, train
-from sop_faiss.evaluate.training_batches import Plan, load_batches, plan_in_order, seeded
-from sop_faiss.evaluate.training_ranks import score_together
-from sop_faiss.evaluate.training_state import TrainingState
+from sop_faiss.evaluate.sets.labeled_part import held_out_rows
+from sop_faiss.evaluate.trained.finetune_choices import FinetuneChoices
+from sop_faiss.evaluate.trained.finetune_data import Augmentation, plan_epoch
+from sop_faiss.evaluate.trained.finetune_model import Classifier, make_classifier, make_optimizer
+from sop_faiss.evaluate.trained.training import Training, train
+from sop_faiss.evaluate.trained.training_batches import Plan, load_batches, plan_in_order, seeded
+from sop_faiss.evaluate.trained.training_ranks import score_together
+from sop_faiss.evaluate.trained.training_state import TrainingState
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.train.schedules import cosine

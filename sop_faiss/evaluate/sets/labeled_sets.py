@@ -11,8 +11,8 @@ from jaxtyping import Float32, Int64
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.data.images.subset import Subset
 from sop_faiss.errors import DataError
-from sop_faiss.evaluate.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
-from sop_faiss.evaluate.labeled_part import LabeledPart
+from sop_faiss.evaluate.sets.feature_sets import FeatureSet, fill_stores, open_feature_set, require_encoder_or_stores
+from sop_faiss.evaluate.sets.labeled_part import LabeledPart
 from sop_faiss.features.extract import ExtractionOptions
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.model.encoders.encoder import Encoder

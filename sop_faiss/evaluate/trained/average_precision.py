@@ -6,8 +6,8 @@ import contextlib
 import io
 from typing import Any
 
-from sop_faiss.evaluate.coco_masks import coco_library, read_mask
-from sop_faiss.evaluate.coco_set import CocoSet
+from sop_faiss.evaluate.sets.coco_masks import coco_library, read_mask
+from sop_faiss.evaluate.sets.coco_set import CocoSet
 
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 """The first of COCO's twelve numbers, in its order."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sop_faiss.distributed import derive_seed
 from sop_faiss.errors import ConfigError
-from sop_faiss.evaluate.segment_choices import SegmentChoices
-from sop_faiss.evaluate.training_layers import (
+from sop_faiss.evaluate.trained.segment_choices import SegmentChoices
+from sop_faiss.evaluate.trained.training_layers import (
     head_groups,
     optimizer_of,
     require_layers,

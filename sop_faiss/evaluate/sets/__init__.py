@@ -1,0 +1,1 @@
+"""Data sets as they lie on disk: layouts, ground truth and labels, read and checked before anything is measured."""
