@@ -19,7 +19,7 @@ from sop_faiss.data.demo_scenes import write_scenes
     "name",
     type=click.Choice(["digits", "scenes"]),
     default="digits",
-    help="Scanned digits of 32 px, or cuttings of color photos, each photographed again several times, of 48 px.",
+    help="Scanned digits of 32 px, or cut-outs of color photos of 48 px, several versions of each.",
 )
 @run_command
 def demo_command(out: Path, name: str) -> None:
@@ -28,7 +28,8 @@ def demo_command(out: Path, name: str) -> None:
     digits: OUT/train and OUT/test hold labeled shards of scikit-learn's 1,797 scanned digits, OUT/retrieval queries and
     a database with their ground truth.
 
-    scenes: OUT/train holds photographs of some things; OUT/known and OUT/asked, labeled by thing, those of others, and
+    scenes: cut-outs of 8 photos, each in several versions (shifted, scaled, turned, in other light and colors).
+    OUT/train holds those of some cut-outs; OUT/known and OUT/asked, labeled by cut-out, those of others, and
     OUT/retrieval the ones asked for as queries in the known ones.
 
     \b

@@ -35,10 +35,10 @@ from sop_faiss.cli.progress_reporter import progress_reporter
 def main(images: str | None, out: Path, seed: int) -> None:
     """Train, build an index, and write a page of images found by similarity.
 
-    On built-in photographs of things seen again, it compares raw pixels, random weights, the pretrained encoder and
-    its continuation, and exits with 3 unless the promised gains were reached. On your own images it needs no labels: it
-    continues a pretrained encoder for some steps, and shows what was found before and after, and whether a difference
-    is shown.
+    On the built-in cut-outs of photos, several versions of each, it compares raw pixels, random weights, the
+    pretrained encoder and its continuation, and exits with 3 unless the promised gains were reached. On your own
+    images it needs no labels: it continues a pretrained encoder for some steps, and shows what was found before and
+    after, and whether a difference is shown.
     """
     log_to_stderr(logging.WARNING)
     if images is not None:

@@ -114,10 +114,10 @@ def _print(index: FeatureIndex, groups: Sequence[DuplicateGroup], threshold: flo
         click.echo(f"no two of {len(index):,} images were found at {threshold:g} or more; try a lower --threshold")
         return
     counted_groups = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
-    click.echo(f"{counted_groups} of {alike:,} of {len(index):,} images at {threshold:g} or more")
+    click.echo(f"{alike:,} of {len(index):,} images are in {counted_groups}, by similarities of {threshold:g} or more")
     kinds = Counter(group.kind for group in groups)
     counts = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in KINDS.items() if kinds[kind])
-    click.echo(f"by their bytes: {counts}")
+    click.echo(f"groups by the bytes of their files: {counts}")
     for group in groups[:_SHOWN_GROUPS]:
         keys = [one_line(index.ids.keys[row]) for row in group.rows[:_SHOWN_KEYS].tolist()]
         more = f"  and {len(group.rows) - len(keys):,} more" if len(group.rows) > len(keys) else ""

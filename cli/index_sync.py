@@ -73,7 +73,7 @@ def sync_command(
     say_left_out(bad, index)
     left_out = [f"{len(bad):,} left out" + (f" ({counted(done.dropped)})" if bad else "")]
     if len(done.left_out) > len(bad):
-        left_out.append(f"{len(done.left_out) - len(bad):,} that you removed, left out")
+        left_out.append(f"{len(done.left_out) - len(bad):,} kept out by sop-index remove")
     if done.elsewhere:
         left_out.append(f"{done.elsewhere:,} from elsewhere")
     did = ["to add", "to replace", "to remove"] if dry_run else ["added", "changed", "removed"]

@@ -24,6 +24,8 @@ from sop_faiss.cli.path_options import NamedPath
 from sop_faiss.cli.progress_reporter import progress_reporter
 from sop_faiss.cli.tables import print_table
 
+_CONTINUES = "the runs under way are saved; the same command continues them"
+
 
 class _Command(click.Command):
     """A command whose help lists the packaged studies with the first sentences of their opening comments."""
@@ -78,7 +80,7 @@ def main(
 
     DIR/study.html, study.md and study.parquet have the results, DIR/runs/ARM/seed_N each run. A run that is done is not
     made again: after a kill or a failure the same command continues. Exit status: 0 done, 1 a mistake or a run that
-    failed (the others are made), 75 runs were saved on a signal.
+    failed (the others are made), 75 runs were saved on a signal, 130 Ctrl-C, which saves them, too.
     """
     if name is not None or probe is not None:
         _work(out, name, probe, driver)
@@ -103,10 +105,12 @@ def main(
                 progress=progress,
                 footer=lambda: page_footer("sop-study"),
             )
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(f"interrupted: {_CONTINUES}") from interrupt
     except Ended as ended:
         if ended.number != signal.SIGTERM:
             raise
-        click.echo(f"{ended}: the runs under way are saved; the same command continues them", err=True)
+        click.echo(f"{ended}: {_CONTINUES}", err=True)
         sys.exit(EXIT_REQUEUE)
     for table in result.tables:
         print_table(table.caption, table.columns, table.rows)

@@ -179,7 +179,7 @@ def test_what_the_user_removed_stays_away(place: Path, built: Path) -> None:
         said = invoke("sync", index, folder, ok=True).stdout
         assert (
             said.startswith("0 added, 0 changed, 0 removed")
-            and "1 that you removed, left out: " in said
+            and "1 kept out by sop-index remove: " in said
             and "is up to date with" in said
         )
     assert "removed by you 1" in invoke("info", index, ok=True).stdout

@@ -52,13 +52,14 @@ def test_a_study_prints_its_tables_and_says_what_failed(tmp_path, images, monkey
     assert f"page: {tmp_path / 'out' / 'study.html'}" in result.stderr
 
 
-def test_a_signal_asks_for_the_same_command_again(tmp_path, images, monkeypatch):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_asks_for_the_same_command_again(number, status, tmp_path, images, monkeypatch):
     def end(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     monkeypatch.setattr(verb, "run_on_this_machine", end)
     result = CliRunner().invoke(main, [str(study_file(tmp_path, images)), "--out", str(tmp_path / "out")])
-    assert result.exit_code == 75 and "the same command continues" in result.stderr
+    assert result.exit_code == status and "the same command continues" in result.stderr
 
 
 def test_bad_words_are_one_line(tmp_path, images, monkeypatch):

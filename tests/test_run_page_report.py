@@ -242,7 +242,7 @@ def test_what_went_wrong_is_told(run):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page, _ = report(run, "--no-images")
     assert {"the run stopped itself", "nan", "<b>bold</b>", "truncated", "3", "<i>one"} <= set(page.texts)
-    notice = "k-NN accuracy: top-1, k = 3 has never been above 50.00, its value before the first step: 48.00 at best."
+    notice = "k-NN accuracy: top-1, k = 3: no later value is above that of step 0 (50.00); the best is 48.00."
     assert notice in page.texts
     (run / "stopped.json").write_text("{")
     assert any("cannot be read as JSON" in text for text in report(run, "--no-images")[0].texts)

@@ -217,7 +217,9 @@ def test_duplicates_command(place: Path, store: FeatureStore, tmp_path: Path) ->
     words = ("duplicates", place / "Flat", "--json", tmp_path / "a.json", "--csv", tmp_path / "a.csv")
     result = invoke(*words, "--html", tmp_path / "a.html")
     alike = sum(map(len, wanted))
-    assert result.stdout.startswith(f"{len(wanted)} groups of {alike} of 300 images at 0.95 or more\n")
+    assert result.stdout.startswith(
+        f"{alike} of 300 images are in {len(wanted)} groups, by similarities of 0.95 or more\n"
+    )
     content = json.loads((tmp_path / "a.json").read_text())
     assert [[each["row"] for each in group["images"]] for group in content["groups"]] == wanted
     assert content["images_beyond_the_first"] == alike - len(wanted)
@@ -226,7 +228,7 @@ def test_duplicates_command(place: Path, store: FeatureStore, tmp_path: Path) ->
     assert lines[0]["group"] == "1" and lines[-1]["group"] == str(len(wanted))
     page = (tmp_path / "a.html").read_text()
     assert page.count("<article") == min(200, len(wanted)) and f"{len(wanted[0])} alike" in page
-    assert "Each group&#39;s first image on the left" in page and "Query" not in page
+    assert "On the left the first image of a group" in page and "Query" not in page
     assert invoke("duplicates", place / "Flat", "--csv", "-").stdout_bytes == (tmp_path / "a.csv").read_bytes()
     refused = invoke("duplicates", place / "Flat", "--threshold", 1.5, ok=False)
     assert (

@@ -1,4 +1,4 @@
-"""`make demo`: from images to a page of what an encoder finds, on built-in photographs of things seen again."""
+"""`make demo`: from images to a page of what an encoder finds, on several versions of built-in cut-outs."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _index_and_page(out: Path, gallery: str, queries: ImageSource, summary: Sequ
             page,
             index,
             result,
-            title="Things photographed again: what the encoder finds",
+            title="Several versions of each cut-out: what the encoder finds",
             summary=summary,
             by_label=True,
             queries=_QUERIES_SHOWN,

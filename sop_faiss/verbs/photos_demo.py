@@ -91,6 +91,7 @@ def photos_demo(images: str, out: Path, stage: Stage, seed: int = 0) -> PhotosRe
     verdict, is_better = _say(result.last_metrics, config, pretrained)
     commands = _commands(images, out, usable, pretrained, is_better)
     strips = _strips(out, pretrained, stage)
+    new = " New: not among the nearest before training." if pretrained else ""
     page = out / "results.html"
     with stage("drawing the page", "images") as progress:
         write_contact_sheet(
@@ -99,7 +100,7 @@ def photos_demo(images: str, out: Path, stage: Stage, seed: int = 0) -> PhotosRe
             strips,
             subtitle=verdict,
             legend="Each query first, then the nearest; the number is the cosine similarity. Queries are spread evenly "
-            "over the photos, not picked.",
+            f"over the photos, not picked.{new}",
             summary=_tables(config, usable, result, commands),
             charts=training_charts(out / "run"),
             pairs=True,

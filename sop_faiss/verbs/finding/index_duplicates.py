@@ -89,12 +89,14 @@ def write_duplicates_page(
     alike = sum(len(group.rows) for group in groups)
     shown = f" The {_MOST_GROUPS} largest groups are shown." if len(groups) > _MOST_GROUPS else ""
     subtitle = (
-        f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'} of {alike:,} of the {len(index):,} images, "
+        f"{alike:,} of the {len(index):,} images are in {len(groups):,} {'group' if len(groups) == 1 else 'groups'}, "
         f"joined by pairs of similarity {threshold:g} or more.{shown}"
     )
     if not groups:
         subtitle = f"No two of the {len(index):,} images reach a similarity of {threshold:g}."
-    legend = "Each group's first image on the left, nearest to it first; the number is the cosine similarity to it."
+    legend = (
+        "On the left the first image of a group; next to it the others, nearest first, with their similarity to it."
+    )
     legend += (
         f" Marked to be removed are exact copies (the same bytes) and images of similarity {SAME_IMAGE:g} or more, all "
         "but the largest (pixels, then bytes); decide about the others yourself. "

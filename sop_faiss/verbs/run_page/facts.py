@@ -98,16 +98,16 @@ def say_verdict(panels: Sequence[Panel], state: Mapping[str, Any]) -> str:
 
 
 def score_notices(panels: Sequence[Panel]) -> list[str]:
-    """Report each score that never rose above its value before the first step, or is below it now."""
+    """Report each score that never rose above its value at step 0, or is below it now."""
     notices = []
     for name, curve in _scores(panels):
         if len(curve.steps) < 2 or curve.steps[0] != 0:
             continue
         before, best, now = (f"{value:.2f}" for value in (curve.values[0], curve.values[1:].max(), curve.values[-1]))
         if curve.values[1:].max() <= curve.values[0]:
-            notices.append(f"{name} has never been above {before}, its value before the first step: {best} at best.")
+            notices.append(f"{name}: no later value is above that of step 0 ({before}); the best is {best}.")
         elif curve.values[-1] < curve.values[0]:
-            notices.append(f"{name} is at {now} now, below {before} before the first step.")
+            notices.append(f"{name}: the last value, {now}, is below that of step 0 ({before}).")
     return notices
 
 
