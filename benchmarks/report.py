@@ -129,6 +129,7 @@ def finish(topic: str, rows: list[Row], *, json_file: Path | None, record: bool)
         console.print(f"{row.what}: {_details(row)}", markup=False, highlight=False)
     if json_file is not None:
         content = {"environment": where, "rows": [asdict(row) for row in rows]}
+        json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(content, indent=2) + "\n")
     if record:
         with RESULTS.open("a") as file:

@@ -91,6 +91,27 @@ def test_changes_keep_tokens_and_only_new_images_are_read(place: Path) -> None:
     assert len(open_store(place)[1].of([0])[0]) == 5
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_links_stay_links_and_tokens_inside_the_index_are_kept(place: Path, inside: bool) -> None:
+    before = open_store(place)[1].of([3])[0]
+    disk = place / "disk"
+    disk.mkdir()
+    (place / "index").rename(disk / "index")
+    (place / "index").symlink_to("disk/index")
+    tokens = disk / "index" / "own" if inside else disk / "tokens"
+    (disk / "index" / "tokens").rename(tokens)
+    (disk / "index" / "tokens").symlink_to("own" if inside else "../tokens")
+    invoke("remove", place / "index", "0001")
+    invoke("add", place / "index", place / "photos" / "0001.jpg")
+    index, store = open_store(place)
+    store.require_complete(index)
+    assert np.array_equal(store.of([index.row_of("0003")])[0], before)
+    assert "tokens of 8 images made" in invoke("tokens", place / "index", "--token-count", 5)
+    assert (place / "index").is_symlink() and (disk / "index" / "tokens").is_symlink() != inside
+    assert sorted(path.name for path in disk.iterdir()) == ["index", *(["tokens"] if not inside else [])]
+    assert len(open_store(place)[1].of([0])[0]) == 5
+
+
 def test_more_dimensions_need_other_tokens(place: Path) -> None:
     index, store = open_store(place)
     encoder, images = encoder_of_index(index), index_images(index)
