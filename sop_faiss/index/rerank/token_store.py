@@ -62,7 +62,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, index: FeatureIndex) -> TokenStore:
-        """Open the tokens of an index; they stay in their file. Their number is verified, and their bytes as they are read.
+        """Open the tokens of an index; they stay in their file. Their number is verified, their bytes as they are read.
 
         Raises:
             ConfigError: there are none.
