@@ -159,10 +159,11 @@ class StudyFolder:
             return
         before = flat_settings(load_run_config(file))
         for name, value in flat_settings(planned.config).items():
-            if before[name] != value and not name.startswith(_MAY_CHANGE_IN_RUNS):
+            old = before[name]
+            if old != value and not name.startswith(_MAY_CHANGE_IN_RUNS):
                 raise ConfigError(
-                    f"run {planned.name} of {self.root} was started with {name} = {before[name]}, not {value}: give "
-                    "the same settings, or choose another `out`"
+                    f"run {planned.name} of {self.root} was started with {name} = {old or repr(old)}, "
+                    f"not {value or repr(value)}: give the same settings, or choose another `out`"
                 )
 
 
