@@ -129,7 +129,8 @@ class TokenStore:
         places = self.places[np.asarray(rows, np.int64)]
         spans = self._spans(places)
         packed = np.concatenate(spans)
-        changed = self.checksums is not None and [zlib.crc32(each) for each in spans] != self.checksums[places].tolist()
+        known = None if self.checksums is None else self.checksums[places].tolist()
+        changed = known is not None and known != [zlib.crc32(each.data) for each in spans]
         if changed or not self.codes.are_finite(packed):
             raise IndexMismatchError(
                 f"{self.directory / content_file(self.settings)} is damaged: remove {self.directory}, and "
@@ -215,15 +216,15 @@ def write_tokens(
             for row in [] if old is None else np.flatnonzero(old.places >= 0).tolist():
                 assert old is not None
                 packed = old._spans(old.places[row : row + 1])[0]
-                lines.append((keys[row], old.digests[old.places[row]], done, len(packed), zlib.crc32(packed)))
-                stream.write(packed)
+                lines.append((keys[row], old.digests[old.places[row]], done, len(packed), zlib.crc32(packed.data)))
+                stream.write(packed.data)
                 done += len(packed)
             names = [keys[row] for row in missing]
             with stage("tokens", "images") as progress:
                 for position, made in tokenizer.tokens(len(missing), read, names, progress):
                     packed = tokenizer.codes.packed(made)
-                    lines.append((names[position], digests[position], done, len(made), zlib.crc32(packed)))
-                    stream.write(packed)
+                    lines.append((names[position], digests[position], done, len(made), zlib.crc32(packed.data)))
+                    stream.write(packed.data)
                     done += len(made)
         _finish(folder, lines, tokenizer, settings)
     return len(missing)
