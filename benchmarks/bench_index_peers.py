@@ -256,7 +256,12 @@ def prepare(features: Path, rows: int, queries: int, folder: Path) -> None:
     "--rows", type=click.IntRange(1000), default=1_000_000, show_default=True, help="Vectors of each gallery."
 )
 @click.option("--queries", type=click.IntRange(1), default=200, show_default=True, help="Of each gallery.")
-@click.option("--peers", type=click.Path(path_type=Path), default=Path(sys.executable), help="A Python with the peers.")
+@click.option(
+    "--peers",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=Path(sys.executable),
+    help="A Python with the peers.",
+)
 @click.option("--engine", "names", multiple=True, type=click.Choice(list(ENGINES)), help="Only these; default all.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of the timings.")
 @click.option("--builds", type=click.IntRange(1), default=1, show_default=True, help="How many are built at a time.")

@@ -22,13 +22,14 @@ these networks takes less.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import resource
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,7 +37,7 @@ from unittest import mock
 import click
 import numpy as np
 import torch
-from ibot import peer_step
+from ibot import load_ibot, peer_step
 from report import Row, finish, interleaved_medians, meets
 
 from sop_faiss.config import Config, load_config
@@ -234,8 +235,8 @@ def peak_of(images: int, overrides: tuple[str, ...], name: str = "vits16", check
 
     With `checkout` the steps are those of iBOT's own code.
     """
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_peak_here, (images, overrides, name, checkout))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # unlike Pool it reports a process that died
+        return pool.submit(_peak_here, images, overrides, name, checkout).result()
 
 
 def _peak_here(images: int, overrides: tuple[str, ...], name: str, checkout: Path | None) -> float:
@@ -260,6 +261,7 @@ def ibot_rows(checkout: Path | None, quick: bool, batch_size: int | None) -> lis
     whats = {name: f"a training step, ViT-S/16, {images} images, 2 + 10 views, {name}" for name in MEMORIES}
     if checkout is None:
         return [Row(what, "iBOT's step", None, targets[name], None, MISSING) for name, what in whats.items()]
+    load_ibot(checkout)  # before minutes of measuring
     peaks = {name: peak_of(images, overrides) for name, overrides in MEMORIES.items()}
     peaks |= {"together": peak_of(images, ()), "ibot": peak_of(images, (), checkout=checkout)}
     device, batch = device_here(), f"train.batch_size={images}"

@@ -26,6 +26,8 @@ import click
 import torch
 from report import ROOT, environment
 
+from sop_faiss.config import load_config
+
 STAGE_MINUTES = 30.0
 """Longest that a stage other than training may take."""
 SAVING_SECONDS = 120.0
@@ -151,6 +153,7 @@ def main(out: Path, minutes: float | None, quick: bool, config: str, overrides: 
     """Run the GPU tests, the benchmarks and a training run, and summarize them."""
     if out.exists() and any(out.iterdir()):
         raise click.UsageError(f"--out {out} is not empty: name a new folder")
+    load_config(config, overrides)  # a mistake in it is found before the other stages
     out.mkdir(parents=True, exist_ok=True)
     out = out.resolve()
     minutes = minutes or (1.0 if quick else 10.0)

@@ -18,17 +18,31 @@ from dataclasses import asdict, dataclass, field
 from datetime import date
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from sop_faiss.errors import SopError
+
 __all__ = ["Row", "environment", "extra_peak_bytes", "finish", "interleaved_medians", "meets", "vector_flags"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 PACKAGES = ("torch", "torchvision", "timm", "faiss-gpu", "faiss-cpu", "numpy")
+
+
+def _mistakes_are_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that a user can mend without a traceback, as the commands do."""
+    if issubclass(kind, SopError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _mistakes_are_one_line
 
 
 @dataclass(frozen=True)
@@ -129,6 +143,7 @@ def finish(topic: str, rows: list[Row], *, json_file: Path | None, record: bool)
         console.print(f"{row.what}: {_details(row)}", markup=False, highlight=False)
     if json_file is not None:
         content = {"environment": where, "rows": [asdict(row) for row in rows]}
+        json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(content, indent=2) + "\n")
     if record:
         with RESULTS.open("a") as file:

@@ -43,12 +43,18 @@ def require_replaceable(directory: Path) -> None:
     """Check before long work that a directory can be made, or replaced by renaming a complete one.
 
     Raises:
-        SopError: it is something else (a link to nowhere, a file), has no name of its own, or it or the folder that it
-            is in cannot be written to.
+        SopError: it is something else (a link to nowhere, a file), has no name of its own, is a mount point, or it or
+            the folder that it is in cannot be written to.
     """
     require_name(directory)
     if os.path.lexists(directory) and not directory.is_dir():
         raise SopError(f"output {directory} {path_state(directory)}, wanted a folder: choose another or remove it")
+    directory = _led_to(directory)
+    if directory.is_mount():
+        raise SopError(
+            f"output {directory} is a mount point, and is written by renaming: name a folder in it, such as "
+            f"{directory / 'out'}"
+        )
     _require_place(directory)
     if directory.is_dir():
         _require_access(directory, directory)
@@ -224,7 +230,8 @@ def locked_directory(path: Path) -> Iterator[None]:
 
 
 def restore_directory(path: Path) -> None:
-    """Put back a directory that a killed process had moved aside but not yet replaced."""
+    """Put back a directory that a killed process had moved aside but not yet replaced; a link stays a link to it."""
+    path = _led_to(path)
     if not path.exists() and path.parent.is_dir():
         remove_leftovers(path)
 
@@ -304,14 +311,18 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a temporary directory; flush every file in it and rename it to `path` on success, remove it on failure.
 
-    With `overwrite` it replaces an existing one, which is moved aside first, and removed after the rename.
+    With `overwrite` it replaces an existing one, which is moved aside first, and removed after the rename. A link
+    stays: the directory that it leads to is replaced, beside which there must be room for the new one.
 
     Raises:
-        SopError: `path` exists, is not empty, and `overwrite` is off; or it is `.` or `..`.
+        SopError: `path` exists, is not empty, and `overwrite` is off; or it is `.`, `..` or a mount point.
         OSError: the folder cannot be written, or the disk is full; the error names `path`, or the file in it.
     """
     if not overwrite:
         refuse_occupied(path)
+    path = _led_to(path)
+    if overwrite:
+        require_replaceable(path)
     temporary, descriptor = _make_temporary(path, Path.mkdir)
     with _errors_name(path, temporary):
         try:
@@ -326,6 +337,11 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(descriptor)
+
+
+def _led_to(path: Path) -> Path:
+    """Return where a link leads to, and any other path as it is."""
+    return real_path(path) if path.is_symlink() else path
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:

@@ -30,6 +30,7 @@ from sop_faiss.files import (
     remove_leftovers,
     require_replaceable,
     require_writable,
+    restore_directory,
     sha256_file,
     write_json,
 )
@@ -187,6 +188,32 @@ def test_a_directory_that_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "access", lambda path, mode, locked=locked: Path(path) != locked and access(path, mode))
         with pytest.raises(SopError, match=f"full cannot be written: {locked} is not writable"):
             require_replaceable(tmp_path / "full")
+
+
+def test_a_mount_point_is_refused_before_work(tmp_path, monkeypatch):
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "link").symlink_to("volume")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "volume")
+    for out in (tmp_path / "volume", tmp_path / "link"):
+        for overwrite in (False, True):
+            wanted = "volume is a mount point, .*: name a folder in it, such as .*volume/out$"
+            with pytest.raises(SopError, match=wanted), atomic_directory(out, overwrite=overwrite):
+                pytest.fail("not reached")
+    refuse_occupied(tmp_path / "volume" / "out")
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
+    (tmp_path / "disk" / "real").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to("disk/real")
+    for overwrite in (False, True):
+        with atomic_directory(link, overwrite=overwrite) as temporary:
+            (temporary / "file").write_text(str(overwrite))
+        assert link.is_symlink() and (tmp_path / "disk" / "real" / "file").read_text() == str(overwrite)
+    (tmp_path / "disk" / "real").rename(tmp_path / "disk" / ".real.00000000.old")  # as a killed process leaves it
+    restore_directory(link)
+    assert (link / "file").read_text() == "True"
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
 
 
 def test_a_directory_is_named_from_outside(tmp_path, monkeypatch):

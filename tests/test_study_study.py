@@ -231,6 +231,21 @@ def test_a_failed_run_is_reported_and_the_rest_goes_on(whole, tmp_path, images, 
     assert table_of(out)[NAMES[1]]["steps"] == 4
 
 
+def test_damaged_records_are_named_with_a_remedy(whole, tmp_path):
+    folder = StudyFolder(shutil.copytree(whole, tmp_path / "out"))
+    good = folder.record(NAMES[0])
+    wrong = [{name: value for name, value in good.items() if name != gone} for gone in ("scores", "steps", "commit")]
+    for bad in ("", "{", "[]", *map(json.dumps, [*wrong, {"status": "done"}, good | {"scores": {"a": "b"}}])):
+        folder.record_file(NAMES[0]).write_text(bad)
+        with pytest.raises(SopError, match=r"\.json is damaged: remove it, and the run is finished again$"):
+            folder.record(NAMES[0])
+    folder.probe("base").parent.mkdir()
+    for bad in ("", "[3]", "{}", *(f'{{"seconds_per_step": {value}}}' for value in ('"fast"', "0", "NaN"))):
+        folder.probe("base").write_text(bad)
+        with pytest.raises(SopError, match=r"\.json is damaged: remove it, and the speed is measured again$"):
+            folder.step_seconds("base")
+
+
 def test_a_budget_that_was_used_up_by_lost_steps_is_not_over(tmp_path, images, monkeypatch):
     """Killed at its limit before anything was saved: there is no checkpoint to measure."""
 

@@ -8,14 +8,17 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.index import main
 from sop_faiss.errors import ConfigError, IndexMismatchError
+from sop_faiss.files import sha256_file
 from sop_faiss.index.images import index_images
 from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.rerank.settings import Rerank, TokenSettings
@@ -91,6 +94,27 @@ def test_changes_keep_tokens_and_only_new_images_are_read(place: Path) -> None:
     assert len(open_store(place)[1].of([0])[0]) == 5
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_links_stay_links_and_tokens_inside_the_index_are_kept(place: Path, inside: bool) -> None:
+    before = open_store(place)[1].of([3])[0]
+    disk = place / "disk"
+    disk.mkdir()
+    (place / "index").rename(disk / "index")
+    (place / "index").symlink_to("disk/index")
+    tokens = disk / "index" / "own" if inside else disk / "tokens"
+    (disk / "index" / "tokens").rename(tokens)
+    (disk / "index" / "tokens").symlink_to("own" if inside else "../tokens")
+    invoke("remove", place / "index", "0001")
+    invoke("add", place / "index", place / "photos" / "0001.jpg")
+    index, store = open_store(place)
+    store.require_complete(index)
+    assert np.array_equal(store.of([index.row_of("0003")])[0], before)
+    assert "tokens of 8 images made" in invoke("tokens", place / "index", "--token-count", 5)
+    assert (place / "index").is_symlink() and (disk / "index" / "tokens").is_symlink() != inside
+    assert sorted(path.name for path in disk.iterdir()) == ["index", *(["tokens"] if not inside else [])]
+    assert len(open_store(place)[1].of([0])[0]) == 5
+
+
 def test_more_dimensions_need_other_tokens(place: Path) -> None:
     index, store = open_store(place)
     encoder, images = encoder_of_index(index), index_images(index)
@@ -157,14 +181,17 @@ def test_damage_is_one_line(place: Path) -> None:
                 open_store(place)
         (folder / name).write_bytes(content)
     (folder / "tokens.f16").write_bytes(whole["tokens.f16"][:-1] + bytes([whole["tokens.f16"][-1] ^ 1]))
-    open_store(place)
+    store = open_store(place)[1]
+    store.of(range(COUNT - 1))
+    with pytest.raises(IndexMismatchError, match=r"tokens\.f16 is damaged"):
+        store.of([0, COUNT - 1])
     assert "tokens.f16 was changed" in command_fails(main, "info", place / "index")
     (folder / "tokens.f16").write_bytes(whole["tokens.f16"])
     assert "tokens 0.0 MB, every byte verified" in invoke("info", place / "index")
     nan = np.full(len(whole["tokens.f16"]) // 2, np.nan, np.float16)
     (folder / "tokens.f16").write_bytes(nan.tobytes())
     with pytest.raises(IndexMismatchError, match=r"tokens\.f16 is damaged"):
-        open_store(place)[1].of([0])
+        replace(open_store(place)[1], checksums=None).of([0])
     good = json.loads(whole["manifest.json"])
     wrong_settings = ({"size": "big"}, {"size": -5}, {"size": True}, {"most": 3.5}, {"most": 0})
     wrong_values = [good | {"settings": good["settings"] | each} for each in wrong_settings]
@@ -185,6 +212,26 @@ def test_what_is_kept_is_verified_before_it_gets_a_new_checksum(place: Path) -> 
     assert "tokens.f16 was changed" in command_fails(main, "tokens", place / "index")
     content.write_bytes(whole)
     assert "tokens of 1 images made" in invoke("tokens", place / "index")
+
+
+def test_tokens_from_before_checksums_of_images_are_read_and_get_them(place: Path) -> None:
+    folder = place / "index" / "tokens"
+    before = open_store(place)[1].of([3])[0]
+    pq.write_table(pq.read_table(folder / "images.parquet").drop_columns("crc32"), folder / "images.parquet")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["images.parquet"] = {
+        "sha256": sha256_file(folder / "images.parquet"),
+        "bytes": (folder / "images.parquet").stat().st_size,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    store = open_store(place)[1]
+    assert store.checksums is None and np.array_equal(store.of([3])[0], before)
+    write_folder(place / "more", classes=0, per_class=1, seed=5)
+    (place / "more" / "0000.jpg").rename(place / "more" / "more.jpg")
+    invoke("add", place / "index", place / "more")
+    invoke("tokens", place / "index")
+    store = open_store(place)[1]
+    assert store.checksums is not None and np.array_equal(store.of([3])[0], before)
 
 
 def test_a_pipe_in_place_of_the_manifest_is_not_waited_for(place: Path) -> None:

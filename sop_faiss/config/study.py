@@ -209,7 +209,7 @@ def load_study(name_or_file: str | Path, overrides: Iterable[str] = (), *, quick
     content = read_mapping(path, "study")
     smaller = content.pop("quick", None)
     if quick:
-        require(isinstance(smaller, dict), f"{origin} has no section `quick`: leave --quick out, or add the section")
+        require(isinstance(smaller, dict), f"{origin} has no small size: leave --quick out, or add a section quick")
         content = {**content, **(smaller or {})}
     given = parse_overrides(overrides)
     own = {entry.name for entry in fields(StudyConfig)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from sop_faiss.errors import IndexMismatchError, SopError
 from sop_faiss.index.rerank import token_files
 from sop_faiss.index.store import MANIFEST_FILE, IdTable, IndexManifest, read_verified
+from sop_faiss.paths import real_path
 
 PARTS = "parts"
 """The folder of the parts of images, which is an index of them: see `parts`."""
@@ -71,9 +72,12 @@ def file_state(path: Path) -> tuple[int, ...] | None:
 def carry_beside(old: Path, new: Path) -> None:
     """Take what is beside an index over into the directory that replaces it, as links to the same bytes if possible.
 
-    What is damaged stays so, until it is asked for.
+    What is damaged stays so, until it is asked for. A link to a place outside stays a link.
     """
     for folder in _FOLDERS:
+        if (old / folder).is_symlink() and not real_path(old / folder).is_relative_to(real_path(old)):
+            (new / folder).symlink_to((old / folder).readlink())
+            continue
         if not (old / folder).is_dir():
             continue
         (new / folder).mkdir()

@@ -2,7 +2,7 @@
 
     tokens.f16             float16, (tokens, dimension), one image after the other; or
     tokens.pq              codes of a product quantizer and a float16 weight, (tokens, bytes)
-    images.parquet         key, sha256 of the image's bytes, first token, number of tokens
+    images.parquet         key, sha256 of the image's bytes, first token, number of tokens, and their crc32
     whitening.safetensors  of the tokens, for queries; and the centroids of the product quantizer
     manifest.json          encoder, preprocessing, checksums of the others
 

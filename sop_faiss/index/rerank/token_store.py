@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,12 +55,14 @@ class TokenStore:
     codes: TokenCodes
     data: UInt8[np.ndarray, "tokens b"]
     """As `codes` packs them, mapped."""
+    checksums: Int64[np.ndarray, " n"] | None
+    """The crc32 of each image's stored tokens; None in folders from before they were kept."""
     places: Int64[np.ndarray, " rows"]
     """Of each row of the index, its image among `keys`; -1 for one without tokens, or with those of other content."""
 
     @classmethod
     def open(cls, index: FeatureIndex) -> TokenStore:
-        """Open the tokens of an index; they stay in their file. Their bytes are not verified, only their number.
+        """Open the tokens of an index; they stay in their file. Their number is verified, their bytes as they are read.
 
         Raises:
             ConfigError: there are none.
@@ -73,6 +76,7 @@ class TokenStore:
             table = pq.read_table(directory / IMAGES)
             keys, digests = (table[name].to_pylist() for name in ("key", "sha256"))
             starts, counts = (table[name].to_numpy().astype(np.int64) for name in ("start", "count"))
+            checksums = table["crc32"].to_numpy().astype(np.int64) if "crc32" in table.column_names else None
             tensors = load_file(directory / WHITENING)
             whitening = TokenWhitening(tensors["mean"], tensors["matrix"])
             quantizer = ProductCodes(tensors["centroids"]) if "centroids" in tensors else None
@@ -94,7 +98,9 @@ class TokenStore:
         for row in np.flatnonzero(places >= 0).tolist():
             if known[row] and known[row].hex() != digests[places[row]]:
                 places[row] = -1
-        return cls(directory, manifest, settings, keys, digests, starts, counts, whitening, codes, data, places)
+        return cls(
+            directory, manifest, settings, keys, digests, starts, counts, whitening, codes, data, checksums, places
+        )
 
     def require_complete(self, index: FeatureIndex) -> None:
         """Check that every image of the index has tokens.
@@ -116,23 +122,26 @@ class TokenStore:
         """Read the tokens of rows of the index.
 
         Raises:
-            IndexMismatchError: they are not finite.
+            IndexMismatchError: their bytes have changed, or they are not finite.
         """
         if not len(rows):
             return []
         places = self.places[np.asarray(rows, np.int64)]
-        packed = self._packed(places)
-        if not self.codes.are_finite(packed):
+        spans = self._spans(places)
+        packed = np.concatenate(spans)
+        known = None if self.checksums is None else self.checksums[places].tolist()
+        changed = known is not None and known != [zlib.crc32(each.data) for each in spans]
+        if changed or not self.codes.are_finite(packed):
             raise IndexMismatchError(
                 f"{self.directory / content_file(self.settings)} is damaged: remove {self.directory}, and "
                 f"{how_to_make(self.directory.parent)}"
             )
         return np.split(self.codes.tokens(packed), np.cumsum(self.counts[places])[:-1])
 
-    def _packed(self, places: Int64[np.ndarray, " m"]) -> UInt8[np.ndarray, "t b"]:
-        """Copy the tokens of some images as they are stored."""
+    def _spans(self, places: Int64[np.ndarray, " m"]) -> list[UInt8[np.ndarray, "t b"]]:
+        """Return the tokens of some images as they are stored, mapped."""
         spans = zip(self.starts[places].tolist(), self.counts[places].tolist(), strict=True)
-        return np.concatenate([self.data[start : start + count] for start, count in spans])
+        return [self.data[start : start + count] for start, count in spans]
 
     def tokenizer(self, encoder: Encoder) -> Tokenizer:
         """Return what makes tokens of queries.
@@ -201,30 +210,31 @@ def write_tokens(
         return encoded
 
     with locked_directory(index.directory), atomic_directory(index.directory / FOLDER, overwrite=True) as folder:
-        lines: list[tuple[str, str, int, int]] = []
+        lines: list[tuple[str, str, int, int, int]] = []
         done = 0
         with (folder / content_file(settings)).open("wb") as stream:
             for row in [] if old is None else np.flatnonzero(old.places >= 0).tolist():
                 assert old is not None
-                packed = old._packed(old.places[row : row + 1])
-                lines.append((keys[row], old.digests[old.places[row]], done, len(packed)))
-                stream.write(packed.tobytes())
+                packed = old._spans(old.places[row : row + 1])[0]
+                lines.append((keys[row], old.digests[old.places[row]], done, len(packed), zlib.crc32(packed.data)))
+                stream.write(packed.data)
                 done += len(packed)
             names = [keys[row] for row in missing]
             with stage("tokens", "images") as progress:
                 for position, made in tokenizer.tokens(len(missing), read, names, progress):
-                    lines.append((names[position], digests[position], done, len(made)))
-                    stream.write(tokenizer.codes.packed(made).tobytes())
+                    packed = tokenizer.codes.packed(made)
+                    lines.append((names[position], digests[position], done, len(made), zlib.crc32(packed.data)))
+                    stream.write(packed.data)
                     done += len(made)
         _finish(folder, lines, tokenizer, settings)
     return len(missing)
 
 
 def _finish(
-    folder: Path, lines: list[tuple[str, str, int, int]], tokenizer: Tokenizer, settings: TokenSettings
+    folder: Path, lines: list[tuple[str, str, int, int, int]], tokenizer: Tokenizer, settings: TokenSettings
 ) -> None:
     """Write the files besides the tokens."""
-    columns = zip(("key", "sha256", "start", "count"), zip(*lines, strict=True), strict=True)
+    columns = zip(("key", "sha256", "start", "count", "crc32"), zip(*lines, strict=True), strict=True)
     pq.write_table(pa.table({name: list(values) for name, values in columns}), folder / IMAGES)
     whitening = {"mean": tokenizer.whitening.mean, "matrix": np.ascontiguousarray(tokenizer.whitening.matrix)}
     if tokenizer.codes.quantizer is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -70,10 +72,16 @@ class StudyFolder:
         file = self.record_file(name)
         if not file.is_file():
             return {}
-        content = read_json(file)
-        if not isinstance(content, dict) or content.get("status") not in (DONE, FAILED):
-            raise SopError(f"{file} is damaged: remove it, and the run is finished again")
-        return content
+        return _read_whole(file, _is_record, "the run is finished again")
+
+    def step_seconds(self, arm: str) -> float:
+        """Return the seconds of an arm's step, as its trial measured them.
+
+        Raises:
+            SopError: the file is damaged.
+        """
+        content = _read_whole(self.probe(arm), _is_probe, "the speed is measured again")
+        return float(content["seconds_per_step"])
 
     def is_done(self, name: str) -> bool:
         """Return whether a run has ended as it should."""
@@ -151,11 +159,38 @@ class StudyFolder:
             return
         before = flat_settings(load_run_config(file))
         for name, value in flat_settings(planned.config).items():
-            if before[name] != value and not name.startswith(_MAY_CHANGE_IN_RUNS):
+            old = before[name]
+            if old != value and not name.startswith(_MAY_CHANGE_IN_RUNS):
                 raise ConfigError(
-                    f"run {planned.name} of {self.root} was started with {name} = {before[name]}, not {value}: give "
-                    "the same settings, or choose another `out`"
+                    f"run {planned.name} of {self.root} was started with {name} = {old or repr(old)}, "
+                    f"not {value or repr(value)}: give the same settings, or choose another `out`"
                 )
+
+
+def _read_whole(file: Path, is_whole: Callable[[dict[str, Any]], bool], remedy: str) -> dict[str, Any]:
+    """Read a JSON file of a study; one that is damaged is an error that says what removing it does."""
+    content: Any = None
+    with contextlib.suppress(SopError):
+        content = read_json(file)
+    if not isinstance(content, dict) or not is_whole(content):
+        raise SopError(f"{file} is damaged: remove it, and {remedy}")
+    return content
+
+
+def _is_record(content: dict[str, Any]) -> bool:
+    """Return whether a record has what the results are made of."""
+    if content.get("status") == FAILED:
+        return isinstance(content.get("error", ""), str)
+    scores = content.get("scores")
+    if content.get("status") != DONE or not isinstance(scores, dict) or not isinstance(content.get("commit"), str):
+        return False
+    numbers = [content.get(name) for name in ("steps", "seconds", "peak_memory_bytes")]
+    return all(isinstance(number, int | float) for number in (*numbers, *scores.values()))
+
+
+def _is_probe(content: dict[str, Any]) -> bool:
+    seconds = content.get("seconds_per_step")
+    return isinstance(seconds, int | float) and 0 < seconds < math.inf
 
 
 def _difference(old: Any, new: Any) -> str:

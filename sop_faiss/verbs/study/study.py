@@ -15,7 +15,7 @@ from sop_faiss.config.study import StudyConfig
 from sop_faiss.data.demo import write_digits
 from sop_faiss.data.ordered_map import processors
 from sop_faiss.errors import ConfigError, SopError
-from sop_faiss.files import read_json, require_writable, write_json
+from sop_faiss.files import require_writable, write_json
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.contact_sheet import SheetTable
 from sop_faiss.report.markdown import write_markdown
@@ -157,7 +157,7 @@ def _step_seconds(study: StudyConfig, folder: StudyFolder, where: Where, lock: R
         for ended in all_ended if jobs else ():
             if ended.status != 0:
                 raise SopError(f"the trial of arm {ended.name}, which measures its speed, failed: {ended.line}")
-    return {arm: float(read_json(folder.probe(arm))["seconds_per_step"]) for arm in arms}
+    return {arm: folder.step_seconds(arm) for arm in arms}
 
 
 def _make_runs(

@@ -60,10 +60,11 @@ def _check_same_run(run: Path, config: Config) -> None:
     except ConfigError as error:
         raise CheckpointError(f"run {run} cannot be resumed: {error}") from None
     for name, value in flat_settings(config).items():
-        if before[name] != value and not name.startswith(_MAY_CHANGE_ON_RESUME):
+        old = before[name]
+        if old != value and not name.startswith(_MAY_CHANGE_ON_RESUME):
             raise ConfigError(
-                f"run {run} was started with {name} = {before[name]}, not {value}: resume with the same settings, "
-                "or start another run with another `output`"
+                f"run {run} was started with {name} = {old or repr(old)}, not {value or repr(value)}: "
+                "resume with the same settings, or start another run with another `output`"
             )
 
 
