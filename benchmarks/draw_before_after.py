@@ -17,6 +17,7 @@ from jaxtyping import Int64
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 import sop_faiss
+from sop_faiss.cli.common import run_command
 from sop_faiss.evaluate.sets.retrieval_set import RetrievalSet, open_retrieval_set
 
 SIDE, GAP, FRAME, HEADING = 104, 6, 4, 26
@@ -33,6 +34,7 @@ GREEN, RED = (46, 160, 67), (207, 66, 60)
 @click.option("--pooling", default="gem", show_default=True, help="Pooling of both encoders.")
 @click.option("--queries", default=6, show_default=True, help="Rows of the picture.")
 @click.option("--seed", default=0, show_default=True, help="Of the draw of queries.")
+@run_command
 def main(dataset: str, before: str, after: str, out: Path, size: int, pooling: str, queries: int, seed: int) -> None:
     data = open_retrieval_set(dataset)
     drawn = _drawn(data, queries, seed)

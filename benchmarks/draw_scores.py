@@ -1,7 +1,7 @@
 """Draw the scores of finished runs against the images that they have seen: docs/from_scratch.png.
 
     python benchmarks/draw_scores.py "residual network=runs/a" "residual network=runs/b" "ViT=runs/c" \
-        --line "raw pixels=34.3" --title "k-NN top-1 (%)" --out docs/from_scratch.png
+        --line "raw pixels" 34.3 --title "k-NN top-1 (%)" --out docs/from_scratch.png
 
 Runs with the same name are seeds of one thing and have the same color. A line is a score that needs no training.
 """
@@ -14,6 +14,7 @@ import click
 import numpy as np
 from matplotlib.figure import Figure
 
+from sop_faiss.cli.common import run_command
 from sop_faiss.report.plots import Curve, colors_of, draw_curve, read_curves
 from sop_faiss.report.png_figure import png_figure
 
@@ -21,13 +22,13 @@ from sop_faiss.report.png_figure import png_figure
 @click.command(help=__doc__)
 @click.argument("runs", nargs=-1, required=True, metavar="NAME=RUN...")
 @click.option("--metric", default="knn_top1_k20", show_default=True)
-@click.option("--line", "lines", multiple=True, metavar="NAME=SCORE")
+@click.option("--line", "levels", type=(str, float), multiple=True, metavar="NAME SCORE")
 @click.option("--title", default="")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True)
-def main(runs: tuple[str, ...], metric: str, lines: tuple[str, ...], title: str, out: Path) -> None:
+@run_command
+def main(runs: tuple[str, ...], metric: str, levels: tuple[tuple[str, float], ...], title: str, out: Path) -> None:
     """Read all runs, then draw."""
     named = [(name, scores_by_images(Path(run), metric)) for name, run in map(parts_of, runs)]
-    levels = [(name, float(score)) for name, score in map(parts_of, lines)]
     colors = dict(zip(dict(named), colors_of(len(dict(named))), strict=True))
 
     def draw(figure: Figure) -> None:
