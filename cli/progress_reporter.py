@@ -101,7 +101,7 @@ def _plain_lines(label: str, unit: str) -> Iterator[ProgressCallback]:
     def callback(done: int, total: int) -> None:
         nonlocal first, last
         last = (done, total)
-        if first is None:
+        if first is None or done <= first[0]:
             first = (done, time.monotonic() - _inner_seconds[0])
         if time.monotonic() - printed_at >= PLAIN_INTERVAL_SECONDS:
             show(done, total)

@@ -43,6 +43,18 @@ def test_plain_progress_guesses_what_is_left(
     ]
 
 
+def test_a_start_without_progress_does_not_count(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(reporter.time, "monotonic", lambda: clock[0])
+    with progress_reporter("training", "steps") as progress:
+        for seconds, done in ((1.0, 0), (100.0, 0), (120.0, 10), (130.0, 20)):  # the first runs score step 0
+            clock[0] = seconds
+            progress(done, 20)
+    assert capsys.readouterr().err.splitlines()[1] == "training: 10 of 20 steps, 120 s, about 20 s left"
+
+
 def test_the_speed_of_a_stage_does_not_count_stages_within(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
