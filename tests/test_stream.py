@@ -150,7 +150,7 @@ def test_parts_of_a_batch_keep_their_colors(shards, tmp_path):
 
 
 def test_default_threads(monkeypatch):
-    monkeypatch.setattr(parallel, "_processors", lambda: 16)
+    monkeypatch.setattr(parallel, "processors", lambda: 16)
     assert [parallel.default_threads(*case) for case in ((0, 1), (2, 1), (8, 1), (10, 8))] == [4, 4, 2, 1]
 
 
