@@ -12,10 +12,11 @@ from pathlib import Path
 
 import click
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from sop_faiss.cli.common import run_command
-from sop_faiss.report.plots import Curve, colors_of, draw_curve, read_curves
+from sop_faiss.report.plots import STYLE, Curve, colors_of, draw_curve, read_curves
 from sop_faiss.report.png_figure import png_figure
 
 
@@ -41,11 +42,10 @@ def main(runs: tuple[str, ...], metric: str, levels: tuple[tuple[str, float], ..
             axes.axhline(score, color="#4a515c", linestyle=dashes, linewidth=1.2, label=f"{name} ({score:g})")
         axes.set_xlabel("images seen, in thousands")
         axes.set_title(title, loc="left", fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#e3e6ea")
-        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        axes.legend(fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
-    out.write_bytes(png_figure((8.2, 3.6), draw))
+    with rc_context(STYLE):
+        out.write_bytes(png_figure((8.2, 3.6), draw))
 
 
 def parts_of(pair: str) -> tuple[str, str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from sop_faiss.data.ordered_map import processors
 from sop_faiss.errors import SopError
 
 __all__ = ["Row", "environment", "extra_peak_bytes", "finish", "interleaved_medians", "meets", "vector_flags"]
@@ -35,7 +35,7 @@ PACKAGES = ("torch", "torchvision", "timm", "faiss-gpu", "faiss-cpu", "numpy")
 
 
 def _mistakes_are_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error that a user can mend without a traceback, as the commands do."""
+    """Print a mistake of the user without a traceback, as the commands do."""
     if issubclass(kind, SopError):
         print(f"error: {error}", file=sys.stderr)
     else:
@@ -124,7 +124,7 @@ def environment() -> dict[str, Any]:
         "date": date.today().isoformat(),
         "commit": _commit(),
         "command": _command(),
-        "machine": f"{_processor()}, {_cores()} cores" + (f", {cuda}" if cuda else ""),
+        "machine": f"{_processor()}, {processors()} cores" + (f", {cuda}" if cuda else ""),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
         "versions": {"python": platform.python_version(), **versions},
@@ -206,10 +206,6 @@ def _command() -> str:
     """The command line, without the folders of this machine."""
     words = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv[1:]]
     return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def vector_flags() -> str:

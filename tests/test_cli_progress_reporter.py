@@ -10,6 +10,14 @@ from sop_faiss.cli import progress_reporter as reporter
 from sop_faiss.cli.progress_reporter import progress_reporter
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that the reporter sees, in seconds; a test sets it."""
+    seconds = [0.0]
+    monkeypatch.setattr(reporter.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
 def test_plain_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with progress_reporter("packing", "images") as progress:
         for done in range(1, 1001):
@@ -20,17 +28,13 @@ def test_plain_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     with progress_reporter("x", "y") as progress:
         progress(1, 2)
         progress(2, 2)
-    assert capsys.readouterr().err == "x: 1 of 2 y, 0 s\nx: 2 of 2 y, 0 s\n"  # one count alone tells no speed
+    assert capsys.readouterr().err == "x: 1 of 2 y, 0 s\nx: 2 of 2 y, 0 s\n"  # one count alone gives no speed
     with progress_reporter("x", "y"):
         pass
     assert capsys.readouterr().err == ""
 
 
-def test_plain_progress_guesses_what_is_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(reporter.time, "monotonic", lambda: clock[0])
+def test_plain_progress_guesses_what_is_left(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     with progress_reporter("training", "steps") as progress:
         for seconds, done in ((40.0, 500), (60.0, 510), (80.0, 540), (120.0, 1_000)):  # a resumed run, 40 s of start-up
             clock[0] = seconds
@@ -43,11 +47,7 @@ def test_plain_progress_guesses_what_is_left(
     ]
 
 
-def test_a_start_without_progress_does_not_count(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(reporter.time, "monotonic", lambda: clock[0])
+def test_a_start_without_progress_does_not_count(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     with progress_reporter("training", "steps") as progress:
         for seconds, done in ((1.0, 0), (100.0, 0), (120.0, 10), (130.0, 20)):  # the first runs score step 0
             clock[0] = seconds
@@ -56,10 +56,8 @@ def test_a_start_without_progress_does_not_count(
 
 
 def test_the_speed_of_a_stage_does_not_count_stages_within(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], clock: list[float]
 ) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(reporter.time, "monotonic", lambda: clock[0])
     with progress_reporter("training", "steps") as progress:
         for done in range(1, 5):
             clock[0] += 20.0
