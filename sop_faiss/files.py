@@ -1,4 +1,4 @@
-"""Files that are complete or absent: atomic writes, checksums, JSON; and whether an output may be written at all."""
+"""Files that are complete or absent: atomic writes, checksums, JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from sop_faiss.errors import SopError
-from sop_faiss.paths import path_state, real_path
+from sop_faiss.output_checks import refuse_occupied, require_name, require_replaceable, require_writable
+from sop_faiss.paths import led_to, path_state
 
 GENERATOR = "sop-faiss"
 """The generator that figures and pages name, by which a later command recognizes them."""
@@ -25,100 +26,6 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk, and of a full quota."""
 NO_ROOM = (*DISK_FULL, errno.EFBIG, errno.EROFS)
 """Errors that only writing raises, so that one without a file name is about the file being written."""
-
-
-def refuse_occupied(out: Path) -> None:
-    """Refuse an output directory that is not empty, before hours of work instead of after.
-
-    Raises:
-        SopError: `out` is a file, is not empty, has no name of its own, or cannot be created there.
-    """
-    require_name(out)
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise SopError(f"output {out} already exists and is not empty: choose another or remove it")
-    require_replaceable(out)
-
-
-def require_replaceable(directory: Path) -> None:
-    """Check before long work that a directory can be made, or replaced by renaming a complete one.
-
-    Raises:
-        SopError: it is something else (a link to nowhere, a file), has no name of its own, is a mount point, or it or
-            the folder that it is in cannot be written to.
-    """
-    require_name(directory)
-    if os.path.lexists(directory) and not directory.is_dir():
-        raise SopError(f"output {directory} {path_state(directory)}, wanted a folder: choose another or remove it")
-    directory = _led_to(directory)
-    if directory.is_mount():
-        raise SopError(
-            f"output {directory} is a mount point, and is written by renaming: name a folder in it, such as "
-            f"{directory / 'out'}"
-        )
-    _require_place(directory)
-    if directory.is_dir():
-        _require_access(directory, directory)
-
-
-def require_name(path: Path) -> None:
-    """Check that a directory can be replaced by renaming: `.` and `..` cannot.
-
-    Raises:
-        SopError: the path ends in one of them.
-    """
-    if path.name in ("", ".."):
-        outside = f"../{real_path(path).name}"
-        raise SopError(
-            f"{path} has no name of its own, and is written by renaming: name it from outside, such as {outside}"
-        )
-
-
-def refuse_foreign(directory: Path, ours: re.Pattern[str], purpose: str) -> None:
-    """Refuse a directory with other files than ours, which would later be removed.
-
-    Raises:
-        SopError: the directory has a file whose name does not match `ours`, or is a file itself.
-    """
-    foreign = directory.name if os.path.lexists(directory) and not directory.is_dir() else None
-    if foreign is None and directory.is_dir():
-        foreign = next((path.name for path in sorted(directory.iterdir()) if not ours.fullmatch(path.name)), None)
-    if foreign is not None:
-        raise SopError(f"{directory} is needed for {purpose}, but contains something else ({foreign}): move it away")
-
-
-def require_writable(path: Path | None) -> None:
-    """Check before long work that a result file can be written there; None is fine.
-
-    Raises:
-        SopError: the path is a directory, a device, a pipe or a link to itself, or the folder cannot be written to.
-    """
-    if path is None:
-        return
-    if path.is_dir():
-        raise SopError(f"output {path} is a directory: name a file in it")
-    try:  # one call, since other processes may remove it
-        is_file = stat.S_ISREG(path.stat().st_mode)
-    except OSError as error:
-        is_file = error.errno != errno.ELOOP
-    if not is_file:  # a rename would replace the device by a file
-        raise SopError(f"output {path} {path_state(path)}: name a file")
-    _require_place(path)
-
-
-def _require_place(path: Path) -> None:
-    """Refuse a path below a file, or below a directory that may not be written to."""
-    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    if not above.is_dir():
-        what = path_state(above)
-        raise SopError(f"output {path} cannot be written: {above} {what}, wanted a directory; name another place")
-    _require_access(path, above)
-
-
-def _require_access(path: Path, directory: Path) -> None:
-    if not os.access(directory, os.W_OK):
-        raise SopError(
-            f"output {path} cannot be written: {directory} is not writable; name another place, or ask its owner"
-        )
 
 
 def require_readable(path: Path) -> None:
@@ -231,7 +138,7 @@ def locked_directory(path: Path) -> Iterator[None]:
 
 def restore_directory(path: Path) -> None:
     """Put back a directory that a killed process had moved aside but not yet replaced; a link stays a link to it."""
-    path = _led_to(path)
+    path = led_to(path)
     if not path.exists() and path.parent.is_dir():
         remove_leftovers(path)
 
@@ -315,14 +222,12 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     stays: the directory that it leads to is replaced, beside which there must be room for the new one.
 
     Raises:
-        SopError: `path` exists, is not empty, and `overwrite` is off; or it is `.`, `..` or a mount point.
+        SopError: `path` exists, is not empty, and `overwrite` is off; or it is `.`, `..`, a link to nowhere or a mount
+            point.
         OSError: the folder cannot be written, or the disk is full; the error names `path`, or the file in it.
     """
-    if not overwrite:
-        refuse_occupied(path)
-    path = _led_to(path)
-    if overwrite:
-        require_replaceable(path)
+    (require_replaceable if overwrite else refuse_occupied)(path)
+    path = led_to(path)
     temporary, descriptor = _make_temporary(path, Path.mkdir)
     with _errors_name(path, temporary):
         try:
@@ -337,11 +242,6 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(descriptor)
-
-
-def _led_to(path: Path) -> Path:
-    """Return where a link leads to, and any other path as it is."""
-    return real_path(path) if path.is_symlink() else path
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:

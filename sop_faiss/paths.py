@@ -35,6 +35,11 @@ def real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def led_to(path: Path) -> Path:
+    """Return where a link leads to, and any other path as it is."""
+    return real_path(path) if path.is_symlink() else path
+
+
 def plain_path(path: str | Path) -> Path:
     """Return the absolute path without `.` and `..`, as far as that leads to the same place despite links."""
     absolute = Path(path).absolute()

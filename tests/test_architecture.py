@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     {"errors", "paths"},
+    {"output_checks"},
     {"bootstrap", "files", "progress", "unit_rows"},
     {"config"},
     {"distributed"},

@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import io
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -25,11 +24,7 @@ from sop_faiss.files import (
     atomic_directory,
     atomic_file,
     read_json,
-    refuse_foreign,
-    refuse_occupied,
     remove_leftovers,
-    require_replaceable,
-    require_writable,
     restore_directory,
     sha256_file,
     write_json,
@@ -162,46 +157,6 @@ def test_what_may_not_be_read_within_a_store_or_beside_shards(tmp_path: Path, mo
     assert any("manifest.json may not be read" in problem for problem in check(f"{shards}/*.tar").problems)
 
 
-def test_occupied_outputs_are_refused(tmp_path):
-    refuse_occupied(tmp_path / "new")
-    refuse_occupied(tmp_path)
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path, tmp_path / "file"):
-        with pytest.raises(SopError, match="already exists and is not empty"):
-            refuse_occupied(out)
-    with pytest.raises(SopError, match=r"file/deep/new .*/file is a file"):
-        refuse_occupied(tmp_path / "file" / "deep" / "new")
-
-
-def test_a_directory_that_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    require_replaceable(tmp_path / "full")
-    require_replaceable(tmp_path / "new" / "deep")
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    for path, state in ((tmp_path / "link", "a link to nowhere"), (tmp_path / "full" / "file", "is a file")):
-        for refuse in (require_replaceable, refuse_occupied)[: 1 + path.is_symlink()]:
-            with pytest.raises(SopError, match=f"{state}.*, wanted a folder"):
-                refuse(path)
-    access = os.access
-    for locked in (tmp_path, tmp_path / "full"):
-        monkeypatch.setattr(os, "access", lambda path, mode, locked=locked: Path(path) != locked and access(path, mode))
-        with pytest.raises(SopError, match=f"full cannot be written: {locked} is not writable"):
-            require_replaceable(tmp_path / "full")
-
-
-def test_a_mount_point_is_refused_before_work(tmp_path, monkeypatch):
-    (tmp_path / "volume").mkdir()
-    (tmp_path / "link").symlink_to("volume")
-    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "volume")
-    for out in (tmp_path / "volume", tmp_path / "link"):
-        for overwrite in (False, True):
-            wanted = "volume is a mount point, .*: name a folder in it, such as .*volume/out$"
-            with pytest.raises(SopError, match=wanted), atomic_directory(out, overwrite=overwrite):
-                pytest.fail("not reached")
-    refuse_occupied(tmp_path / "volume" / "out")
-
-
 def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
     (tmp_path / "disk" / "real").mkdir(parents=True)
     link = tmp_path / "link"
@@ -216,58 +171,11 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
 
 
-def test_a_directory_is_named_from_outside(tmp_path, monkeypatch):
-    (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path / "mine")
-    for out, overwrite in ((Path(), False), (Path(), True), (Path(".."), True)):
-        with pytest.raises(SopError, match="has no name of its own"), atomic_directory(out, overwrite=overwrite):
-            pytest.fail("not reached")
-    with pytest.raises(SopError, match=r"^\. has no name of its own, .* as \.\./mine$"):
-        refuse_occupied(Path())
-    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
-
-
-def test_foreign_files_are_refused(tmp_path):
-    place, ours = tmp_path / "place", re.compile(r"ours\..*")
-    refuse_foreign(place, ours, "things")
-    place.mkdir()
-    (place / "ours.json").touch()
-    refuse_foreign(place, ours, "things")
-    (place / "notes.txt").touch()
-    with pytest.raises(SopError, match=r"place is needed for things.*notes\.txt"):
-        refuse_foreign(place, ours, "things")
-    with pytest.raises(SopError, match="for things"):
-        refuse_foreign(place / "notes.txt", ours, "things")
-
-
-def test_places_that_cannot_be_written(tmp_path):
-    require_writable(None)
-    require_writable(tmp_path / "a" / "b" / "c.json")
-    (tmp_path / "file").write_text("")
-    require_writable(tmp_path / "file")
-    with pytest.raises(SopError, match="is a directory"):
-        require_writable(tmp_path)
-    with pytest.raises(SopError, match=r"cannot be written: .*/file is a file"):
-        require_writable(tmp_path / "file" / "x.json")
-    with pytest.raises(SopError, match="is a device"):
-        require_writable(Path(os.devnull))
-
-
 def test_a_device_is_not_replaced_by_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SopError, match="is a pipe"), atomic_file(tmp_path / "pipe"):
         pytest.fail("not reached")
     assert (tmp_path / "pipe").is_fifo()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_cannot_be_written(tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(SopError, match="not writable"):
-            require_writable(tmp_path / "x.json")
-    finally:
-        tmp_path.chmod(0o700)
 
 
 # errors are about the name that the user knows

@@ -18,11 +18,12 @@ from sop_faiss.evaluate.compare import compare_results
 from sop_faiss.evaluate.sets.ground_truth import read_ground_truth
 from sop_faiss.evaluate.sets.plain_sets import read_plain_set
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.files import locked_directory, refuse_occupied, require_writable, write_json
+from sop_faiss.files import locked_directory, write_json
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.model.encoders.load import load_encoder
 from sop_faiss.model.encoders.weights import read_weights
 from sop_faiss.model.encoders.whitening import read_whitening
+from sop_faiss.output_checks import refuse_occupied, require_writable
 from sop_faiss.paths import path_state, plain_path, real_path
 from sop_faiss.verbs.finding.query_files import open_images
 from sop_faiss.verbs.output_paths import check_outputs, source_files

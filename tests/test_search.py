@@ -22,13 +22,13 @@ from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import open_source
 from sop_faiss.errors import ConfigError, DataError, FeatureError, IndexMismatchError, SopError
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_images, parse_bytes
 from sop_faiss.index.closest_key import closest_key
 from sop_faiss.index.images import index_images
 from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.output_checks import refuse_occupied
 from tests.encoders import write_run
 from tests.images import write_folder, write_shards
 from tests.oracle_neighbors import brute_force, unit_rows

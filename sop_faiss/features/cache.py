@@ -29,9 +29,10 @@ from safetensors.numpy import load, save
 
 from sop_faiss import distributed
 from sop_faiss.errors import FeatureError, SopError
-from sop_faiss.files import read_json, require_replaceable, write_file, write_json
+from sop_faiss.files import read_json, write_file, write_json
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.preprocess import Preprocess
+from sop_faiss.output_checks import require_replaceable
 from sop_faiss.paths import path_state
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from sop_faiss.errors import ConfigError, FeatureError
 from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.files import atomic_directory, refuse_occupied
+from sop_faiss.files import atomic_directory
 from sop_faiss.index.encoder_doubts import facts_of_encoder, log_encoder_doubts
 from sop_faiss.index.left_out import dropped_images
 from sop_faiss.index.resume_build import forget_training, trained_once
@@ -34,6 +34,7 @@ from sop_faiss.neighbors.disk.auto_factory import (
     tune_search,
 )
 from sop_faiss.neighbors.disk.factories import METRIC, VectorIndex, check_factory, empty_index
+from sop_faiss.output_checks import refuse_occupied
 from sop_faiss.progress import ProgressCallback
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from sop_faiss.errors import ConfigError, DataError, IndexMismatchError
 from sop_faiss.features.feature_space import FeatureSpace
 from sop_faiss.features.file_states import FileState, FileStates
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.files import atomic_directory, locked_directory, refuse_occupied, restore_directory
+from sop_faiss.files import atomic_directory, locked_directory, restore_directory
 from sop_faiss.index.beside import carry_beside
 from sop_faiss.index.build import store_as_index
 from sop_faiss.index.closest_key import closest_key
@@ -25,6 +25,7 @@ from sop_faiss.index.left_out import REMOVED, LeftOut, count_unusable, dropped_i
 from sop_faiss.index.store import IdTable, IndexManifest
 from sop_faiss.model.encoders.remembered import without_relative_places
 from sop_faiss.neighbors.disk.factories import append
+from sop_faiss.output_checks import refuse_occupied
 
 
 def add_to_index(directory: Path, store: FeatureStore, *, encoder_spec: dict[str, Any] | None = None) -> IndexManifest:

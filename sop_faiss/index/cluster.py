@@ -20,14 +20,7 @@ from jaxtyping import Float32, Int64
 from sop_faiss.errors import ConfigError, SopError
 from sop_faiss.features.store import read_names
 from sop_faiss.features.store_manifest import read_store_manifest
-from sop_faiss.files import (
-    atomic_directory,
-    atomic_file,
-    locked_directory,
-    refuse_foreign,
-    refuse_occupied,
-    sha256_file,
-)
+from sop_faiss.files import atomic_directory, atomic_file, locked_directory, sha256_file
 from sop_faiss.index import cluster_tasks as work
 from sop_faiss.index.build import IndexOptions, measure, not_measured, store_as_index
 from sop_faiss.index.cluster_tasks import Part
@@ -39,6 +32,7 @@ from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.auto_factory import near_by_table
 from sop_faiss.neighbors.disk.factories import VectorIndex, empty_index
 from sop_faiss.neighbors.disk.from_factory import read_approximate_index
+from sop_faiss.output_checks import refuse_foreign, refuse_occupied
 from sop_faiss.progress import ProgressCallback
 
 _log = logging.getLogger(__name__)

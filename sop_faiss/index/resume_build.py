@@ -17,9 +17,10 @@ import numpy as np
 from jaxtyping import Float32
 
 from sop_faiss.errors import SopError
-from sop_faiss.files import atomic_directory, read_json, refuse_foreign, sha256_file, write_json
+from sop_faiss.files import atomic_directory, read_json, sha256_file, write_json
 from sop_faiss.neighbors.disk.approximate_index import ApproximateIndex
 from sop_faiss.neighbors.disk.from_factory import read_approximate_index
+from sop_faiss.output_checks import refuse_foreign
 
 _INDEX, _MADE_OF = "trained.faiss", "trained.json"
 _OURS = re.compile(rf"{re.escape(_INDEX)}|{re.escape(_MADE_OF)}")

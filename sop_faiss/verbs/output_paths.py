@@ -9,8 +9,9 @@ from pathlib import Path
 from sop_faiss.data.images.heif import HEIF_SUFFIXES
 from sop_faiss.data.images.keys import IMAGE_SUFFIXES
 from sop_faiss.errors import ConfigError
-from sop_faiss.files import GENERATOR, require_writable
+from sop_faiss.files import GENERATOR
 from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.output_checks import require_writable
 from sop_faiss.paths import real_path
 
 STDOUT = Path("-")

@@ -21,7 +21,8 @@ from jaxtyping import Int64
 from sop_faiss.data.images.source import ImageSource
 from sop_faiss.distributed import decide, is_main
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.files import atomic_file, locked_directory, refuse_foreign
+from sop_faiss.files import atomic_file, locked_directory
+from sop_faiss.output_checks import refuse_foreign
 from sop_faiss.train.stop import StopRequest
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from sop_faiss.errors import ConfigError, IndexMismatchError
 from sop_faiss.features.feature_space import FeatureSpace
-from sop_faiss.files import atomic_directory, locked_directory, require_replaceable, sha256_file, write_json
+from sop_faiss.files import atomic_directory, locked_directory, sha256_file, write_json
 from sop_faiss.index.images import IndexImages
 from sop_faiss.index.rerank.settings import TokenSettings
 from sop_faiss.index.rerank.token_codes import TokenCodes
@@ -37,6 +37,7 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import read_states
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.neighbors.product_codes import ProductCodes
+from sop_faiss.output_checks import require_replaceable
 from sop_faiss.progress import Stage, silent_stage
 
 

@@ -20,11 +20,11 @@ from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
 from sop_faiss.features.store_manifest import require_dtype
-from sop_faiss.files import refuse_occupied
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.model.encoders.whitening import Whitening, WhiteningOrigin, learn_whitening
+from sop_faiss.output_checks import refuse_occupied
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.output_paths import check_outputs, encoder_files, source_files
 

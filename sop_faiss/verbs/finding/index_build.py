@@ -16,7 +16,6 @@ from sop_faiss.errors import ConfigError
 from sop_faiss.features.cache import kept_until_whole
 from sop_faiss.features.extract import ExtractionOptions, extract_features
 from sop_faiss.features.store import FeatureStore
-from sop_faiss.files import refuse_occupied
 from sop_faiss.index.build import IndexOptions, build_index, build_index_of_images
 from sop_faiss.index.change import add_to_index
 from sop_faiss.index.cluster import build_on_cluster
@@ -26,6 +25,7 @@ from sop_faiss.index.search import FeatureIndex
 from sop_faiss.index.store import IndexManifest, read_states
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.output_checks import refuse_occupied
 from sop_faiss.progress import ProgressCallback
 
 _log = logging.getLogger(__name__)

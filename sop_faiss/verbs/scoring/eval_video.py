@@ -19,11 +19,12 @@ from sop_faiss.evaluate.region_boundary import frame_statistics
 from sop_faiss.evaluate.sets.video_set import Video, list_videos, open_video, palette_image, read_mask
 from sop_faiss.evaluate.video_choices import VideoChoices
 from sop_faiss.evaluate.video_task import find_objects, score_masks
-from sop_faiss.files import atomic_directory, read_json, refuse_occupied, write_json
+from sop_faiss.files import atomic_directory, read_json, write_json
 from sop_faiss.model.encoders.dense import DenseEncoder, require_dense
 from sop_faiss.model.encoders.forward import exact_inference
 from sop_faiss.model.encoders.load import encoder_of_spec
 from sop_faiss.model.encoders.spec import EncoderSpec
+from sop_faiss.output_checks import refuse_occupied
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.verbs.scoring.task_result import TaskResult
 

@@ -12,7 +12,8 @@ from typing import Any, cast
 from sop_faiss.config import flat_settings, load_run_config, to_yaml
 from sop_faiss.config.study import StudyConfig, load_study
 from sop_faiss.errors import ConfigError, SopError
-from sop_faiss.files import read_json, refuse_occupied, write_file
+from sop_faiss.files import read_json, write_file
+from sop_faiss.output_checks import refuse_occupied
 from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from sop_faiss.verbs.study.plan import PlannedRun
 

@@ -15,7 +15,8 @@ from sop_faiss.config.study import StudyConfig
 from sop_faiss.data.demo import write_digits
 from sop_faiss.data.ordered_map import processors
 from sop_faiss.errors import ConfigError, SopError
-from sop_faiss.files import require_writable, write_json
+from sop_faiss.files import write_json
+from sop_faiss.output_checks import require_writable
 from sop_faiss.progress import ProgressCallback
 from sop_faiss.report.contact_sheet import SheetTable
 from sop_faiss.report.markdown import write_markdown

@@ -11,7 +11,7 @@ from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.stream import Batches
 from sop_faiss.data.views.crops import CropBox
 from sop_faiss.errors import ConfigError
-from sop_faiss.files import require_writable
+from sop_faiss.output_checks import require_writable
 from sop_faiss.report.views_figure import ViewedImage, plot_views
 from sop_faiss.verbs.training.training_images import mask_unit, open_indexed_images
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.files import atomic_directory, refuse_occupied, sha256_file, write_json
+from sop_faiss.files import atomic_directory, sha256_file, write_json
 from sop_faiss.model.adapter import TENSORS_FILE, base_name, write_adapter
 from sop_faiss.model.checkpoint import read_low_rank, read_state, run_directory
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_backbone
@@ -22,6 +22,7 @@ from sop_faiss.model.encoders.sop_encoder import SopModel, trained_model
 from sop_faiss.model.export import CONFIG_FILE, WEIGHTS_FILE, is_export, timm_config
 from sop_faiss.model.graphs import read_torch_export, require_onnx, write_onnx, write_torch_export
 from sop_faiss.model.tensor_files import writing_tensors
+from sop_faiss.output_checks import refuse_occupied
 from sop_faiss.paths import path_state, real_path
 from sop_faiss.report.model_card import ModelFacts, adapter_card, write_card
 from sop_faiss.train.log.monitor import read_metrics

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from sop_faiss.config import Config, flat_settings, load_run_config, to_yaml
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.files import refuse_occupied, remove_leftovers, write_file
+from sop_faiss.files import remove_leftovers, write_file
 from sop_faiss.model.checkpoint import checkpoint_directories, find_checkpoint
+from sop_faiss.output_checks import refuse_occupied
 from sop_faiss.train.checkpoints.checkpoint import clear_leftovers
 from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.stop import REQUEUE_NAME
