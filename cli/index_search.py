@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -142,9 +142,7 @@ def search_command(
     """
     from sop_faiss.data.images.box import parse_box
     from sop_faiss.features.extract import ExtractionOptions
-    from sop_faiss.index.images import index_images
     from sop_faiss.verbs.finding.index_search import SearchOptions, search_index
-    from sop_faiss.verbs.finding.search_output import as_csv, write_search_csv, write_search_page
 
     check_outputs(
         {"--json": json_file, "--csv": csv_file, "--html": html_file, "--explain": explain},
@@ -174,41 +172,64 @@ def search_command(
             options=options,
             progress=progress,
         )
-    places = index_images(opened, images_root)
-    if explain is not None:
-        from sop_faiss.verbs.finding.index_explain import draw_explanation
-
-        write_file(explain, draw_explanation(opened, encoder, result, places))
-    if csv_file == STDOUT:
-        click.echo(for_stdout(as_csv(result, places)), nl=False)
-    elif csv_file is not None:
-        write_search_csv(csv_file, result, places)
-    if html_file is not None:
-        with progress_reporter("drawing", "images") as progress:
-            footer = page_footer("sop-index search")
-            write_search_page(
-                html_file,
-                opened,
-                result,
-                images_root=images_root,
-                by_label=by_label,
-                reranked=rerank is not None,
-                footer=footer,
-                progress=progress,
-            )
-    if json_file is not None:
-        put_json(json_file, _as_json(index, opened, options, box, result, places))
-    if STDOUT not in (json_file, csv_file):
-        click.echo(_found_text(result, places, by_label, threshold))
-        say_written("JSON", json_file)
-    say_written("CSV", csv_file)
-    say_written("page", html_file)
+    files = _Files(json_file, csv_file, html_file, explain)
+    _write(files, opened, encoder, result, options, _asked(index, opened, options, box), by_label)
     if unique is not None:
         folded = sum(len(found.folded or ()) for query in result.queries for found in query.found)
         click.echo(f"folded: {folded:,} near-duplicates of neighbors", err=True)
-    say_written("image", explain)
     if result.dropped:
         click.echo(f"left out: {counted(result.dropped)}", err=True)
+
+
+class _Files(NamedTuple):
+    """Where what was found is written; None: not."""
+
+    json: Path | None
+    csv: Path | None
+    html: Path | None
+    explain: Path | None
+
+
+def _write(
+    files: _Files,
+    opened: FeatureIndex,
+    encoder: EncoderSpec | None,
+    result: SearchResult,
+    options: SearchOptions,
+    asked: dict[str, Any],
+    by_label: bool,
+) -> None:
+    """Write the wanted files, and print what was found unless one of them is stdout."""
+    from sop_faiss.index.images import index_images
+    from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
+
+    places = index_images(opened, options.images_root)
+    if files.explain is not None:
+        from sop_faiss.verbs.finding.index_explain import draw_explanation
+
+        write_file(files.explain, draw_explanation(opened, encoder, result, places))
+    if files.csv == STDOUT:
+        click.echo(for_stdout(as_csv(result, places)), nl=False)
+    elif files.csv is not None:
+        write_search_csv(files.csv, result, places)
+    if files.html is not None:
+        with progress_reporter("drawing", "images") as progress:
+            write_search_page(
+                files.html,
+                opened,
+                result,
+                images_root=options.images_root,
+                by_label=by_label,
+                reranked=options.rerank is not None,
+                footer=page_footer("sop-index search"),
+                progress=progress,
+            )
+    if files.json is not None:
+        put_json(files.json, asked | {"dropped": result.dropped, "queries": as_records(result, places)})
+    if STDOUT not in (files.json, files.csv):
+        click.echo(_found_text(result, places, by_label, options.threshold))
+    for what, file in (("JSON", files.json), ("CSV", files.csv), ("page", files.html), ("image", files.explain)):
+        say_written(what, file)
 
 
 def _opened(index: Path, verify: str, parts: bool) -> FeatureIndex:
@@ -220,18 +241,16 @@ def _opened(index: Path, verify: str, parts: bool) -> FeatureIndex:
     return opened.with_parts(verify=verify) if parts else opened
 
 
-def _as_json(
-    index: Path,
-    opened: FeatureIndex,
-    options: SearchOptions,
-    box: str | None,
-    result: SearchResult,
-    images: IndexImages,
-) -> dict[str, Any]:
-    """Say what was asked, as far as it was, and what was found."""
-    from sop_faiss.verbs.finding.search_output import as_records
-
-    content: dict[str, Any] = {
+def _asked(index: Path, opened: FeatureIndex, options: SearchOptions, box: str | None) -> dict[str, Any]:
+    """Return the question as JSON values; options that were not used are left out."""
+    narrowed: dict[str, Any] = {
+        "where": options.where,
+        "table": str(options.table) if options.table else None,
+        "unique": options.unique,
+        "together": options.together or bool(options.minus),
+        "minus": list(options.minus),
+    }
+    return {
         "command": "sop-index search",
         "index": str(index),
         "encoder": opened.manifest.encoder,
@@ -240,17 +259,8 @@ def _as_json(
         **({} if box is None else {"box": box}),
         **({} if opened.part_boxes is None else {"parts": True}),
         **({} if options.rerank is None else {"rerank": options.rerank.to_dict()}),
-        "dropped": result.dropped,
-        "queries": as_records(result, images),
+        **{name: value for name, value in narrowed.items() if value},
     }
-    narrowed: dict[str, Any] = {
-        "where": options.where,
-        "table": str(options.table) if options.table else None,
-        "unique": options.unique,
-        "together": options.together or bool(options.minus),
-        "minus": list(options.minus),
-    }
-    return content | {name: value for name, value in narrowed.items() if value}
 
 
 def _found_text(result: SearchResult, images: IndexImages, by_label: bool, threshold: float | None) -> str:
