@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import report as report  # mistakes are one line
 
 from sop_faiss.index.beside import PARTS
 from sop_faiss.index.own_encoder import encoder_of_index

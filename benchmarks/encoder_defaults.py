@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import report as report  # mistakes are one line
 import torch
 
 from sop_faiss import load_encoder

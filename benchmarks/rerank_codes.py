@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import numpy as np
+import report as report  # mistakes are one line
 from rich.console import Console
 from rich.table import Table
 
