@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
-import report as report  # mistakes are one line
 from faster_coco_eval.core import mask as coco_mask
 from jaxtyping import Bool, UInt8
 from PIL import Image
@@ -166,4 +165,6 @@ def save(folder: Path, number: int, name: str, key: str, pixels: Pixels) -> None
 
 
 if __name__ == "__main__":
+    import report as report  # mistakes are one line
+
     main()
