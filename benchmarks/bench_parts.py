@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+import report as report  # mistakes are one line
 
+from sop_faiss.errors import DataError
 from sop_faiss.index.beside import PARTS
 from sop_faiss.index.own_encoder import encoder_of_index
 from sop_faiss.index.search import FeatureIndex
@@ -56,6 +58,8 @@ def main() -> None:
     parser.add_argument("indices", type=Path, nargs="+")
     arguments = parser.parse_args()
     files = sorted(path for path in arguments.queries.rglob("*") if path.is_file())
+    if not files:
+        raise DataError(f"{arguments.queries} has no files: wanted a folder with the images of each query in its own")
     names = [path.parent.name for path in files]
     first = None
     print("| index | R@1 | mAP | R@1 difference | mAP difference | ms a query | bytes an image |")

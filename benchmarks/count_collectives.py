@@ -303,4 +303,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    import report as report  # mistakes are one line
+
     main()

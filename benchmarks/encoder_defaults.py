@@ -16,10 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import report as report  # mistakes are one line
 import torch
 
 from sop_faiss import load_encoder
 from sop_faiss.data.images.decode import decode_image
+from sop_faiss.errors import DataError
 from sop_faiss.model.encoders.encoder import Encoder
 from sop_faiss.model.encoders.forward import batches_of_equal_shape, exact_inference
 from sop_faiss.model.encoders.pooling import pool_tokens
@@ -98,6 +100,8 @@ def main() -> None:
     torch.set_num_threads(1)
     encoder = load_encoder(options.model)
     chosen = chosen_photos(options.classes, options.queries, options.per_class)
+    if not chosen:
+        raise DataError(f"{options.classes} has no line of a file, a tab and its class")
     images = [decode_image((options.photos / file).read_bytes()) for file, _ in chosen]
     images = cut_to_formats(images) if options.formats else images
     classes = np.array([name for _, name in chosen])

@@ -11,16 +11,17 @@ scored, as `sop-eval label-free --json` writes them of a checkpoint (step 0: --m
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import report as report  # mistakes are one line
 from scipy.stats import rankdata
 
 from sop_faiss.config.study import load_study
 from sop_faiss.evaluate.stopping import NUMBERS, merit
+from sop_faiss.files import read_json
 from sop_faiss.report.contact_sheet import SheetTable
 from sop_faiss.report.markdown import write_markdown
 from sop_faiss.verbs.study.folder import DONE, StudyFolder
@@ -71,7 +72,7 @@ def _with_numbers(result: RunResult, folder: Path | None) -> RunResult:
             break
         file = folder / result.planned.name / f"{step}.json"
         if file.is_file():
-            for name, value in json.loads(file.read_text(encoding="utf-8"))["metrics"].items():
+            for name, value in read_json(file)["metrics"].items():
                 numbers.setdefault(name, np.full(len(result.steps), np.nan))[place] = value
     return replace(result, logged={**result.logged, **numbers})
 

@@ -11,7 +11,6 @@ ones, where ImageNet-9 has those of GrabCut, and nothing is checked by hand. Bac
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from faster_coco_eval.core import mask as coco_mask
 from jaxtyping import Bool, UInt8
 from PIL import Image
 
-from sop_faiss.files import atomic_directory
+from sop_faiss.files import atomic_directory, read_json
 
 SPLITS = ("train", "val")
 """Of COCO, which are taken together, and of the sets."""
@@ -70,7 +69,7 @@ def read_cuts(coco: Path) -> dict[str, dict[str, list[Cut]]]:
     """Cut the largest objects of each supercategory out: every other image is for training, the others for testing."""
     found: dict[str, dict[str, list[Cut]]] = {split: defaultdict(list) for split in SPLITS}
     for split in SPLITS:
-        content = json.loads((coco / "annotations" / f"instances_{split}.json").read_text())
+        content = read_json(coco / "annotations" / f"instances_{split}.json")
         files = {image["id"]: coco / "images" / split / image["file_name"] for image in content["images"]}
         own = {number: SPLITS[place % 2] for place, number in enumerate(sorted(files))}
         classes = {category["id"]: category["supercategory"] for category in content["categories"]}
@@ -166,4 +165,6 @@ def save(folder: Path, number: int, name: str, key: str, pixels: Pixels) -> None
 
 
 if __name__ == "__main__":
+    import report as report  # mistakes are one line
+
     main()

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import report as report  # mistakes are one line
 from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
 
 from sop_faiss.data.images.decode import decode_image
 from sop_faiss.data.images.source import open_source
+from sop_faiss.files import read_json
 
 _OBJECTS = 60
 _PHOTOS = 400
@@ -40,7 +41,7 @@ def objects_of(coco: Path, place: int = 0) -> list[tuple[np.ndarray, np.ndarray]
     """
     objects: dict[Path, list[dict[str, Any]]] = {}
     for split in ("train", "val"):
-        content = json.loads((coco / "annotations" / f"instances_{split}.json").read_text())
+        content = read_json(coco / "annotations" / f"instances_{split}.json")
         files = {each["id"]: coco / "images" / split / each["file_name"] for each in content["images"]}
         for each in content["annotations"]:
             if not each.get("iscrowd") and each["area"] > _LEAST_AREA:

@@ -36,7 +36,9 @@ PACKAGES = ("torch", "torchvision", "timm", "faiss-gpu", "faiss-cpu", "numpy")
 
 def _mistakes_are_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print a mistake of the user without a traceback, as the commands do."""
-    if issubclass(kind, SopError):
+    if isinstance(error, OSError) and error.filename is not None:
+        print(f"error: {error.strerror}: {error.filename}", file=sys.stderr)
+    elif isinstance(error, SopError):
         print(f"error: {error}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

@@ -11,16 +11,19 @@ paired, with 95 % intervals by bootstrap over the queries.
 from __future__ import annotations
 
 import time
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import report as report  # mistakes are one line
 from rich.console import Console
 from rich.table import Table
 
 from sop_faiss.data.images.source import open_source
+from sop_faiss.errors import DataError
 from sop_faiss.evaluate.metrics import average_precision, ranks_of_relevant
 from sop_faiss.evaluate.reranking import Reordering
 from sop_faiss.features.extract import extract_features
@@ -80,7 +83,10 @@ def main(folder: Path, tokens: Path, sizes: tuple[int, ...]) -> None:
     """Compare codes of tokens."""
     if not tokens.is_file():
         make(folder, tokens)
-    kept = dict(np.load(tokens))
+    try:
+        kept = dict(np.load(tokens))
+    except (ValueError, zipfile.BadZipFile):
+        raise DataError(f"{tokens} is damaged, or of another kind: remove it, and it is made again") from None
     stored, cuts = kept["database_tokens"], np.cumsum(kept["database_counts"])[:-1]
     exact = precisions(kept, np.split(stored, cuts))
     norms = np.linalg.norm(stored.astype(np.float32), axis=1, keepdims=True)

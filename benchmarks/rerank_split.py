@@ -12,19 +12,21 @@ gallery: which method helps depends on how many there are to find.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
+import report as report  # mistakes are one line
+
+from sop_faiss.evaluate.sets.ground_truth import read_ground_truth
 
 _QUERIES = 8
 
 
 def write_split(folder: Path, out: Path, most: int | None) -> str:
     """Write links to the photos into OUT/query/PRODUCT and OUT/database/PRODUCT."""
-    truth = json.loads((folder / "gnd.json").read_text())
-    groups = np.array([name.rsplit("_", 1)[0] for name in truth["imlist"]])
-    products = sorted({name.rsplit("_", 1)[0] for name in truth["qimlist"]})[::2]
+    truth = read_ground_truth(folder / "gnd.json")
+    groups = np.array([name.rsplit("_", 1)[0] for name in truth.images])
+    products = sorted({query.name.rsplit("_", 1)[0] for query in truth.queries})[::2]
     generator = np.random.default_rng(0)
     asked = [generator.permutation(np.flatnonzero(groups == each))[:_QUERIES] for each in products]
     gallery = np.setdiff1d(np.arange(len(groups)), np.concatenate(asked))
@@ -39,7 +41,7 @@ def write_split(folder: Path, out: Path, most: int | None) -> str:
         for row in rows.tolist():
             place = out / role / groups[row]
             place.mkdir(parents=True, exist_ok=True)
-            (place / truth["imlist"][row]).symlink_to((folder / "database" / truth["imlist"][row]).absolute())
+            (place / truth.images[row]).symlink_to((folder / "database" / truth.images[row]).absolute())
     return f"{_QUERIES * len(products)} queries of {len(products)} products in {len(gallery)} images: {out}"
 
 

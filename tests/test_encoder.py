@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sop_faiss import load_encoder
+from sop_faiss.config import load_config
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.model.backbones.build import seeded_backbone
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.encoder import encoder_of_backbone
+from sop_faiss.model.initial_weights import resolve_init
 from tests.encoders import random_images, timm_network, tiny_config, write_official, write_run
 from tests.messages import assert_one_line
 from tests.runs import networks_of
@@ -226,6 +229,18 @@ def test_mistakes_are_one_line(options: dict[str, Any], error: type[Exception], 
     with pytest.raises(error, match=message) as caught:
         load_encoder(**options)
     assert "\n" not in str(caught.value)
+
+
+def started_from(model: str) -> None:
+    resolve_init(load_config("digits_demo", [f"model.init={model}"]))
+
+
+@pytest.mark.parametrize("take", [load_encoder, started_from])
+def test_best_of_a_run_without_scores_says_what_to_name(tmp_path: Path, take: Callable[[str], Any]) -> None:
+    (tmp_path / "checkpoints" / "step_00000007").mkdir(parents=True)
+    with pytest.raises(CheckpointError) as caught:
+        take(str(tmp_path / "best"))
+    assert_one_line(caught, f"name {tmp_path}, whose newest teacher is taken", "trained without scores")
 
 
 def test_automatic_device() -> None:

@@ -144,9 +144,9 @@ async def answer_slowly(_: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def with_clients(*clients: Client) -> list[bytes]:
+async def with_clients(*clients: Client, app: Any = answer_slowly) -> list[bytes]:
     """What each client says at its end, all at once."""
-    config = uvicorn.Config(answer_slowly, http=prompt_protocol(SECONDS), log_level="critical", lifespan="off")
+    config = uvicorn.Config(app, http=prompt_protocol(SECONDS), log_config=None, log_level="error", lifespan="off")
     config.load()
     state = uvicorn.server.ServerState()
     loop = asyncio.get_running_loop()
@@ -216,3 +216,61 @@ def test_connections_that_do_not_ask_are_closed_and_others_served() -> None:
     assert b"200 OK" not in trickle
     assert stopped.startswith(b"HTTP/1.1 200 OK") and stopped.endswith(b"abcdef")
     assert bodies == [b"abcdefabcdef"] * 50
+
+
+# clients that break off their requests, or do not read
+
+
+def answering(*parts: bytes, ended: asyncio.Event | None = None) -> Any:
+    """An application that reads nothing and answers at once."""
+
+    async def app(_: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
+        if ended is not None:
+            ended.set()
+
+    return app
+
+
+CHUNK = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+
+
+async def breaking(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """A body whose second chunk is none."""
+    writer.write(CHUNK + b"zz\r\n")
+    return await until_closed(reader)
+
+
+async def breaking_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """The same, after the answer."""
+    writer.write(CHUNK)
+    answer = await reader.readuntil(b"0\r\n\r\n")
+    writer.write(b"zz\r\n")
+    return answer + await until_closed(reader)
+
+
+def test_broken_bodies_get_one_answer_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    at_once, late = asyncio.run(with_clients(breaking, breaking_late, app=answering(b"fine")))
+    assert at_once.startswith(b"HTTP/1.1 400 ") and b"200 OK" not in at_once
+    assert late.startswith(b"HTTP/1.1 200 ") and b"fine" in late and b" 400 " not in late
+    assert [record.message for record in caplog.records] == []
+
+
+def test_an_answer_that_nobody_reads_is_given_up() -> None:
+    async def length_read() -> int:
+        ended = asyncio.Event()
+
+        async def not_reading(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            await ended.wait()
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            return await until_closed(reader)
+
+        (read,) = await with_clients(not_reading, app=answering(*[bytes(1_000_000)] * 40, ended=ended))
+        return len(read)
+
+    assert asyncio.run(length_read()) < 40_000_000

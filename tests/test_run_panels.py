@@ -11,7 +11,7 @@ import pytest
 
 from sop_faiss.report.panel_plot import plot_panel
 from sop_faiss.report.plots import Curve
-from sop_faiss.report.run_panels import Panel, Reference, RunConstants, panels_of_run
+from sop_faiss.report.run_panels import Panel, Reference, RunConstants, heading_of, panels_of_run
 from tests.pages import HOSTILE
 
 CONSTANTS = RunConstants({"cls": math.log(64), "patch": math.log(16)}, 32)
@@ -65,6 +65,8 @@ def test_every_metric_of_a_run_has_its_panel():
     ):
         assert [found[title].heading(name) for name in found[title].curves] == [title]
     assert sum(len(panel.curves) for panel in found.values()) == len(keys) - 3
+    headings = {panel.heading(name) for panel in found.values() for name in panel.curves}
+    assert {heading_of(key) for key in keys[3:]} == headings and heading_of("unknown") == "unknown"
 
 
 def test_floors_are_those_of_the_run():

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastapi import FastAPI
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -35,6 +36,7 @@ from sop_faiss.serve import work_queue
 from sop_faiss.serve.app import create_app
 from sop_faiss.serve.options import ServeOptions
 from sop_faiss.serve.refused import Refused
+from sop_faiss.serve.responses import answer_problems_in_one_line
 from sop_faiss.serve.searcher import QueryImage, Searcher, Wanted
 from tests.images import encode, make_image
 from tests.servers_of_indices import write_served
@@ -370,6 +372,18 @@ def test_a_foreign_name_for_this_machine_is_refused(place: Path) -> None:
     for host in ("evil.example", "127.0.0.1.evil.example", "[::2]", ""):
         assert_refused(local.get("/api/index", headers={"Host": host}), 400, "this machine only")
     assert open_to_all.get("/api/index", headers={"Host": "shop.example"}).status_code == 200
+
+
+def test_what_arrives_too_late_is_not_waited_for_any_longer() -> None:
+    app = FastAPI()
+    answer_problems_in_one_line(app)
+
+    @app.get("/{status}")
+    def refuse(status: int) -> None:
+        raise Refused(status, "no")
+
+    for status in (408, 503):
+        assert (TestClient(app).get(f"/{status}").headers.get("connection") == "close") is (status == 408)
 
 
 def test_every_status_is_described(client: TestClient) -> None:

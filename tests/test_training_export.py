@@ -336,6 +336,8 @@ def test_command(run: Path, tmp_path: Path) -> None:
 
 def test_mistakes_are_one_line(run: Path, exported: Path, tmp_path: Path) -> None:
     assert "does not exist" in command_fails(main, tmp_path / "none", tmp_path / "out")
+    assert f"name {run}, whose newest" in command_fails(main, run / "best", tmp_path / "out")
+    assert f"name {run}, whose newest" in command_fails(main, run / "best", tmp_path / "out", "--adapter")
     assert "is a file" in command_fails(main, run / "config.yaml", tmp_path / "out")
     assert str(exported) in command_fails(main, exported, tmp_path / "out")
     assert "neither a checkpoint nor a run" in command_fails(main, tmp_path, tmp_path / "out")

@@ -132,6 +132,19 @@ def find_checkpoint(path: Path) -> Path:
     raise CheckpointError(f"{path} is neither a checkpoint nor a run with checkpoints: wanted a sop-train --output")
 
 
+def refuse_missing_best(path: Path) -> None:
+    """Refuse `best/` of a run that has none, and say what to name instead.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    if path.name == "best" and not path.exists() and checkpoint_directories(path.parent):
+        raise CheckpointError(
+            f"{path} does not exist: it has the teacher with the best score, and this run was trained without scores; "
+            f"name {path.parent}, whose newest teacher is taken, or train with evaluate.every_steps=100"
+        )
+
+
 def run_directory(checkpoint: Path) -> Path:
     """Return the run that a checkpoint belongs to."""
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent

@@ -19,7 +19,7 @@ from sop_faiss.files import sha256_file
 from sop_faiss.model.backbones.backbone import Backbone, VitBackbone
 from sop_faiss.model.backbones.build import SHAPE_FIELDS, seeded_backbone
 from sop_faiss.model.backbones.positions import resample_positions, rule_of_official
-from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone
+from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone, refuse_missing_best
 from sop_faiss.model.encoders.methods import Method, names_of_model, other_normalization
 from sop_faiss.model.encoders.packaged import packaged_architecture, packaged_weights
 from sop_faiss.model.encoders.preprocess import IMAGENET_MEAN, IMAGENET_STD
@@ -143,6 +143,7 @@ def _source_of_config(config: Config) -> _Source:
 
 
 def _run_checkpoint(text: str) -> Path:
+    refuse_missing_best(Path(text))
     if not Path(text).is_dir():
         raise CheckpointError(f"model.init = {text} {path_state(text)}: wanted {_INIT_FORMS}")
     return find_checkpoint(Path(text))

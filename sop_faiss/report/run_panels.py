@@ -194,6 +194,14 @@ def panels_of_run(curves: Mapping[str, Curve], constants: RunConstants) -> tuple
     return panels, max(0, len(others) - _OTHERS_SHOWN)
 
 
+def heading_of(key: str) -> str:
+    """Return the name that readers see of a number, with that of its panel; the key itself where no panel knows it."""
+    for kind in _KINDS:
+        if match := re.fullmatch(kind.pattern, key):
+            return Panel(kind.group, kind.title, kind.unit, {}).heading(_legend(match[1]))
+    return key
+
+
 def _legend(name: str) -> str:
     """Name a curve in the legend, as `top-1, k = 20` for `top1_k20`; one that is alone in its panel needs no name."""
     return _LEGEND.get(name, re.sub(r"^top(\d+)_k(\d+)$", r"top-\1, k = \2", name))

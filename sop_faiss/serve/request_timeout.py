@@ -1,7 +1,8 @@
-"""A time limit for the headers of HTTP requests, for which uvicorn itself waits forever.
+"""Time limits for the headers of HTTP requests and for taking answers, for which uvicorn itself waits forever.
 
-Without it, a client that opens connections and sends nothing, or one byte now and then, could use up all connections,
-so that no other client is served. The time for an image's bytes is limited in `uploads.py`.
+Without them, a client that opens connections and sends nothing, or one byte now and then, or reads no answer, could use
+up all connections, so that no other client is served. The time for an image's bytes is limited in `uploads.py`. Bytes
+that are not HTTP within a request end the connection; uvicorn would send a second answer, with a traceback in its log.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 class _PromptProtocol(H11Protocol):
-    """A protocol that closes a connection if the headers of a request take too long to arrive."""
+    """A protocol that closes a connection if headers take too long to arrive, or an answer to be taken."""
 
     header_seconds: float
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock with the connection; asyncio calls this."""
@@ -32,9 +35,30 @@ class _PromptProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock with the connection; asyncio calls this."""
+        """Stop the clocks with the connection; asyncio calls this."""
         self._forget_deadline()
+        self._forget_unread()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the other clock when much of an answer waits to be read; asyncio calls this."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.header_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop that clock; asyncio calls this."""
+        self._forget_unread()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP, unless an answer has begun; the application's goes nowhere. uvicorn calls this."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def _watch(self) -> None:
         """Start the clock unless it runs; stop it when the headers are complete."""
@@ -56,11 +80,16 @@ class _PromptProtocol(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
 
 def prompt_protocol(header_seconds: float) -> type[H11Protocol]:
     """Make a class of connections with a time limit for the headers of requests, for `uvicorn.Config.http`.
 
     The clock starts with the connection, and with the first byte after an answer; between requests uvicorn's
-    `timeout_keep_alive` applies.
+    `timeout_keep_alive` applies. An answer whose bytes wait for as long to be read ends the connection, too.
     """
     return type("PromptProtocol", (_PromptProtocol,), {"header_seconds": header_seconds})

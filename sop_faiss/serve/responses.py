@@ -86,7 +86,8 @@ def answer_problems_in_one_line(app: FastAPI) -> None:
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
-        return _problem(error.status, str(error), {"Retry-After": "2"} if error.status == 503 else {})
+        headers = {503: {"Retry-After": "2"}, 408: {"Connection": "close"}}  # 408: the rest would be waited for
+        return _problem(error.status, str(error), headers.get(error.status, {}))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

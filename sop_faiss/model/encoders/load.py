@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sop_faiss.errors import CheckpointError, ConfigError
-from sop_faiss.model.checkpoint import scores_of_run
+from sop_faiss.model.checkpoint import refuse_missing_best, scores_of_run
 from sop_faiss.model.device import choose_device
 from sop_faiss.model.encoders.choice import is_choice, read_choice
 from sop_faiss.model.encoders.encoder import Encoder
@@ -203,6 +203,7 @@ def _existing_run(text: str) -> Path:
     path = Path(text)
     if path.is_dir():
         return path
+    refuse_missing_best(path)
     if path.is_file():
         raise CheckpointError(f"model {text} is a file; {_MODEL_FORMS}, or timm:NAME with `weights={text}`")
     prefix = text.partition(":")[0]

@@ -16,7 +16,7 @@ from sop_faiss.model.backbones.backbone import Backbone, Tokens, VitBackbone
 from sop_faiss.model.backbones.build import seeded_backbone, shape_of
 from sop_faiss.model.backbones.conv import ConvBackbone
 from sop_faiss.model.backbones.positions import resize_in_architecture
-from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone, run_directory
+from sop_faiss.model.checkpoint import config_of_run, find_checkpoint, read_backbone, refuse_missing_best, run_directory
 from sop_faiss.model.encoders.pooling import TOKEN_POOLINGS, features_of_last_blocks, pool_tokens, split_pooling
 from sop_faiss.model.encoders.spec import EncoderSpec
 from sop_faiss.model.encoders.weights import fit_tensors
@@ -156,6 +156,7 @@ def _placed(model: ModelConfig, weights: Path | None, directory: Path) -> ModelC
         return replace(model, weights=str(weights))
     if kind == "dino":
         return replace(model, init=f"dino:{weights}")
+    refuse_missing_best(weights)
     if not weights.is_dir():
         raise CheckpointError(
             f"`weights={weights}` {path_state(weights)}: {directory} belongs to a run; wanted {wanted}"

@@ -13,7 +13,7 @@ from sop_faiss.errors import SopError
 from sop_faiss.files import read_json
 from sop_faiss.report.contact_sheet import SheetTable
 from sop_faiss.report.plots import METRICS_FILE, Curve
-from sop_faiss.report.run_panels import Panel
+from sop_faiss.report.run_panels import Panel, heading_of
 from sop_faiss.train.log.bad_samples import BAD_SAMPLES_FILE
 from sop_faiss.train.log.json_lines import read_lines
 from sop_faiss.train.verdict import verdict_of
@@ -89,7 +89,8 @@ def say_verdict(panels: Sequence[Panel], state: Mapping[str, Any]) -> str:
     Args:
         state: of its last checkpoint, empty without one.
     """
-    verdict = verdict_of(state)
+    metric = state.get("best_by")
+    verdict = None if metric is None else verdict_of({**state, "best_by": heading_of(metric)})
     if verdict is not None:
         return f"{verdict.text[0].upper()}{verdict.text[1:]}."
     if not _scores(panels):

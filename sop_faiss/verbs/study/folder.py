@@ -84,6 +84,10 @@ class StudyFolder:
         content = _read_whole(self.probe(arm), _is_probe, "the speed is measured again")
         return float(content["seconds_per_step"])
 
+    def has_begun(self, arm: str) -> bool:
+        """Return whether a run of an arm was started."""
+        return any((self.root / "runs" / arm).glob("seed_*/"))
+
     def is_done(self, name: str) -> bool:
         """Return whether a run has ended as it should."""
         return self.record(name).get("status") == DONE

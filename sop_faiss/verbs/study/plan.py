@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import nn
 
 from sop_faiss.config import Config, flat_settings
 from sop_faiss.config.load import load_layers
 from sop_faiss.config.study import Arm, StudyConfig
-from sop_faiss.errors import ConfigError
-from sop_faiss.verbs.training.training_images import open_training_images
+from sop_faiss.data.images.source import ImageSource
+from sop_faiss.data.shards.shard_stream import ShardStream
+from sop_faiss.errors import ConfigError, DataError, SopError
+from sop_faiss.model.initial_weights import resolve_init
+from sop_faiss.model.networks import build_student_and_teacher
+from sop_faiss.verbs.training.online_scores import open_evaluation, scored_encoder
+from sop_faiss.verbs.training.training_images import make_batches, open_training_images
 
 _LENGTH = ("train.epochs", "train.stop_after_steps")
 
@@ -68,26 +78,77 @@ def _config_of(study: StudyConfig, arm: Arm, seed: int) -> Config:
         raise ConfigError(str(error) if named else f"arm {arm.name}: {error}") from None
 
 
+def check_arms(configs: Mapping[str, Config], begun: Collection[str] = ()) -> dict[str, int]:
+    """Check what a run of each arm would refuse when it starts: its network, its images, its scores.
+
+    Networks are built without memory for weights, and what several arms share is checked once.
+
+    Args:
+        configs: what `arm_configs` returns.
+        begun: arms whose images alone are opened: they were checked, and the run of their `model.init` may be gone.
+
+    Returns:
+        The number of training images of each arm.
+
+    Raises:
+        ConfigError: the backbone does not exist or does not fit the settings, or a score is impossible.
+        DataError: images are missing.
+    """
+    counts: dict[str, int] = {}
+    opened: dict[str, Any] = {}  # a list of a million images takes a while
+    checked: set[str] = set()
+    for name, config in configs.items():
+        data = repr(config.data)
+        key = repr((data, config.model, config.views, config.masks, config.train, config.evaluate))
+        try:
+            if data not in opened:
+                opened[data] = open_training_images(config)
+            counts[name] = len(opened[data][1])
+            if name not in begun and key not in checked:
+                _check_start(config, *opened[data])
+        except SopError as error:
+            kind = DataError if isinstance(error, DataError) else ConfigError
+            raise kind(f"arm {name}: {error}") from None
+        checked.add(key)
+    return counts
+
+
+def _check_start(
+    config: Config,
+    source: ImageSource | ShardStream,
+    trained: Int64[np.ndarray, " m"],
+    held_out: Int64[np.ndarray, " h"],
+) -> None:
+    config = resolve_init(config)
+    with torch.device("meta"):  # shapes without weights
+        student, _ = build_student_and_teacher(config, lambda feature_dim: nn.ModuleDict())
+    scored_encoder(student.backbone, config)
+    make_batches(config, source, trained, student.backbone.patch_size)
+    open_evaluation(config, source, trained, held_out)
+
+
 def plan_runs(
-    study: StudyConfig, configs: Mapping[str, Config], step_seconds: Mapping[str, float] | None = None
+    study: StudyConfig,
+    configs: Mapping[str, Config],
+    images: Mapping[str, int],
+    step_seconds: Mapping[str, float] | None = None,
 ) -> list[PlannedRun]:
     """Plan every run, all arms with the first seed first, so that an early look at the results shows each arm.
 
     Args:
         configs: what `arm_configs` returns.
+        images: what `check_arms` returns.
         step_seconds: seconds per step of each arm, which a budget of minutes needs.
 
     Raises:
         ConfigError: an arm cannot meet the budget.
-        DataError: training images are missing.
     """
-    images: dict[str, int] = {}
     return [
         _planned(
             study,
             arm,
             replace(configs[arm.name], train=replace(configs[arm.name].train, seed=seed)),
-            images,
+            images[arm.name],
             None if step_seconds is None else step_seconds[arm.name],
         )
         for seed in study.seeds
@@ -95,13 +156,8 @@ def plan_runs(
     ]
 
 
-def _planned(
-    study: StudyConfig, arm: Arm, config: Config, images: dict[str, int], step_seconds: float | None
-) -> PlannedRun:
-    key = repr(config.data)
-    if key not in images:  # a list of a million images takes a while
-        images[key] = len(open_training_images(config)[1])
-    steps_per_epoch = max(1, images[key] // config.train.batch_size)
+def _planned(study: StudyConfig, arm: Arm, config: Config, images: int, step_seconds: float | None) -> PlannedRun:
+    steps_per_epoch = max(1, images // config.train.batch_size)
     steps = _budget_steps(study, arm.name, config, step_seconds)
     if steps is None:
         total = config.train.total_steps(steps_per_epoch)

@@ -26,7 +26,7 @@ from sop_faiss.verbs.study.final_tasks import open_final_tasks
 from sop_faiss.verbs.study.folder import DONE, FAILED, StudyFolder
 from sop_faiss.verbs.study.jobs import REQUEUE, Ended, Job, run_on_cluster, run_on_this_machine, write_slurm
 from sop_faiss.verbs.study.label_free_tables import has_label_free, label_free_tables
-from sop_faiss.verbs.study.plan import PlannedRun, arm_configs, plan_runs
+from sop_faiss.verbs.study.plan import PlannedRun, arm_configs, check_arms, plan_runs
 from sop_faiss.verbs.study.run_results import RunResult, collect, write_parquet
 from sop_faiss.verbs.study.study_page import difference_table, mean_table, write_study_page
 from sop_faiss.verbs.training.training_images import training_device
@@ -94,13 +94,14 @@ def run_study(
     folder.check(study)
     if makes_data and not (out / "data").exists():
         write_digits(out / "data")
-    runs = None if study.budget.minutes else plan_runs(study, arms)
+    images = check_arms(arms, {name for name in arms if folder.has_begun(name)})
+    runs = None if study.budget.minutes else plan_runs(study, arms, images)
     open_final_tasks(study.final, next(iter(arms.values())))
     lock = folder.open(study)
     try:
         if runs is None:
             folder.write_study(study)  # which the trials read
-            runs = plan_runs(study, arms, _step_seconds(study, folder, where, lock))
+            runs = plan_runs(study, arms, images, _step_seconds(study, folder, where, lock))
         folder.require_same_runs(runs)
         folder.write_study(study)
         folder.write_plans(runs)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sop_faiss.errors import CheckpointError, ConfigError
 from sop_faiss.files import atomic_directory, sha256_file, write_json
 from sop_faiss.model.adapter import TENSORS_FILE, base_name, write_adapter
-from sop_faiss.model.checkpoint import read_low_rank, read_state, run_directory
+from sop_faiss.model.checkpoint import read_low_rank, read_state, refuse_missing_best, run_directory
 from sop_faiss.model.encoders.encoder import Encoder, encoder_of_backbone
 from sop_faiss.model.encoders.sop_encoder import SopModel, trained_model
 from sop_faiss.model.export import CONFIG_FILE, WEIGHTS_FILE, is_export, timm_config
@@ -91,6 +91,7 @@ def export_run(run: Path, out: Path, options: ExportOptions | None = None) -> Ex
         require_onnx()
     if is_export(run):
         raise CheckpointError(f"{run} is already an export: name the run from which it was made")
+    refuse_missing_best(run)
     if not run.is_dir():
         raise CheckpointError(f"run {run} {path_state(run)}: wanted a run directory")
     model, checkpoint = trained_model(run, student=options.student)
