@@ -7,11 +7,16 @@ of scores that the run takes (Bonferroni): all of them together are right in 95 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from sop_faiss.bootstrap import Interval
+
+_WITHOUT_LABELS = "view_recall_at_1"  # named in `evaluate/view_recall_task.py`, which stands above
+_CAUTION = (
+    "without labels this says that images are distinguished better, not that those of one kind are found together"
+)
 
 
 class Outcome(StrEnum):
@@ -51,12 +56,13 @@ def effect_on(start: str, difference: Interval) -> str:
     return f"{done[outcome_of(difference)]}: {describe_difference(difference)}"
 
 
-def verdict_of(scores: Mapping[str, Any]) -> Verdict | None:
+def verdict_of(scores: Mapping[str, Any], heading: Callable[[str], str] = str) -> Verdict | None:
     """Return the verdict on a run.
 
     Args:
         scores: `best_by`, `first_score`, `best_score`, `best_step` and `difference` (mean, low, high), as in the
             `state.json` of a checkpoint.
+        heading: gives the name that readers see of a score.
 
     Returns:
         None if nothing was compared: a score is missing, or the run is of a version that kept no values of queries.
@@ -68,10 +74,11 @@ def verdict_of(scores: Mapping[str, Any]) -> Verdict | None:
     difference = Interval(*map(float, shown))
     outcome, step = outcome_of(difference), scores.get("best_step")
     place = "later" if step is None else f"at step {step:,}"
-    numbers = f"{metric} was {first:.2f} % at step 0 and {best:.2f} % {place}, the best of the later scores"
+    numbers = f"{heading(metric)} was {first:.2f} % at step 0 and {best:.2f} % {place}, the best of the later scores"
     said = {
         Outcome.BEAT: "training beat step 0",
         Outcome.NOT_SHOWN: "no difference to step 0 is shown",
         Outcome.WORSE: "training is worse than step 0",
     }
-    return Verdict(outcome, f"{said[outcome]}: {describe_difference(difference)}; {numbers}")
+    caution = f"; {_CAUTION}" if metric == _WITHOUT_LABELS and outcome is Outcome.BEAT else ""
+    return Verdict(outcome, f"{said[outcome]}: {describe_difference(difference)}; {numbers}{caution}")

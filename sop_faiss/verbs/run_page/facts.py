@@ -89,8 +89,7 @@ def say_verdict(panels: Sequence[Panel], state: Mapping[str, Any]) -> str:
     Args:
         state: of its last checkpoint, empty without one.
     """
-    metric = state.get("best_by")
-    verdict = None if metric is None else verdict_of({**state, "best_by": heading_of(metric)})
+    verdict = verdict_of(state, heading_of)
     if verdict is not None:
         return f"{verdict.text[0].upper()}{verdict.text[1:]}."
     if not _scores(panels):
