@@ -69,7 +69,7 @@ def verdict_of(scores: Mapping[str, Any], heading: Callable[[str], str] = str) -
     """
     metric, first, best = (scores.get(name) for name in ("best_by", "first_score", "best_score"))
     shown = scores.get("difference")
-    if None in (metric, first, best) or shown is None:
+    if metric is None or first is None or best is None or shown is None:
         return None
     difference = Interval(*map(float, shown))
     outcome, step = outcome_of(difference), scores.get("best_step")
