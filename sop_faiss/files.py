@@ -232,12 +232,19 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     with _errors_name(path, temporary):
         try:
             yield temporary
-            for file in sorted(temporary.rglob("*")):
-                if file.is_file():
-                    _open_to_others(file, temporary.stat().st_mode)
-                    _sync_file(file)
+            for inner in sorted(temporary.rglob("*")):
+                if inner.is_symlink():  # leads to what is not ours
+                    continue
+                if inner.is_file():
+                    _open_to_others(inner, temporary.stat().st_mode)
+                    _sync_file(inner)
+                elif inner.is_dir():
+                    sync_directory(inner)
             sync_directory(temporary)
-            _put_in_place(temporary, path)
+            if overwrite:
+                _put_in_place(temporary, path)
+            else:  # fails if another process has filled it since
+                temporary.rename(path)
             sync_directory(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -251,11 +258,12 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         return
     aside = temporary.with_suffix(".old")
     with _locked(path):
-        path.rename(aside)
         try:
+            path.rename(aside)
             temporary.rename(path)
-        except OSError:
-            aside.rename(path)
+        except BaseException:  # Ctrl-C, too
+            if aside.exists() and not path.exists():
+                aside.rename(path)
             raise
         sync_directory(path.parent)
         shutil.rmtree(aside, ignore_errors=True)

@@ -301,21 +301,37 @@ def test_a_directory_moved_aside_by_a_killed_process_comes_back(tmp_path, replac
     assert [entry.name for entry in tmp_path.iterdir()] == ["best"]
 
 
-def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+@pytest.mark.parametrize("stopped", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt("Ctrl-C")])
+def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch, stopped):
     with atomic_directory(tmp_path / "best") as temporary:
         (temporary / "a").write_text("before")
     rename = Path.rename
 
     def no_room(self: Path, target: Path) -> Path:
         if self.suffix == ".tmp":
-            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+            raise stopped
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", no_room)
-    with (
-        pytest.raises(OSError, match="No space left"),
-        atomic_directory(tmp_path / "best", overwrite=True) as temporary,
-    ):
+    with pytest.raises(type(stopped)), atomic_directory(tmp_path / "best", overwrite=True) as temporary:
         (temporary / "a").write_text("after")
     assert (tmp_path / "best" / "a").read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["best"]
+
+
+def test_what_another_process_has_written_meanwhile_stays(tmp_path):
+    with pytest.raises(OSError, match="not empty"), atomic_directory(tmp_path / "out") as temporary:
+        (temporary / "a").write_text("ours")
+        with atomic_directory(tmp_path / "out") as other:
+            (other / "a").write_text("theirs")
+    assert (tmp_path / "out" / "a").read_text() == "theirs"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_links_in_a_directory_are_left_alone(tmp_path):
+    (tmp_path / "foreign").touch(mode=0o600)
+    with atomic_directory(tmp_path / "out") as temporary:
+        (temporary / "deep").mkdir()
+        (temporary / "deep" / "link").symlink_to(tmp_path / "foreign")
+    assert (tmp_path / "out" / "deep" / "link").is_symlink()
+    assert (tmp_path / "foreign").stat().st_mode & 0o777 == 0o600
