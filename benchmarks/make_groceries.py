@@ -3,8 +3,8 @@
     git clone https://github.com/marcusklasson/GroceryStoreDataset
     python benchmarks/make_groceries.py GroceryStoreDataset/ retrieval_grocery/
 
-The photos of Klasson et al. 2019 ("A Hierarchical Grocery Store Image Dataset with Visual and Semantic Labels"), as they
-are: in `query/` up to 8 test photos of each of 31 packaged products; in `database/` all training photos of these
+The photos of Klasson et al. 2019 ("A Hierarchical Grocery Store Image Dataset with Visual and Semantic Labels"), not
+changed: in `query/` up to 8 test photos of each of 31 packaged products; in `database/` all training photos of these
 products, and up to 8 of each of 50 kinds of produce, which are right for no query; `gnd.json` for `sop-retrieve`. Which
 photos were drawn is in `groceries.json`.
 """

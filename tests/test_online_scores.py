@@ -455,6 +455,30 @@ def test_a_signal_waits_for_no_score(tmp_path, shards, whole, monkeypatch):
     assert by_step(tmp_path / "run") == by_step(whole)
 
 
+@pytest.mark.parametrize(("call", "step"), [(1, 0), (2, 4), (4, 12)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_score_between_the_steps(tmp_path, shards, whole, monkeypatch, number, call, step, caplog):
+    """It is given up within a batch of images, whenever it is made, and made when the run is resumed."""
+
+    class Reading(Fake):
+        def __call__(self, teacher: Any, *_: Any) -> dict[str, Score]:
+            scores = super().__call__(teacher)
+            teacher.backbone(torch.zeros(1, 3, 16, 16))
+            return scores
+
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)  # also in a background job
+    use(monkeypatch, Reading(lambda now: signal.raise_signal(number) if now == call else None))
+    config = tiny_config(tmp_path, f"data.train={shards}", *EVERY_4, "evaluate.background=never")
+    with contextlib.suppress(KeyboardInterrupt):
+        stopped = run_training(config, tmp_path / "run")
+        assert number == signal.SIGTERM and not stopped.finished and stopped.step == step
+    assert any("saving after this batch of images" in message for message in caplog.messages)
+    assert [line["step"] for line in score_lines(tmp_path / "run")] == list(range(0, step, 4))
+    use(monkeypatch, Reading())
+    assert run_training(config, tmp_path / "run", resume=True).finished
+    assert by_step(tmp_path / "run") == by_step(whole)
+
+
 @pytest.mark.parametrize(("setting", "call"), [("always", 2), ("always", 4), ("never", 3)])
 def test_a_score_that_cannot_be_measured_stops_the_run_which_is_saved(
     tmp_path, shards, whole, monkeypatch, setting, call, caplog
@@ -792,7 +816,9 @@ def test_a_signal_stop_ends_with_the_verdict_and_a_resume_repeats_it(tmp_path, s
     assert verdict_of(read_json(find_checkpoint(tmp_path / "run") / "state.json")) is not None
 
 
-@pytest.mark.parametrize(("call", "said"), [(1, "the next step"), (2, "this score"), (None, "this step")])
+@pytest.mark.parametrize(
+    ("call", "said"), [(1, "this batch of images"), (2, "this batch of images"), (None, "this step")]
+)
 def test_ctrl_c_says_what_ends_before_the_run_is_saved(tmp_path, shards, monkeypatch, caplog, call, said):
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.default_int_handler)  # also in a background job
 

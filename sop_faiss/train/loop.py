@@ -116,8 +116,8 @@ def train_steps(
         stage: announces filling the memories, each score between the steps, and the steps themselves.
 
     Returns:
-        True when the last step is done (the end, or `train.stop_after_steps`); False when a signal stopped the run
-        before it.
+        True when the last step is done (the end, or `train.stop_after_steps`) and scored; False when a signal stopped
+        the run before.
 
     Raises:
         RunStoppedError: a number is not finite, or an alarm stopped the run (train.stop_on).
@@ -136,6 +136,10 @@ def train_steps(
         closing.callback(saver.close)
         closing.callback(scoring.close)
         _before_first_step(state, batches, scoring, saver, stage)
+        if stop.anywhere(state.device):  # by then a fresh run has nothing to save
+            if state.step > 0:
+                saver.save(wait=True)
+            return False
         show = closing.enter_context(steps_stage(stage, state.config, state.schedules.steps_per_epoch))
         limit.start()
         stop.saves_after = "this step"
@@ -159,7 +163,7 @@ def train_steps(
             if stopping:
                 distributed.decide(scoring.raise_failure)
             if stopping or at_end:
-                return at_end
+                return at_end and distributed.decide(lambda: state.scores.measured is None)
         return True
 
 

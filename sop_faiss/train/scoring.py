@@ -128,7 +128,9 @@ class Scoring:
             history.measured = Measured(step, self._state.teacher)
         self._expect()
         if history.measured is not None:
-            self._keep(evaluate(history.measured.teacher, self._announce))
+            scores = self._measured_now(evaluate)
+            if scores is not None:
+                self._keep(scores)
 
     def _expect(self) -> None:
         """Fit the intervals to the number of scores; while that is not known, to one."""
@@ -157,9 +159,7 @@ class Scoring:
         teacher, at_end = self._state.teacher, self._state.step == self._state.last_step
         if not self._background or at_end:
             self._state.scores.measured = Measured(self._state.step, teacher)
-            before, self._stop.saves_after = self._stop.saves_after, "this score"
-            self._take(lambda: evaluate(teacher, self._announce))
-            self._stop.saves_after = before
+            self._take(lambda: self._measured_now(evaluate))
             return
         frozen = copy.deepcopy(teacher)
         frozen.backbone.register_forward_pre_hook(self._end_if_closed)
@@ -167,6 +167,24 @@ class Scoring:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "scores", initializer=self._choose_device)
         self._pending = self._thread.submit(evaluate, frozen, unannounced)
+
+    def _measured_now(self, evaluate: Evaluation) -> Mapping[str, Score] | None:
+        """Score the teacher that waits; None if the run is asked to stop meanwhile, so that a resumed run measures."""
+        measured = self._state.scores.measured
+        assert measured is not None
+        hook = measured.teacher.backbone.register_forward_pre_hook(self._end_if_stopped)
+        before, self._stop.saves_after = self._stop.saves_after, "this batch of images"
+        try:
+            return evaluate(measured.teacher, self._announce)
+        except _NoLongerWanted:
+            return None
+        finally:
+            hook.remove()
+            self._stop.saves_after = before
+
+    def _end_if_stopped(self, *_: Any) -> None:
+        if self._stop.requested:
+            raise _NoLongerWanted
 
     def _announce(self) -> AbstractContextManager[ProgressCallback]:
         measured = self._state.scores.measured
@@ -182,10 +200,12 @@ class Scoring:
         if self._closed:
             raise _NoLongerWanted
 
-    def _take(self, outcome: Callable[[], Mapping[str, Score]]) -> None:
+    def _take(self, outcome: Callable[[], Mapping[str, Score] | None]) -> None:
         self._pending = None
         try:
-            self._keep(outcome())
+            scores = outcome()
+            if scores is not None:
+                self._keep(scores)
         except Exception as error:
             self._failure, self._stop.requested = error, True
             step = self._state.step

@@ -39,6 +39,8 @@ class StopRequest:
         self._interrupted_at: float | None = None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            _log.warning("%s: saving after %s", signal.Signals(number).name, self.saves_after)
         self.requested = True
 
     def _note_interrupt(self, number: int, frame: FrameType | None) -> None:

@@ -86,7 +86,7 @@ def run_training(
         keep_freed_memory()
     lock = RunLock(output)
     try:
-        request = StopRequest("the next step", saves_on_interrupt=saves_on_interrupt)
+        request = StopRequest("the start", saves_on_interrupt=saves_on_interrupt)
         with explain_full_disk(output), request.listening() as stop:
             config = resolve_init(config, stored_config(output) if resume else None)
             checkpoint = distributed.decide(lambda: prepare_run(output, config, resume, lock))
