@@ -1,4 +1,4 @@
-# The two commands of the project: `make demo` and `make test`. Each sets up .venv first if it is missing.
+# The main commands are `make setup`, `make demo` and `make test`. Each sets up .venv first if it is missing.
 
 PYTHON   ?= python3
 VENV     := .venv
@@ -21,6 +21,7 @@ $(FOR_USE) $(FOR_TEST): pyproject.toml constraints.txt
 	@echo "installing .[$(EXTRAS)] into $(VENV) (some minutes the first time: torch is large)"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $(FOR_USE) $@
+	@echo "installed; in every new shell: . $(BIN)/activate"
 
 # make demo            built-in photos
 # make demo IMAGES=dir your own images, no labels needed

@@ -116,7 +116,7 @@ def _print(index: FeatureIndex, groups: Sequence[DuplicateGroup], threshold: flo
     counted_groups = f"{len(groups):,} {'group' if len(groups) == 1 else 'groups'}"
     click.echo(f"{alike:,} of {len(index):,} images are in {counted_groups}, by similarities of {threshold:g} or more")
     kinds = Counter(group.kind for group in groups)
-    counts = ", ".join(f"{kinds[kind]:,} {name}" for kind, name in KINDS.items() if kinds[kind])
+    counts = ", ".join(f"{name} in {kinds[kind]:,}" for kind, name in KINDS.items() if kinds[kind])
     click.echo(f"groups by the bytes of their files: {counts}")
     for group in groups[:_SHOWN_GROUPS]:
         keys = [one_line(index.ids.keys[row]) for row in group.rows[:_SHOWN_KEYS].tolist()]

@@ -33,6 +33,7 @@ def refuse_empty(ctx: click.Context, param: click.Parameter, value: str | None) 
 force_option = click.option(
     "--force",
     is_flag=True,
-    help="Let a result file replace any file that is not read, also in a store, index, shard folder, run or export.",
+    help="Overwrite files that no command of this package wrote, or that lie in a store, index, shard folder, run or "
+    "export; never a file that is read.",
 )
 """Give a click command `force: bool`, for `check_outputs`."""

@@ -168,7 +168,7 @@ def main(
         result = run_training(resolved, output, resume=resume)
     else:
         result = run_training(resolved, output, resume=resume, stage=progress_reporter)
-        click.echo(_text(result, output, resolved.data.train, resolved.model.init), err=True)
+        click.echo(_text(result, output, resolved), err=True)
         if as_json:  # after all lines for people
             click.echo(json.dumps(_summary(result, output)))
     if not result.finished:
@@ -205,22 +205,24 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _text(result: TrainingResult, output: Path, data: str, init: str) -> str:
+def _text(result: TrainingResult, output: Path, config: Config) -> str:
     """Return the end of the run for people, with the command that comes next."""
     from sop_faiss.model.encoders.packaged import PACKAGED, PACKAGED_POOLING, PACKAGED_SIZE
     from sop_faiss.train.verdict import Outcome
 
-    of_all = "" if result.steps is None else f" of {result.steps:,}"
-    reached = f"{result.step:,}{of_all} steps; saved in {output}; "
+    last = config.train.stop_after_steps or result.steps
+    of_all = "" if last is None else f" of {last:,}"
+    saved = f"saved in {output}; " if result.step else ""
+    reached = f"{result.step:,}{of_all} steps; {saved}"
     if not result.finished:
         return one_line(f"{reached}stopped by a signal: continue with the same command and --resume")
     if result.last_metrics.get("verdict") not in (None, Outcome.BEAT):
         reached += "training was not shown to help: keep the index that you have; without one, "
     model = output if result.last_metrics.get("kept_step") in (None, result.step) else output / "best"
     # as good or better after training than the run's own (docs/own_photos.md), and without training the same encoder
-    seen = ["--size", str(PACKAGED_SIZE), "--pooling", PACKAGED_POOLING] if init in PACKAGED else []
+    seen = ["--size", str(PACKAGED_SIZE), "--pooling", PACKAGED_POOLING] if config.model.init in PACKAGED else []
     index = f"{real_path(output).name}.index"
-    build = ["sop-index", "build", "--model", str(model), *seen, "--data", _unpacked(data), "--out", index]
+    build = ["sop-index", "build", "--model", str(model), *seen, "--data", _unpacked(config.data.train), "--out", index]
     return one_line(f"{reached}next: {shlex.join(build)}")
 
 

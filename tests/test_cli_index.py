@@ -194,7 +194,9 @@ def test_search_by_a_folder_marks_right_and_wrong(place: Path, tmp_path: Path) -
         assert sum(neighbor["right"] for neighbor in query["neighbors"]) == (0 if query["label"] == "zebra" else 4)
     assert result.stderr.endswith(f"page: {page}\n") and "JSON" not in result.stderr
     html = page.read_text()
-    assert html.count("<article") == 3 and html.count('<li class="hit right"') == 8 and "4 of 12 right" in html
+    assert (
+        html.count("<article") == 3 and html.count('<li class="hit right"') == 8 and "4 of 12 shown are right" in html
+    )
     assert html.count("data:image/jpeg") == 3 + 36 and 'class="problem"' not in html
     words = ("search", place / "photos.index", "--data", tmp_path / "queries", "--model", place / "run")
     marked = invoke(*words, "--by-label", ok=True).stdout

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sop_faiss.cli.train import _text, main
-from sop_faiss.config import config_summary, packaged_configs
+from sop_faiss.config import Config, DataConfig, ModelConfig, config_summary, packaged_configs
 from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from sop_faiss.train.log.monitor import read_metrics
 from sop_faiss.verbs.training.train import TrainingResult
@@ -81,7 +81,7 @@ def test_train_then_resume_to_the_end(tmp_path, config, shards):
     for name in ("loss", "loss_cls", "learning_rate"):
         assert summary[name] == pytest.approx(last[name], rel=5e-6) and len(f"{summary[name]:.15g}") <= 12
     build = f"sop-index build --model {tmp_path / 'run'} --data {shards} --out run.index"
-    assert first.stderr.endswith(f"2 of 4 steps; saved in {tmp_path / 'run'}; next: {build}\n")
+    assert first.stderr.endswith(f"2 of 2 steps; saved in {tmp_path / 'run'}; next: {build}\n")
     second = run(*common, "--resume", "train.log_every_steps=3")
     summary = json.loads(second.stdout)
     assert (summary["finished"], summary["step"], summary["steps"]) == (True, 4, 4)
@@ -107,17 +107,21 @@ def test_the_work_before_and_between_the_steps_is_reported(tmp_path, config, sha
     assert (last["step"], last["steps"], last["best_step"]) == (1, 2, 1) and last["verdict"]
 
 
+def settings(data: str, init: str = "") -> Config:
+    return Config(data=DataConfig(train=data), model=ModelConfig(init=init))
+
+
 @pytest.mark.parametrize(("kept_step", "model"), [(None, "run"), (0, "run/best"), (4, "run"), (3, "run/best")])
 def test_the_next_command_takes_the_best_teacher(kept_step, model):
     scores = {} if kept_step is None else {"kept_step": kept_step}
-    said = _text(TrainingResult(True, 4, 4, scores), RUN, "shards", "")
+    said = _text(TrainingResult(True, 4, 4, scores), RUN, settings("shards"))
     assert f"; next: sop-index build --model {model} --data" in said
 
 
 def test_the_next_command_has_the_size_and_pooling_of_the_packaged_encoder_that_the_run_started_from():
     for init, seen in (("lite1", "--size 288 --pooling gem "), ("timm:resnet50", ""), ("", "")):
         assert f"next: sop-index build --model run {seen}--data s" in _text(
-            TrainingResult(True, 4, 4, {}), RUN, "s", init
+            TrainingResult(True, 4, 4, {}), RUN, settings("s", init)
         )
 
 
@@ -127,7 +131,7 @@ def test_the_next_command_has_the_size_and_pooling_of_the_packaged_encoder_that_
 )
 def test_a_training_that_was_not_shown_to_help_does_not_advise_another_index(verdict, kept):
     scores = {"verdict": verdict, "kept_step": 0}
-    said = _text(TrainingResult(True, 4, 4, scores), RUN, "shards", "lite0")
+    said = _text(TrainingResult(True, 4, 4, scores), RUN, settings("shards", "lite0"))
     assert (
         "training was not shown to help: keep the index that you have; without one, next: sop-index" in said
     ) == kept
@@ -148,10 +152,10 @@ def test_the_next_command_takes_the_folder_that_shards_were_packed_from(tmp_path
         (tmp_path / "photos").mkdir(exist_ok=True)
         manifest = tmp_path / "shards" / "manifest.json"
         manifest.unlink(missing_ok=True) if text is None else manifest.write_text(text)
-        said = _text(TrainingResult(True, 4, 4, {}), RUN, "shards/", "")
+        said = _text(TrainingResult(True, 4, 4, {}), RUN, settings("shards/"))
         assert f"--data {named} --out" in said
     for data in ("shards/photos-*.tar", "photos-{000..012}.tar", "https://host/photos.tar"):
-        assert data in _text(TrainingResult(True, 4, 4, {}), RUN, data, "")
+        assert data in _text(TrainingResult(True, 4, 4, {}), RUN, settings(data))
 
 
 def test_dry_run_prints_and_writes_nothing(tmp_path, config, shards):

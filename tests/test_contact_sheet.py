@@ -66,7 +66,7 @@ def test_strips_hits_and_marks(tmp_path: Path) -> None:
         "about",
         "made by hand",
         "AP 43.2 %",
-        "1 of 2 right",
+        "1 of 2 shown are right",
         "first",
         "hit 2",
         "class 2",

@@ -137,7 +137,7 @@ def _work(
     """Run in a new process: make the values requested, until None is requested or the pipe ends."""
     global _this_worker
     _this_worker = place
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     for other in inherited:  # otherwise these processes would keep each other's pipes open

@@ -236,7 +236,7 @@ def _show_strip(strip: Strip, thumbnails: dict[int, Thumbnail]) -> dict[str, Any
         "short": len(strip.hits) <= _SHORT_STRIP,
         "note": strip.note,
         "empty": strip.empty,
-        "score": f"{right} of {len(judged)} right" if judged else "",
+        "score": f"{right} of {len(judged)} shown are right" if judged else "",
         "hits": [
             _show_image(hit.image, thumbnails, number in marked)
             | {"similarity": similarity, "verdict": hit.verdict.value if hit.verdict else "", "note": hit.note}

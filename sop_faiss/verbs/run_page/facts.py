@@ -53,9 +53,9 @@ def _of_all(config: Config, step: float, epoch: float | None) -> str:
     """Say the total number of steps, if it follows from step and epoch."""
     if not epoch or not step:
         return ""
-    total = f" of {max(1, round(config.train.epochs * step / epoch)):,}"
+    total = max(1, round(config.train.epochs * step / epoch))
     stop = config.train.stop_after_steps
-    return f"{total} (to stop after {stop:,})" if stop else total
+    return f" of {total:,}" + (f" (to stop after {stop:,})" if 0 < stop < total else "")
 
 
 def _last(curves: Mapping[str, Curve], key: str) -> float | None:
