@@ -85,9 +85,9 @@ def main(folder: Path, tokens: Path, sizes: tuple[int, ...]) -> None:
         make(folder, tokens)
     try:
         kept = dict(np.load(tokens))
-    except (ValueError, zipfile.BadZipFile):
+        stored, cuts = kept["database_tokens"], np.cumsum(kept["database_counts"])[:-1]
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile):
         raise DataError(f"{tokens} is damaged, or of another kind: remove it, and it is made again") from None
-    stored, cuts = kept["database_tokens"], np.cumsum(kept["database_counts"])[:-1]
     exact = precisions(kept, np.split(stored, cuts))
     norms = np.linalg.norm(stored.astype(np.float32), axis=1, keepdims=True)
     directions = stored.astype(np.float32) / np.maximum(norms, 1e-12)

@@ -210,7 +210,7 @@ def _text(result: TrainingResult, output: Path, config: Config) -> str:
     from sop_faiss.model.encoders.packaged import PACKAGED, PACKAGED_POOLING, PACKAGED_SIZE
     from sop_faiss.train.verdict import Outcome
 
-    last = config.train.stop_after_steps or result.steps
+    last = min(filter(None, (config.train.stop_after_steps, result.steps)), default=None)
     of_all = "" if last is None else f" of {last:,}"
     saved = f"saved in {output}; " if result.step else ""
     reached = f"{result.step:,}{of_all} steps; {saved}"

@@ -226,7 +226,10 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             point.
         OSError: the folder cannot be written, or the disk is full; the error names `path`, or the file in it.
     """
-    (require_replaceable if overwrite else refuse_occupied)(path)
+    if overwrite:
+        require_replaceable(path)
+    else:
+        refuse_occupied(path)
     path = led_to(path)
     temporary, descriptor = _make_temporary(path, Path.mkdir)
     with _errors_name(path, temporary):
@@ -243,12 +246,21 @@ def atomic_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
             sync_directory(temporary)
             if overwrite:
                 _put_in_place(temporary, path)
-            else:  # fails if another process has filled it since
-                temporary.rename(path)
+            else:
+                _rename_to_free(temporary, path)
             sync_directory(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(descriptor)
+
+
+def _rename_to_free(temporary: Path, path: Path) -> None:
+    """Rename a directory to `path`, unless another process has filled it since."""
+    try:
+        temporary.rename(path)
+    except OSError:
+        refuse_occupied(path)
+        raise
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
@@ -262,7 +274,9 @@ def _put_in_place(temporary: Path, path: Path) -> None:
             path.rename(aside)
             temporary.rename(path)
         except BaseException:  # Ctrl-C, too
-            if aside.exists() and not path.exists():
+            if path.exists():
+                shutil.rmtree(aside, ignore_errors=True)
+            else:
                 aside.rename(path)
             raise
         sync_directory(path.parent)

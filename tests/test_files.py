@@ -320,7 +320,7 @@ def test_a_directory_that_cannot_be_replaced_stays(tmp_path, monkeypatch, stoppe
 
 
 def test_what_another_process_has_written_meanwhile_stays(tmp_path):
-    with pytest.raises(OSError, match="not empty"), atomic_directory(tmp_path / "out") as temporary:
+    with pytest.raises(SopError, match="not empty: choose"), atomic_directory(tmp_path / "out") as temporary:
         (temporary / "a").write_text("ours")
         with atomic_directory(tmp_path / "out") as other:
             (other / "a").write_text("theirs")

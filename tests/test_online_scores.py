@@ -472,7 +472,7 @@ def test_a_signal_ends_a_score_between_the_steps(tmp_path, shards, whole, monkey
     with contextlib.suppress(KeyboardInterrupt):
         stopped = run_training(config, tmp_path / "run")
         assert number == signal.SIGTERM and not stopped.finished and stopped.step == step
-    assert any("saving after this batch of images" in message for message in caplog.messages)
+    assert any("after this batch of images" in message for message in caplog.messages)
     assert [line["step"] for line in score_lines(tmp_path / "run")] == list(range(0, step, 4))
     use(monkeypatch, Reading())
     assert run_training(config, tmp_path / "run", resume=True).finished

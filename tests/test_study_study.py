@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from sop_faiss.verbs.study import study as verb
 from sop_faiss.verbs.study.clock import StepClock
 from sop_faiss.verbs.study.folder import StudyFolder
 from sop_faiss.verbs.study.one_run import run_one
+from sop_faiss.verbs.study.plan import arm_configs, check_arms
 from sop_faiss.verbs.study.study import StudyResult, Where, run_study
 from sop_faiss.verbs.study.study_page import short_commit
 from tests.images import write_folder
@@ -335,6 +337,41 @@ def test_bad_studies_are_refused_before_anything_is_written(tmp_path, images, ma
     with pytest.raises(ConfigError) as error:
         run(study_file(tmp_path, images), tmp_path / "out", compare="tasks=9")
     assert error.value.arguments == ("compare",)
+
+
+def test_arms_are_checked_unless_what_they_start_from_is_gone_or_not_made_yet(tmp_path, images):
+    def later(*arms: str, init: str = "", seeds: Sequence[int] = (0,)) -> list[bool]:
+        study = load_study(study_file(tmp_path, images, seeds=list(seeds)))
+        return [StudyFolder(tmp_path / "out").starts_later(arm, study, init) for arm in arms]
+
+    (tmp_path / "out" / "runs" / "a" / "seed_0").mkdir(parents=True)
+    assert later("a", "b") == [True, False]
+    assert later("a", "b", seeds=(0, 1)) == [False, False]
+    assert later("b", init=str(tmp_path / "out" / "runs" / "a" / "seed_1")) == [True]
+    assert later("b", init=str(tmp_path / "out" / "runs" / "a" / "seed_0")) == [False]
+    assert later("b", init=str(tmp_path / "gone")) == [False]
+
+
+def test_what_an_unchecked_arm_has_in_common_with_another_is_checked(tmp_path, images):
+    study = load_study(
+        study_file(
+            tmp_path,
+            images,
+            axes={"sop.cls.tasks": [1, 2]},
+            settings={**SMALL, "data.train": str(images), "model.init": "gone"},
+        )
+    )
+    arms = arm_configs(study)
+    first, second = arms
+    with pytest.raises(ConfigError, match=f"arm {second}: .*gone"):
+        check_arms(arms, {first})
+
+
+def test_arms_with_low_rank_additions_are_checked(tmp_path, images):
+    small = {"data.train": str(images), "sop.cls.num_anchors": 4, "train.batch_size": 4, "evaluate.every_steps": 0}
+    changes = {"base": "continue_conv", "settings": small, "axes": {"model.lora.rank": [0, 2]}, "final": None}
+    study = load_study(study_file(tmp_path, images, **changes))
+    assert len(check_arms(arm_configs(study))) == 2
 
 
 def test_another_study_in_the_directory_loses_nothing(whole, tmp_path, images, made):

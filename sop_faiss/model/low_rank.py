@@ -6,6 +6,7 @@ gets the sum: some layers of timm, and the last block of a ViT here, use it with
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -40,7 +41,8 @@ class LowRank(nn.Module):
 
     def forward(self, weight: Float[Tensor, "rows columns *ones"]) -> Float[Tensor, "rows columns *ones"]:
         """Return the sum, in the precision of the weight."""
-        with torch.autocast(weight.device.type, enabled=False):
+        on_meta = weight.device.type == "meta"  # shapes alone, which autocast does not know
+        with contextlib.nullcontext() if on_meta else torch.autocast(weight.device.type, enabled=False):
             return torch.addmm(weight.flatten(1), self.up, self.down, alpha=self.scale).view_as(weight)
 
 

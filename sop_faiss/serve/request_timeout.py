@@ -27,6 +27,7 @@ class _PromptProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock with the connection; asyncio calls this."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # so that the clock is for every byte that waits
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -41,9 +42,21 @@ class _PromptProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the other clock when much of an answer waits to be read; asyncio calls this."""
+        """Start the other clock when bytes of an answer wait to be read; asyncio calls this."""
         super().pause_writing()
-        self._unread = self.loop.call_later(self.header_seconds, self.transport.abort)
+        self._await_reader(self.transport.get_write_buffer_size())
+
+    def _await_reader(self, waiting: int) -> None:
+        """Drop a client that takes nothing for as long; `waiting` bytes are not taken now."""
+
+        def look() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left >= waiting:
+                self.transport.abort()
+            else:
+                self._await_reader(left)
+
+        self._unread = self.loop.call_later(self.header_seconds, look)
 
     def resume_writing(self) -> None:
         """Stop that clock; asyncio calls this."""
@@ -51,10 +64,9 @@ class _PromptProtocol(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, unless an answer has begun; the application's goes nowhere. uvicorn calls this."""
+        """Refuse what is not HTTP, unless an answer has begun; the application's own is dropped. uvicorn calls this."""
         if self.cycle is not None:
             self.cycle.disconnected = True
-            self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:

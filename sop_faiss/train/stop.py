@@ -40,7 +40,7 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
-            _log.warning("%s: saving after %s", signal.Signals(number).name, self.saves_after)
+            _log.warning("%s: the run ends after %s", signal.Signals(number).name, self.saves_after)
         self.requested = True
 
     def _note_interrupt(self, number: int, frame: FrameType | None) -> None:

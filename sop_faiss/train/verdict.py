@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sop_faiss.bootstrap import Interval
 
-_WITHOUT_LABELS = "view_recall_at_1"  # named in `evaluate/view_recall_task.py`, which stands above
+_WITHOUT_LABELS = ("view_recall_at_1", "assignment_entropy")  # of `evaluate/view_recall_task.py`, which stands above
 _CAUTION = (
     "without labels this says that images are distinguished better, not that those of one kind are found together"
 )
@@ -80,5 +80,5 @@ def verdict_of(scores: Mapping[str, Any], heading: Callable[[str], str] = str) -
         Outcome.NOT_SHOWN: "no difference to step 0 is shown",
         Outcome.WORSE: "training is worse than step 0",
     }
-    caution = f"; {_CAUTION}" if metric == _WITHOUT_LABELS and outcome is Outcome.BEAT else ""
+    caution = f"; {_CAUTION}" if metric in _WITHOUT_LABELS and outcome is Outcome.BEAT else ""
     return Verdict(outcome, f"{said[outcome]}: {describe_difference(difference)}; {numbers}{caution}")

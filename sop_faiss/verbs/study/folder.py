@@ -14,6 +14,7 @@ from sop_faiss.config.study import StudyConfig, load_study
 from sop_faiss.errors import ConfigError, SopError
 from sop_faiss.files import read_json, write_file
 from sop_faiss.output_checks import refuse_occupied
+from sop_faiss.paths import real_path
 from sop_faiss.train.checkpoints.run_lock import LOCK_NAME, RunLock
 from sop_faiss.verbs.study.plan import PlannedRun
 
@@ -84,9 +85,11 @@ class StudyFolder:
         content = _read_whole(self.probe(arm), _is_probe, "the speed is measured again")
         return float(content["seconds_per_step"])
 
-    def has_begun(self, arm: str) -> bool:
-        """Return whether a run of an arm was started."""
-        return any((self.root / "runs" / arm).glob("seed_*/"))
+    def starts_later(self, arm: str, study: StudyConfig, init: str) -> bool:
+        """Return whether an arm is checked by its runs: all have begun, or it starts from one that is not made yet."""
+        have_begun = all((self.root / "runs" / arm / f"seed_{seed}").is_dir() for seed in study.seeds)
+        start = real_path(init)
+        return have_begun or (start.is_relative_to(real_path(self.root / "runs")) and not start.exists())
 
     def is_done(self, name: str) -> bool:
         """Return whether a run has ended as it should."""

@@ -78,14 +78,14 @@ def _config_of(study: StudyConfig, arm: Arm, seed: int) -> Config:
         raise ConfigError(str(error) if named else f"arm {arm.name}: {error}") from None
 
 
-def check_arms(configs: Mapping[str, Config], begun: Collection[str] = ()) -> dict[str, int]:
+def check_arms(configs: Mapping[str, Config], later: Collection[str] = ()) -> dict[str, int]:
     """Check what a run of each arm would refuse when it starts: its network, its images, its scores.
 
     Networks are built without memory for weights, and what several arms share is checked once.
 
     Args:
         configs: what `arm_configs` returns.
-        begun: arms whose images alone are opened: they were checked, and the run of their `model.init` may be gone.
+        later: arms whose images alone are opened: what they start from is gone, or not made yet.
 
     Returns:
         The number of training images of each arm.
@@ -104,12 +104,12 @@ def check_arms(configs: Mapping[str, Config], begun: Collection[str] = ()) -> di
             if data not in opened:
                 opened[data] = open_training_images(config)
             counts[name] = len(opened[data][1])
-            if name not in begun and key not in checked:
+            if name not in later and key not in checked:
                 _check_start(config, *opened[data])
+                checked.add(key)
         except SopError as error:
             kind = DataError if isinstance(error, DataError) else ConfigError
             raise kind(f"arm {name}: {error}") from None
-        checked.add(key)
     return counts
 
 

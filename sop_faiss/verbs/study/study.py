@@ -94,7 +94,7 @@ def run_study(
     folder.check(study)
     if makes_data and not (out / "data").exists():
         write_digits(out / "data")
-    images = check_arms(arms, {name for name in arms if folder.has_begun(name)})
+    images = check_arms(arms, {name for name, arm in arms.items() if folder.starts_later(name, study, arm.model.init)})
     runs = None if study.budget.minutes else plan_runs(study, arms, images)
     open_final_tasks(study.final, next(iter(arms.values())))
     lock = folder.open(study)
