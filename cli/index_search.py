@@ -161,6 +161,10 @@ def search_command(
         *(k, threshold, images_root, extraction, where, table, unique, together, minus), rerank=rerank, box=part
     )
     opened = _opened(index, verify, parts)
+    if explain is not None:
+        from sop_faiss.index.rerank.token_store import TokenStore
+
+        TokenStore.open(opened)  # refused before any image is encoded
     with progress_reporter("embedding", "images") as progress:
         result = search_index(
             opened,

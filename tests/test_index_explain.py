@@ -27,6 +27,7 @@ def test_what_is_drawn_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     invoke("build", tmp_path / "photos", "--model", tmp_path / "run", "--out", index)
     words = ("search", index, query, "--explain", out)
     assert "no tokens" in command_fails(main, *words)
+    assert "no tokens" in command_fails(main, "search", index, tmp_path / "gone.jpg", "--explain", out)  # before work
     invoke("tokens", index)
     invoke(*words, "-k", 2)
     assert out.read_bytes().startswith(b"\x89PNG")
