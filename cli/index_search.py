@@ -22,6 +22,7 @@ from sop_faiss.verbs.output_paths import STDOUT, check_outputs, encoder_files, s
 if TYPE_CHECKING:
     from sop_faiss.index.images import IndexImages
     from sop_faiss.index.rerank.settings import Rerank
+    from sop_faiss.index.rerank.token_store import TokenStore
     from sop_faiss.index.search import FeatureIndex
     from sop_faiss.verbs.finding.index_search import SearchOptions
     from sop_faiss.verbs.finding.search_result import SearchResult
@@ -161,10 +162,7 @@ def search_command(
         *(k, threshold, images_root, extraction, where, table, unique, together, minus), rerank=rerank, box=part
     )
     opened = _opened(index, verify, parts)
-    if explain is not None:
-        from sop_faiss.index.rerank.token_store import TokenStore
-
-        TokenStore.open(opened)  # refused before any image is encoded
+    tokens = None if explain is None else _tokens(opened)  # refused before any image is encoded
     with progress_reporter("embedding", "images") as progress:
         result = search_index(
             opened,
@@ -177,7 +175,7 @@ def search_command(
             progress=progress,
         )
     files = _Files(json_file, csv_file, html_file, explain)
-    _write(files, opened, encoder, result, options, _asked(index, opened, options, box), by_label)
+    _write(files, opened, tokens, encoder, result, options, _asked(index, opened, options, box), by_label)
     if unique is not None:
         folded = sum(len(found.folded or ()) for query in result.queries for found in query.found)
         click.echo(f"folded: {folded:,} near-duplicates of neighbors", err=True)
@@ -197,6 +195,7 @@ class _Files(NamedTuple):
 def _write(
     files: _Files,
     opened: FeatureIndex,
+    tokens: TokenStore | None,
     encoder: EncoderSpec | None,
     result: SearchResult,
     options: SearchOptions,
@@ -208,10 +207,10 @@ def _write(
     from sop_faiss.verbs.finding.search_output import as_csv, as_records, write_search_csv, write_search_page
 
     places = index_images(opened, options.images_root)
-    if files.explain is not None:
+    if files.explain is not None and tokens is not None:
         from sop_faiss.verbs.finding.index_explain import draw_explanation
 
-        write_file(files.explain, draw_explanation(opened, encoder, result, places))
+        write_file(files.explain, draw_explanation(opened, tokens, encoder, result, places))
     if files.csv == STDOUT:
         click.echo(for_stdout(as_csv(result, places)), nl=False)
     elif files.csv is not None:
@@ -243,6 +242,12 @@ def _opened(index: Path, verify: str, parts: bool) -> FeatureIndex:
     if verify == "sizes":
         click.echo("the vectors' bytes were not verified, only their length", err=True)
     return opened.with_parts(verify=verify) if parts else opened
+
+
+def _tokens(opened: FeatureIndex) -> TokenStore:
+    from sop_faiss.index.rerank.token_store import TokenStore
+
+    return TokenStore.open(opened)
 
 
 def _asked(index: Path, opened: FeatureIndex, options: SearchOptions, box: str | None) -> dict[str, Any]:

@@ -15,20 +15,21 @@ _SHOWN = 5
 
 
 def draw_explanation(
-    index: FeatureIndex, encoder: EncoderSpec | None, result: SearchResult, images: IndexImages
+    index: FeatureIndex, tokens: TokenStore, encoder: EncoderSpec | None, result: SearchResult, images: IndexImages
 ) -> bytes:
     """Draw a query and its first five neighbors, each with what its parts add to their local score, as a PNG.
 
     Args:
-        index: with tokens, whose whitening is used.
+        index: the one that was searched.
+        tokens: of the index; their whitening is used.
         encoder: another way to open the index's encoder; None: as the index remembers.
         result: of a search by one query.
         images: of the index.
 
     Raises:
-        ConfigError: there are several queries, or nothing was found, or the index has no tokens.
+        ConfigError: there are several queries, or nothing was found.
         DataError: an image cannot be read.
-        SopError: as `TokenStore.open` and `encoder_of_index`.
+        SopError: as `encoder_of_index`.
     """
     if len(result.queries) != 1 or not result.queries[0].found:
         answered = sum(bool(query.found) for query in result.queries)
@@ -38,7 +39,7 @@ def draw_explanation(
     if result.combined > 1:
         raise ConfigError(f"`explain` draws one image, and this query is of {result.combined}: search by each alone")
     query = result.queries[0]
-    tokenizer = TokenStore.open(index).tokenizer(encoder_of_index(index, encoder))
+    tokenizer = tokens.tokenizer(encoder_of_index(index, encoder))
     first = tokenizer.seen(query.read(), query.key)
     rows = []
     for found in query.found[:_SHOWN]:
